@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 JOB = "mqd"  # of the scrape configuration
+CLUSTER = "cluster"  # the label of its targets that tells clusters apart
 
 
 class Alert(NamedTuple):
@@ -46,7 +47,7 @@ ALERTS = (
     ),
     Alert(
         "MqdPartitionsWithoutLeader",
-        "max(mqd_cluster_partitions_without_leader) > 0",
+        f"max by ({CLUSTER}) (mqd_cluster_partitions_without_leader) > 0",
         "30s",
         True,
         "{{ $value }} partitions have no leader: they can be neither written nor read",
@@ -81,14 +82,14 @@ ALERTS = (
     ),
     Alert(
         "MqdNoActiveController",
-        "sum(mqd_cluster_active_controller) != 1",
+        f"sum by ({CLUSTER}) (mqd_cluster_active_controller) != 1",
         "1m",
         True,
         "{{ $value }} active controllers: topics, leaders and members cannot change",
     ),
     Alert(
         "MqdBrokerFenced",
-        'max(mqd_cluster_brokers{state="fenced"}) > 0',
+        f'max by ({CLUSTER}) (mqd_cluster_brokers{{state="fenced"}}) > 0',
         "5m",
         False,
         "{{ $value }} brokers of the cluster are fenced",
@@ -159,7 +160,7 @@ ALERTS = (
     ),
     Alert(
         "MqdConsumerBehind",
-        "max by (consumergroup, topic) (mqd_consumergroup_lag_seconds) > 600",
+        f"max by ({CLUSTER}, consumergroup, topic) (mqd_consumergroup_lag_seconds) > 600",
         "5m",
         False,
         "Group {{ $labels.consumergroup }} is {{ $value | humanizeDuration }} behind in {{ $labels.topic }}",
@@ -176,14 +177,14 @@ ALERTS = (
     ),
     Alert(
         "MqdDeadLettersWait",
-        "max by (group) (mqd_dead_letters_oldest_seconds) > 300",
+        f"max by ({CLUSTER}, group) (mqd_dead_letters_oldest_seconds) > 300",
         "1m",
         False,
         "Dead letters of share group {{ $labels.group }} have not been written for {{ $value | humanizeDuration }}",
     ),
     Alert(
         "MqdDeadLettersWritten",
-        "sum by (group) (increase(mqd_dead_letters_total[15m])) > 0",
+        f"sum by ({CLUSTER}, group) (increase(mqd_dead_letters_total[15m])) > 0",
         "0s",
         False,
         "Share group {{ $labels.group }} has given up {{ $value | humanize }} records in 15 minutes",
@@ -202,7 +203,7 @@ ALERTS = (
     ),
     Alert(
         "MqdRebalanceStuck",
-        "max by (consumergroup) (mqd_consumergroup_rebalance_seconds) > 120",
+        f"max by ({CLUSTER}, consumergroup) (mqd_consumergroup_rebalance_seconds) > 120",
         "1m",
         False,
         "Group {{ $labels.consumergroup }} has been rebalancing for {{ $value | humanizeDuration }}",

@@ -56,11 +56,16 @@ CLUSTER = Dashboard(
     "mqd: the cluster",
     (),
     (
-        Panel("Brokers in service", "none", (('max(mqd_cluster_brokers{state="in_service"})', ""),), is_state=True),
+        Panel(
+            "Brokers in service",
+            "none",
+            (('max by (cluster) (mqd_cluster_brokers{state="in_service"})', "{{cluster}}"),),
+            is_state=True,
+        ),
         Panel(
             "Partitions without a leader",
             "none",
-            (("max(mqd_cluster_partitions_without_leader)", ""),),
+            (("max by (cluster) (mqd_cluster_partitions_without_leader)", "{{cluster}}"),),
             "They can be neither written nor read.",
             (1, 1),
             True,
@@ -68,7 +73,7 @@ CLUSTER = Dashboard(
         Panel(
             "Partitions that refuse acks=all",
             "none",
-            (("sum(mqd_partitions_under_min_in_sync)", ""),),
+            (("sum by (cluster) (mqd_partitions_under_min_in_sync)", "{{cluster}}"),),
             "Fewer replicas in sync than min.insync.replicas.",
             (1, 1),
             True,
@@ -76,15 +81,22 @@ CLUSTER = Dashboard(
         Panel(
             "Partitions with replicas out of sync",
             "none",
-            (("sum(mqd_partitions_under_replicated)", ""),),
+            (("sum by (cluster) (mqd_partitions_under_replicated)", "{{cluster}}"),),
             limits=(1, 100),
             is_state=True,
         ),
-        Panel("Active controllers", "none", (("sum(mqd_cluster_active_controller)", ""),), "Always one.", None, True),
+        Panel(
+            "Active controllers",
+            "none",
+            (("sum by (cluster) (mqd_cluster_active_controller)", "{{cluster}}"),),
+            "Always one.",
+            None,
+            True,
+        ),
         Panel(
             "Unclean elections today",
             "none",
-            (("sum(increase(mqd_unclean_leader_elections_total[1d]))", ""),),
+            (("sum by (cluster) (increase(mqd_unclean_leader_elections_total[1d]))", "{{cluster}}"),),
             "Each lost acknowledged records.",
             (1, 1),
             True,
@@ -121,7 +133,7 @@ CLUSTER = Dashboard(
         Panel(
             "Elections of leaders",
             "cps",
-            (("max(rate(mqd_leader_elections_total[$__rate_interval]))", ""),),
+            (("max by (cluster) (rate(mqd_leader_elections_total[$__rate_interval]))", "{{cluster}}"),),
             "Some when a host leaves or is drained, none otherwise.",
         ),
         Panel(

@@ -10,15 +10,18 @@ from mqd.monitoring import alerts, dashboards
 RULES, SCRAPE = "mqd.rules.yml", "prometheus.yml"
 
 
-def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None) -> str:
-    """Prometheus' configuration. `ca`: the brokers' pages are served over TLS."""
+def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None, cluster: str | None = None) -> str:
+    """Prometheus' configuration. `ca`: the brokers' pages are served over TLS. `cluster`: a name that
+    tells its metrics from those of others.
+    """
+    labels = f", labels: {{{alerts.CLUSTER}: {json.dumps(cluster)}}}" if cluster else ""
     lines = [
         "global:",
         "  scrape_interval: 15s",
         f"rule_files: [{json.dumps(RULES)}]",
         "scrape_configs:",
         f"  - job_name: {alerts.JOB}",
-        f"    static_configs: [{{targets: {json.dumps(list(targets))}}}]",
+        f"    static_configs: [{{targets: {json.dumps(list(targets))}{labels}}}]",
     ]
     if ca is not None:
         lines += ["    scheme: https", f"    tls_config: {{ca_file: {json.dumps(str(ca.resolve()))}}}"]
@@ -42,10 +45,18 @@ def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None) -
 @click.option(
     "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="That of metrics.token.file."
 )
+@click.option("--cluster", metavar="NAME", help="Its name, if this Prometheus scrapes several clusters.")
 @click.option(
     "--runbook", default="docs/monitoring.md", show_default=True, help="Address of the page that alerts link to."
 )
-def command(directory: Path, targets: tuple[str, ...], ca: Path | None, token_file: Path | None, runbook: str) -> None:
+def command(
+    directory: Path,
+    targets: tuple[str, ...],
+    ca: Path | None,
+    token_file: Path | None,
+    cluster: str | None,
+    runbook: str,
+) -> None:
     """Write alerts for Prometheus and dashboards for Grafana.
 
     \b
@@ -55,7 +66,7 @@ def command(directory: Path, targets: tuple[str, ...], ca: Path | None, token_fi
     """
     (directory / "grafana").mkdir(parents=True, exist_ok=True)
     files = {
-        SCRAPE: scrape(targets, ca, token_file),
+        SCRAPE: scrape(targets, ca, token_file, cluster),
         RULES: alerts.rules(runbook),
         **{f"grafana/{board.uid}.json": dashboards.document(board) + "\n" for board in dashboards.DASHBOARDS},
     }

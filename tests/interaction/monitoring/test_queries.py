@@ -35,7 +35,7 @@ from tests.kafka_connection import KafkaConnection
 
 DESCRIBE_CLUSTER = 60
 TOPIC, GROUP, MOVED = "orders", "billing", "moved"
-_OF_PROMETHEUS = {"up", "instance", "job", "source"}
+_OF_PROMETHEUS = {"up", "instance", "job", "source", "cluster"}
 _SELECTOR = re.compile(r"([a-z_][a-z0-9_]*)\{([^}]*)\}")
 _GROUPING = re.compile(r"\b(?:by|without|on) \(([^)]*)\)")
 # families without samples on this broker: it has no certificate, no compacted topic, no dead

@@ -55,7 +55,11 @@ CASES = {
     "MqdInSyncSetsFlap": both("mqd_in_sync_shrinks_total", "0+2x80", "0+1x80"),
     "MqdNoActiveController": Case(
         {'mqd_cluster_active_controller{instance="a"}': "0x80", 'mqd_cluster_active_controller{instance="b"}': "0x80"},
-        {'mqd_cluster_active_controller{instance="a"}': "0x80", 'mqd_cluster_active_controller{instance="b"}': "1x80"},
+        {
+            'mqd_cluster_active_controller{instance="a"}': "0x80",
+            'mqd_cluster_active_controller{instance="b"}': "1x80",
+            'mqd_cluster_active_controller{instance="c",cluster="other"}': "1x80",
+        },
     ),
     "MqdBrokerFenced": both('mqd_cluster_brokers{state="fenced"}', "1x80", "0x80"),
     "MqdUncleanElection": both("mqd_unclean_leader_elections_total", "0x65 1x20", "1x80"),
@@ -165,7 +169,8 @@ def test_each_alert_fires_and_is_quiet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [[], ["--target", "a:9644", "--target", "b:9644", "--ca", "ca", "--token-file", "t"]]
+    "options",
+    [[], ["--target", "a:9644", "--target", "b:9644", "--ca", "ca", "--token-file", "t", "--cluster", 'it\'s "a"']],
 )
 def test_the_files_have_prometheus_format(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     from click.testing import CliRunner
