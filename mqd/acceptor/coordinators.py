@@ -237,7 +237,7 @@ class Coordinators:
     def on_worker_death(self, worker: int) -> None:
         self.log.on_owner_death(worker)
         for coordinator in self._each():
-            coordinator.look()
+            coordinator.check_partitions()
 
     def on_metadata(self, message: object) -> None:
         """Call it after the metadata has been updated."""
@@ -253,7 +253,7 @@ class Coordinators:
             self._forget_gone()  # before a client commits for a topic that was created again
         if any(self._concerns(part) for part in parts):
             for coordinator in self._each():
-                coordinator.look()
+                coordinator.check_partitions()
 
     def _concerns(self, message: object) -> bool:
         """Partitions of internal topics may have been added, removed or moved to another host."""

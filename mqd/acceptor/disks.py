@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mqd.base.blocking_pool import UnderWay, in_thread
+from mqd.base.blocking_pool import QueryProgress, in_thread
 
 READS_AT_ONCE = 4
 LOADS_AT_ONCE = 2
@@ -26,8 +26,8 @@ SILENT_S = 10.0  # a directory without progress for this long counts as not resp
 T = TypeVar("T")
 
 
-class _Work(UnderWay):
-    def __init__(self, work: Callable[[UnderWay], Any]) -> None:
+class _Work(QueryProgress):
+    def __init__(self, work: Callable[[QueryProgress], Any]) -> None:
         super().__init__()
         self.work = work
         self.response = asyncio.get_running_loop().create_future()
@@ -41,7 +41,7 @@ class _Directory:
         self._under_way: set[_Work] = set()
         self._waiting: dict[_Work, None] = {}
 
-    async def run(self, work: Callable[[UnderWay], T]) -> T:
+    async def run(self, work: Callable[[QueryProgress], T]) -> T:
         """Raises TimeoutError if the work, or all work ahead of it, has made no progress for
         SILENT_S.
         """
@@ -101,7 +101,7 @@ class Disks:
         """
         return await self._reads[log_dir].run(lambda _: work(*arguments))
 
-    async def load(self, log_dir: int, work: Callable[[UnderWay], T]) -> T:
+    async def load(self, log_dir: int, work: Callable[[QueryProgress], T]) -> T:
         """The same for long work, which reports its progress and when it no longer needs the
         directory. It waits for earlier work as long as that makes progress.
         """

@@ -42,8 +42,8 @@ def in_thread(query: Callable[[], T]) -> "asyncio.Future[T]":
     return response
 
 
-class UnderWay:
-    """Progress that a query reports from its thread, and that its caller checks."""
+class QueryProgress:
+    """The progress of a running query: reported from its thread, checked by its caller."""
 
     def __init__(self) -> None:
         self.stepped_s = time.monotonic()
@@ -52,12 +52,12 @@ class UnderWay:
     def step(self) -> None:
         self.stepped_s = time.monotonic()
 
-    def let_go(self) -> None:
+    def stop_timing(self) -> None:
         """The rest is the query's own work, and may take arbitrarily long."""
         self.stepped_s = math.inf
 
     async def ended(self, silent_s: float) -> bool:
-        """Returns False if it has made no progress for that long."""
+        """False: the query has made no progress for `silent_s`, and has not ended."""
         while not self.response.done():
             left_s = self.stepped_s + silent_s - time.monotonic()
             if left_s <= 0:
@@ -72,18 +72,18 @@ class BlockingQueries:
     """
 
     def __init__(self) -> None:
-        self._under_way: dict[Hashable, UnderWay] = {}
+        self._under_way: dict[Hashable, QueryProgress] = {}
 
     async def run(self, target: Hashable, query: Callable[[Callable[[], None]], T], silent_s: float) -> T:
         """`query` gets a function to call whenever it has made progress. Raises TimeoutError if
         `target` has made no progress for `silent_s`, counting the previous query too. RuntimeError:
         no thread can be started.
         """
-        # a finished one has no queue to wait in
+        # a query that has ended may still be listed
         while (before := self._under_way.get(target)) is not None and not before.response.done():
             if not await before.ended(silent_s):
                 raise TimeoutError(f"{target} does not respond")
-        mine = UnderWay()
+        mine = QueryProgress()
         mine.response = in_thread(lambda: query(mine.step))
         self._under_way[target] = mine  # only once it has a thread
         mine.response.add_done_callback(lambda _: self._forget(target, mine))
@@ -91,7 +91,7 @@ class BlockingQueries:
             raise TimeoutError(f"{target} does not respond")
         return mine.response.result()
 
-    def _forget(self, target: Hashable, done: UnderWay) -> None:
-        """The next one may have started already."""
+    def _forget(self, target: Hashable, done: QueryProgress) -> None:
+        """Keeps the target's next query, which may have started already."""
         if self._under_way.get(target) is done:
             del self._under_way[target]

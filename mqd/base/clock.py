@@ -14,7 +14,7 @@ def monotonic_ms() -> int:
 
 
 def seconds_to_tick(period_s: float) -> float:
-    """Until the next multiple of `period_s` on the monotonic clock. Periodic tasks that wait for it
+    """Seconds until the next multiple of `period_s` on the monotonic clock. Periodic tasks that wait for it
     wake an idle process once for all tasks, not once for each. Never less than a tenth of a period:
     a timer may fire a little early.
     """

@@ -1,7 +1,6 @@
 """The host's listeners for other hosts, the seeds of its cluster, and the cluster key.
 
-A host alone does not listen for others. It does so once cluster.seeds, controller.listener or
-inter.broker.listener is set.
+A host listens for others only if cluster.seeds, controller.listener or inter.broker.listener is set.
 """
 
 import os
@@ -73,7 +72,7 @@ def listens(config: Mapping[str, str]) -> bool:
     return any(config.get(name) for name in ("cluster.seeds", "controller.listener", "inter.broker.listener"))
 
 
-def _place(
+def _host_listener(
     config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, fallback_host: str, step: int
 ) -> HostListener:
     text = config.get(name)
@@ -115,7 +114,7 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
     advertised = advertised_listeners(config).get(clients.name)
     fallback_host = advertised.host if advertised is not None else ""
     return ClusterListeners(
-        _place(
+        _host_listener(
             config,
             "controller.listener",
             "advertised.controller.listener",
@@ -123,7 +122,7 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
             fallback_host,
             CONTROLLER_PORT_STEP,
         ),
-        _place(
+        _host_listener(
             config,
             "inter.broker.listener",
             "advertised.inter.broker.listener",
@@ -135,7 +134,7 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
 
 
 def check(config: Mapping[str, str]) -> None:
-    """Checks between properties. Raises ConfigError."""
+    """Checks that depend on several properties. Raises ConfigError."""
     seeds(config)
     places = cluster_listeners(config)
     for name, place in zip(("controller.listener", "inter.broker.listener"), places or (), strict=False):
@@ -167,12 +166,12 @@ def split_keys(content: bytes) -> list[bytes]:
 
 
 def load_key(config: Mapping[str, str]) -> bytes:
-    """The secret by which this host authenticates: the first of load_keys()."""
+    """The secret with which this host authenticates: the first of load_keys()."""
     return load_keys(config)[0]
 
 
 def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The cluster's secrets: this host authenticates by the first, and accepts all. LOOPBACK_KEY
+    """The cluster's secrets: this host authenticates with the first, and accepts all. LOOPBACK_KEY
     without a file. Raises ConfigError: unreadable, too short, or readable by other users of this
     machine.
     """

@@ -2,14 +2,14 @@
 copied to every host of the cluster.
 
     SECRET                          one key, as every release reads it
-    # keys of an mqd cluster, step 1      several: hosts authenticate by the first and accept all
+    # keys of an mqd cluster, step 1      several: hosts authenticate with the first and accept all
     OLD
     NEW
     # keys of an mqd cluster, step 2
     NEW
     OLD
 
-No step removes a key that a host one step behind still authenticates by, so the order in which
+No step removes a key that a host one step behind still authenticates with, so the order in which
 hosts get the file does not matter.
 """
 
@@ -30,7 +30,7 @@ def make(path: Path) -> None:
 
 def rotate(path: Path) -> int:
     """Takes the next step and returns its number; after the third the file has one key. Raises
-    OSError; ValueError if it is not such a file.
+    OSError; ValueError if it is not a key file.
     """
     content = path.read_bytes()
     keys = split_keys(content)

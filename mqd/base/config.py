@@ -20,7 +20,7 @@ import msgspec
 from mqd.base import cluster_config, dead_letters, deduplication, listeners, views
 from mqd.base.config_providers import PARAMETERS, PROVIDERS, Providers
 from mqd.base.fifo import FIFO, parse_fifo
-from mqd.base.kafka_names import ALIASES, ALREADY_SO, REFUSED
+from mqd.base.kafka_names import ALIASES, HARMLESS, REFUSED
 from mqd.base.offset_reset import parse_offset_reset
 from mqd.base.properties import BROKER as BROKER
 from mqd.base.properties import CLIENT_METRICS as CLIENT_METRICS
@@ -50,9 +50,6 @@ _ENVIRONMENT_ORIGIN = "environment variable "
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
 _ARENA_GRAIN_BYTES = 65536
 _LENGTH_WORD_BYTES = 4
-
-
-# -- one value -------------------------------------------------------------------------------------
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -160,13 +157,13 @@ def load_broker(
     secret_variables: set[str] | None = None,
 ) -> dict[str, str]:
     """A broker's complete configuration: every property with a value, in canonical text, references
-    resolved (config_providers.py), including the checks between properties.
+    resolved (config_providers.py), and cross-checked.
 
     `environment` is usually os.environ, `overrides` come from the command line, `defaults` from
-    `mqd up --secure`: everything else wins over them. Absent from the
-    result: properties without value and default (log.dirs, advertised.listeners,
-    log.retention.ms...). `secret_variables` gets the names of those variables of the environment
-    that sensitive values come from. Raises ConfigError, which says where the value was set.
+    `mqd up --secure`: everything else overrides them. Absent from the result: properties without
+    value and default (log.dirs, advertised.listeners, log.retention.ms...). `secret_variables` gets
+    the names of the environment variables that sensitive values come from. Raises ConfigError, which
+    says where the value was set.
     """
     config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
     chosen: dict[str, str] = {}
@@ -176,7 +173,7 @@ def load_broker(
     providers = _providers(sources, environment)
     for source in sources:
         for name, (text, origin) in source.items():
-            if ALREADY_SO.get(name) == text.strip() or name.startswith(PARAMETERS):
+            if HARMLESS.get(name) == text.strip() or name.startswith(PARAMETERS):
                 continue
             try:
                 prop = property_of(BROKER, ALIASES.get(name, name))
@@ -238,7 +235,7 @@ def without_effect(config: Mapping[str, str]) -> list[str]:
     )
 
 
-# -- checks between properties ---------------------------------------------------------------------
+# -- cross-checks ----------------------------------------------------------------------------------
 
 
 def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> None:
@@ -273,7 +270,7 @@ def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
     configured = int(config["min.insync.replicas"])
     _require(
         configured != 0,
-        "min.insync.replicas=0 cannot be: the leader itself counts; set it to 1 or more, or to -1",
+        "min.insync.replicas=0 is not allowed: the leader itself counts; set it to 1 or more, or to -1",
         "min.insync.replicas",
         config,
     )
@@ -286,10 +283,10 @@ def _check_replicas(config: Mapping[str, str], clustered: bool) -> None:
 
 
 def _check_flushed(config: Mapping[str, str], on_ack: str, messages: str, interval: str) -> None:
-    # records are not counted: without flush.on.ack the property would promise more than is done
+    # records are not counted, so without flush.on.ack the property would not be honoured
     _require(
         config[on_ack] == "true" or config[messages] == str(LONG_MAX),
-        f"{messages}={config[messages]} cannot be together with {on_ack}=false: records are not counted; set"
+        f"{messages}={config[messages]} cannot be combined with {on_ack}=false: records are not counted; set"
         f" {on_ack}=true, or {interval} instead",
         messages,
         config,
@@ -324,8 +321,8 @@ def _check_broker(config: Mapping[str, str]) -> None:
     free, reserve = int(config["retention.free.bytes"]), int(config["log.dirs.free.bytes.min"])
     _require(
         free < 0 or free > reserve,
-        f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: deleting would begin after Produce"
-        " is refused",
+        f"retention.free.bytes={free} must exceed log.dirs.free.bytes.min={reserve}: otherwise Produce is refused"
+        " before any record is deleted",
         "retention.free.bytes",
         config,
     )
@@ -444,7 +441,7 @@ _FALLBACKS: dict[str, _Scale] = {
 }
 
 
-def _of_broker(broker: Mapping[str, str], prop: Property) -> str:
+def _broker_default(broker: Mapping[str, str], prop: Property) -> str:
     for name, factor in _FALLBACKS.get(prop.name, ()):
         if name in broker:
             value = int(broker[name])
@@ -458,7 +455,7 @@ def topic_effective(broker: Mapping[str, str], topic: Mapping[str, str]) -> dict
     """Every property of a topic with its effective value. `broker` is the result of
     broker_effective (or load_broker), `topic` the topic's own settings.
     """
-    return {name: topic[name] if name in topic else _of_broker(broker, prop) for name, prop in TOPIC.items()}
+    return {name: topic[name] if name in topic else _broker_default(broker, prop) for name, prop in TOPIC.items()}
 
 
 def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
@@ -501,7 +498,7 @@ def validate_topic(
     memory = effective["queue.memory.bytes"]
     _require(
         memory == "0" or effective["flush.on.ack"] != "true",
-        f"queue.memory.bytes={memory} cannot be together with flush.on.ack=true, which flushes each record before it is"
+        f"queue.memory.bytes={memory} cannot be combined with flush.on.ack=true, which flushes each record before it is"
         " acknowledged; set flush.on.ack=false",
         "queue.memory.bytes",
         effective,
@@ -511,8 +508,8 @@ def validate_topic(
     bound = "replica.lag.max.messages"
     _require(
         effective[bound] != "0",
-        f"{bound}=0 cannot be: every follower is some records behind while records are written; set it to 1 or more, or"
-        " to -1 for no bound",
+        f"{bound}=0 is not allowed: every follower is some records behind while records are written; set it to 1 or"
+        " more, or to -1 for no bound",
         bound,
         effective,
     )
@@ -530,7 +527,7 @@ def validate_topic(
 
 def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict[str, str]:
     """Every property of a consumer or share group with its effective value."""
-    return {name: group.get(name, _of_broker(broker, prop)) for name, prop in GROUP.items()}
+    return {name: group.get(name, _broker_default(broker, prop)) for name, prop in GROUP.items()}
 
 
 def validate_client_metrics(config: Mapping[str, str]) -> dict[str, str]:
@@ -571,11 +568,11 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
     try:
         parse_offset_reset(effective[reset])
     except ValueError as error:
-        raise ConfigError(f"{reset}={effective[reset]} cannot be: {error}", reset, effective[reset]) from error
+        raise ConfigError(f"{reset}={effective[reset]} is not allowed: {error}", reset, effective[reset]) from error
     try:
         parse_fifo(effective[FIFO])
     except ValueError as error:
-        raise ConfigError(f"{FIFO}={effective[FIFO]} cannot be: {error}", FIFO, effective[FIFO]) from error
+        raise ConfigError(f"{FIFO}={effective[FIFO]} is not allowed: {error}", FIFO, effective[FIFO]) from error
     if letters := effective[dead_letters.TOPIC]:
         problem = dead_letters.problem_of_name(letters, str(broker_value(broker, dead_letters.TOPIC_PREFIX) or ""))
         _require(not problem, problem, dead_letters.TOPIC, effective)

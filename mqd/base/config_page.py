@@ -38,7 +38,7 @@ def markdown() -> str:
         "",
         "1. the command line: `mqd up --port 9093 --data-dir data`;",
         "2. the environment: `MQD_LOG_RETENTION_MS=60000` sets `log.retention.ms`;",
-        "3. the file: `mqd up --config server.properties` (Java's properties syntax, as Kafka's own);",
+        "3. the file: `mqd up --config server.properties` (Java's properties syntax, as in Kafka);",
         "4. the default.",
         "",
         (
@@ -80,7 +80,7 @@ def markdown() -> str:
         "",
         "## Accepted without effect",
         "",
-        "So that files written for Kafka work.",
+        "Accepted so that configuration files written for Kafka work.",
         "",
         "| Property | Why |",
         "| --- | --- |",

@@ -5,8 +5,7 @@ DirectoryConfigProvider read them (KIP-297, KIP-421, KIP-887).
 Where `config.providers` is not set, all three are available under these names; where it is set,
 only those that it lists, with their parameters `allowed.paths` and `allowlist.pattern`. A reference
 to any other name stays text, as in Kafka. Unlike in Kafka, a reference that cannot be resolved is
-an
-error: its own text must not become a password.
+an error: its own text must not become a password.
 
 Only what the operator writes is resolved (file, environment, command line), never what clients set.
 """
@@ -34,13 +33,13 @@ Parse = Callable[[str], Mapping[str, tuple[str, int]]]  # of Java's properties s
 
 
 class Providers:
-    """`settings`: name -> value of config.providers and what begins with it. Raises ConfigError."""
+    """`settings`: name -> value of config.providers and config.providers.*. Raises ConfigError."""
 
     def __init__(self, settings: Mapping[str, str], environment: Mapping[str, str], parse: Parse) -> None:
         self._environment = environment
         self._parse = parse
         self._kinds: dict[str, str] = {}  # the provider's name -> file | env | dir
-        self._allowed: dict[str, str] = {}  # its parameter
+        self._allowed: dict[str, str] = {}  # the provider's name -> its parameter
         self.variables_used: set[str] = set()  # of the environment, since the last clear()
         names = [name.strip() for name in settings.get(PROVIDERS, "").split(",") if name.strip()]
         taken = {PROVIDERS}

@@ -1,6 +1,5 @@
 """For the callbacks by which a process receives messages. If one fails, its message is lost, and
-possibly no other event wakes the process again. So the process ends, and its successor starts
-again.
+possibly no other event wakes the process again. So the process ends and is restarted.
 """
 
 import functools
@@ -22,7 +21,7 @@ def vital(work: Callable[P, None]) -> Callable[P, None]:
             work(*arguments, **named)
         except Exception:
             logging.get("vital").exception(
-                "a callback that receives messages has failed: the process ends, so that its successor takes its place",
+                "a callback that receives messages has failed: the process ends and is restarted",
                 what=work.__qualname__,
             )
             os._exit(1)

@@ -1,4 +1,4 @@
-"""Names of what configures dead letters (KIP-1191), and which topics may take them."""
+"""Names of the properties of dead letters (KIP-1191), and which topics may receive them."""
 
 TOPIC = "errors.deadletterqueue.topic.name"  # of a group
 COPY = "errors.deadletterqueue.copy.record.enable"  # of a group
@@ -9,7 +9,7 @@ CREATED_CONFIG = {ENABLED: "true", "message.timestamp.type": "CreateTime"}  # of
 
 
 def problem_of_name(name: str, prefix: str) -> str:
-    """Why a topic of this name cannot take dead letters; "": it can."""
+    """Why a topic of this name cannot receive dead letters; "": it can."""
     if name.startswith("__"):
         return f"{TOPIC}={name} must not begin with __"
     if prefix and not name.startswith(prefix):

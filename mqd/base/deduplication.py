@@ -1,4 +1,4 @@
-"""What a topic with dedup.window.ms must be. Ids are read from its log by leaders, followers and
+"""The settings that dedup.window.ms requires of a topic. Ids are read from its log by leaders, followers and
 restarted brokers alike: records must be readable as they are, and have the time of their append.
 """
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mqd.base.property_values import ConfigError
 
 HEADER_BYTES_MAX = 63  # dedup_header in struct mqd_log_options, with a NUL
-_NEEDED = (("message.timestamp.type", "LogAppendTime"), ("compression.type", "uncompressed"))
+_REQUIRED = (("message.timestamp.type", "LogAppendTime"), ("compression.type", "uncompressed"))
 
 
 def check(effective: Mapping[str, str]) -> None:
@@ -20,7 +20,7 @@ def check(effective: Mapping[str, str]) -> None:
     window_ms = effective["dedup.window.ms"]
     if window_ms == "0":
         return
-    for name, value in _NEEDED:
+    for name, value in _REQUIRED:
         if effective[name] != value:
             raise ConfigError(
                 f"dedup.window.ms needs {name}={value} among the topic's own settings", "dedup.window.ms", window_ms

@@ -1,5 +1,5 @@
-"""share.fifo of a share group: what is taken as a record's key, where records of a key are delivered
-one after the other.
+"""share.fifo of a share group: what counts as a record's key when records with the same key are
+delivered one after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ HEADER_BYTES_MAX = 63
 
 class Fifo(NamedTuple):
     is_on: bool = False
-    header: bytes = b""  # whose value is the key; empty: the record's own
+    header: bytes = b""  # name of the header whose value is the key; empty: the record's own key
 
 
 def parse_fifo(text: str) -> Fifo:
@@ -22,7 +22,7 @@ def parse_fifo(text: str) -> Fifo:
         return Fifo(text == "key")
     header = text.removeprefix(HEADER).encode()
     if not text.startswith(HEADER) or not header:
-        raise ValueError(f"it is empty, key, or {HEADER} and a header's name")
+        raise ValueError(f"it must be empty, key, or {HEADER} and a header's name")
     if len(header) > HEADER_BYTES_MAX:
         raise ValueError(f"the header's name has more than {HEADER_BYTES_MAX} bytes")
     return Fifo(True, header)

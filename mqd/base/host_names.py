@@ -24,7 +24,7 @@ def packed_ip(text: str) -> bytes:
 
 
 def parse_ip_counts(text: str) -> dict[bytes, int]:
-    """Of "10.0.0.1:5,::1:7", by packed address. Raises ValueError, which says what is wrong."""
+    """ "10.0.0.1:5,::1:7" as packed address -> number. Raises ValueError, which says what is wrong."""
     counts = {}
     for member in filter(None, (member.strip() for member in text.split(","))):
         address, _, count = member.rpartition(":")

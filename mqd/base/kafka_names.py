@@ -129,7 +129,7 @@ REFUSED: dict[str, str] = {
 }
 
 # A refused property with this value is harmless: it is what Kafka does by default.
-ALREADY_SO = {
+HARMLESS = {
     "log.local.retention.bytes": "-2",
     "log.local.retention.ms": "-2",
     "remote.log.storage.system.enable": "false",

@@ -1,5 +1,5 @@
-"""Where clients connect: the listeners of a broker, their security protocols, and the settings that
-one listener has of its own (`listener.name.NAME.PROPERTY`).
+"""Where clients connect: the listeners of a broker, their security protocols, and settings for a
+single listener (`listener.name.NAME.PROPERTY`).
 """
 
 import re
@@ -202,7 +202,7 @@ def override_name(listener: str, key: str) -> str:
 
 
 def own_settings(config: Mapping[str, str], name: str) -> dict[str, str]:
-    """What is set for this listener alone."""
+    """The settings that are made for this listener alone."""
     prefix = override_name(name, "")
     return {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
 

@@ -8,8 +8,9 @@ run time.
    most BURST lines of one message are written in a burst, and RATE_PER_S per second after that; the
    next written line gives the number of suppressed ones (`suppressed`).
 2. Fields may hold data from a peer: control characters are escaped, so that it cannot forge a line.
-3. The level is one word that `follow` reads, in a broker the control segment's; it is read on every
-   call (some hundred nanoseconds), so a change takes effect immediately without a message.
+3. The level comes from the function given to `follow`, which in a broker reads a word of the control
+   segment. It is called for every line (some hundred nanoseconds), so a change takes effect
+   immediately.
 
 Thread-safe, like the standard library's logging below it. Imports no module of mqd.
 """
@@ -192,8 +193,9 @@ def get(name: str, **fields: Any) -> Logger:
 
 
 def _stderr() -> Any:
-    """Unbuffered (PYTHONUNBUFFERED, as in many images), Python's own drops the rest of a line when a
-    pipe takes only a part, which happens when the process is stopped and continued while it waits.
+    """A stderr that writes whole lines. Python's own, when unbuffered (PYTHONUNBUFFERED, as in many
+    images), drops the rest of a line if a pipe accepts only a part, which happens when the process
+    is stopped and continued while it waits.
     """
     if isinstance(getattr(sys.stderr, "buffer", None), io.RawIOBase):
         return open(sys.stderr.fileno(), "w", encoding=sys.stderr.encoding, errors="backslashreplace", closefd=False)

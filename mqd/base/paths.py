@@ -15,7 +15,7 @@
 
 A Unix socket's name is at most 107 bytes. If DATA_DIR/run would be too long, run is a directory of
 this user in /tmp whose name depends only on DATA_DIR, so that every process and tool can derive it.
-Any user can derive it too, and make it first: it is used only if it belongs to this user alone, and
+Any user can derive it too, and create it first: it is used only if it belongs to this user alone, and
 a process that listens in it is trusted only if it runs as this user (trusts).
 """
 
@@ -103,8 +103,8 @@ def _not_own(directory: Path) -> PermissionError:
 
 
 def trusts(run: Path, uid: int) -> bool:
-    """Whether files and listening processes in this directory of sockets may belong to that user.
-    In a data directory, its permissions decide.
+    """Whether files and processes of user `uid` are trusted in this directory of sockets. In a data
+    directory every one is: its permissions decide who can write there.
     """
     return run.parent != SHARED or uid in (os.getuid(), 0)
 
@@ -142,8 +142,8 @@ def keep_private() -> None:
 
 
 def tighten(directory: str | os.PathLike[str], passable: int = 0) -> bool:
-    """Removes other users' access to a directory of this user, except `passable` (of 0o011: may
-    traverse, cannot list). True: access was removed. Raises OSError.
+    """Removes other users' access to a directory of this user, except `passable` (bits of 0o011:
+    may traverse, cannot list). True: access was removed. Raises OSError.
     """
     about = os.stat(directory)
     mode = 0o700 | passable

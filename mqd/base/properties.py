@@ -154,7 +154,7 @@ ssl.keystore.location: string per_listener
     Changed files are loaded within seconds; if one is invalid, the previous one remains in use.
 ssl.keystore.type: enum(PEM|PKCS12) per_listener
     PEM or PKCS12. Not set: recognised by the file's content.
-    refused JKS: only Java reads it; convert the file by keytool -importkeystore ... -deststoretype PKCS12
+    refused JKS: only Java reads it; convert the file with keytool -importkeystore ... -deststoretype PKCS12
 ssl.keystore.password: string sensitive per_listener
     Password of a PKCS12 keystore.
 ssl.key.password: string sensitive per_listener
@@ -167,7 +167,7 @@ ssl.truststore.location: string per_listener
     File with the CAs of clients' certificates, PEM or PKCS12. Required if ssl.client.auth is not none.
 ssl.truststore.type: enum(PEM|PKCS12) per_listener
     PEM or PKCS12. Not set: recognised by the file's content.
-    refused JKS: only Java reads it; convert the file by keytool -importkeystore ... -deststoretype PKCS12
+    refused JKS: only Java reads it; convert the file with keytool -importkeystore ... -deststoretype PKCS12
 ssl.truststore.password: string sensitive per_listener
     Password of a PKCS12 trust store.
 ssl.truststore.certificates: string per_listener
@@ -339,7 +339,7 @@ log.retention.bytes: long >=-1 dynamic = -1
 log.retention.check.interval.ms: long >=1 = 300000
     How often retention is checked.
 log.scrub.interval.ms: long >=-1 = 604800000
-    (mqd) How often every closed segment is read and its checksums are checked; a new one within the hour. At least
+    (mqd) How often every closed segment is read and its checksums are checked; a new segment within an hour. At least
     1000; -1: never.
 log.scrub.bytes.per.second: long >=65536 = 52428800
     (mqd) How fast one worker reads for log.scrub.interval.ms.
@@ -492,7 +492,7 @@ group.share.delivery.count.limit: int >=2 <=10 = 5
 errors.deadletterqueue.topic.name.prefix: string dynamic = dlq.
     The prefix of the names of topics for dead letters (errors.deadletterqueue.topic.name of a group). Empty: any name.
 errors.deadletterqueue.auto.create.topics.enable: bool dynamic = false
-    Create a group's topic for dead letters where it does not exist.
+    Create a group's topic for dead letters if it does not exist.
 group.share.record.lock.duration.ms: int >=1000 <=3600000 = 30000
     How long a record is locked for the member of a share group that acquired it; then other members may acquire it. Per
     group: share.record.lock.duration.ms.
@@ -540,8 +540,8 @@ log.cleaner.enable: bool = true
 log.cleaner.backoff.ms: long >=0 dynamic = 15000
     How long the cleaner waits when there is nothing to compact.
 log.cleaner.dedupe.buffer.size: long >=1048576 dynamic = 134217728
-    Memory for the keys of what is compacted, of all workers together: 24 bytes a key. Logs with more keys are compacted
-    in several runs.
+    Memory of all workers together for the keys of the logs being compacted: 24 bytes a key. Logs with more keys are
+    compacted in several runs.
 log.cleaner.io.buffer.load.factor: double >=0.01 <=0.95 dynamic = 0.9
     How full log.cleaner.dedupe.buffer.size may become.
 log.cleaner.io.max.bytes.per.second: double >=65536 dynamic = 1.7976931348623157E308
@@ -583,8 +583,8 @@ process.sandbox: enum(on|off) = on
     the keeper, files outside the data directory, log.dirs and what the configuration names (Landlock), where the kernel
     offers it; `mqd status` shows what is in force.
 core.files.allow: bool = false
-    (mqd) The broker's processes may write core files, and other processes of their user may read their memory
-    (debuggers): it holds records, passwords and keys.
+    (mqd) The broker's processes may write core files, and other processes of their user (debuggers) may read their
+    memory, which holds records, passwords and keys.
 worker.count: int >=0 <=64 = 0
     (mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota), as far as their shared
     memory fits in /dev/shm.
@@ -705,8 +705,8 @@ queue.memory.bytes: long >=0 dynamic = 0
     written to the disk; a power cut takes the rest (docs/queues.md). About three segments can wait: set segment.bytes
     to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
-    (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, as far
-    as a host leads them. A tenth is kept for lower ones, so that they do not wait forever.
+    (mqd) A member of a share group that reads several topics gets records of those with a higher priority first,
+    among those that one host leads. A tenth is kept for lower ones, so that they do not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
@@ -732,7 +732,7 @@ view.filter: string dynamic =
     (mqd) With view.of: a condition on the headers of records, such as tag IN ('a', 'b') AND NOT EXISTS test; at most 64
     comparisons and operators. It never changes.
 errors.deadletterqueue.group.enable: bool dynamic = false
-    The topic takes dead letters of share groups.
+    The topic receives dead letters of share groups.
 remote.storage.enable: bool dynamic ignored = false
     Accepted as Kafka's default: tiered storage is not available.
     refused true: tiered storage is not available
@@ -782,7 +782,7 @@ share.auto.offset.reset: string dynamic = latest
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 errors.deadletterqueue.topic.name: string dynamic =
-    The topic of dead letters: of records that are rejected, or delivered group.share.delivery.count.limit times. It
+    The topic for dead letters, for records that were rejected, or delivered group.share.delivery.count.limit times. It
     needs errors.deadletterqueue.group.enable=true. Empty: there are none. Needs mqd.version 5.
 errors.deadletterqueue.copy.record.enable: bool dynamic = false
     Dead letters have the key, the value and the headers of their records. false: only headers that say which records

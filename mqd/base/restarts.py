@@ -1,10 +1,10 @@
-"""Reasons of the restarts of the broker's processes, as a file in the run directory: supervisord in
+"""The reasons for restarts of the broker's processes, as a file in the run directory: supervisord in
 `mqd up`, the only process that sees exit statuses, writes it; the acceptor reads it for its
 metrics.
 
     run/restarts.json          process -> reason -> how often, since the broker was started
 
-It is informational, and replaced by a rename. Under another supervisord there is none.
+It is informational, and replaced by a rename. Under another supervisord there is no such file.
 """
 
 import os

@@ -20,7 +20,7 @@ _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
-# to all threads; and without turning on mitigations that cost other code its speed
+# apply to all threads; do not turn on the CPU's mitigations, which slow down all code
 _ALL_THREADS, _SPECULATION_ALLOWED = 1, 4
 _X32_BIT = 0x40000000
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
@@ -29,16 +29,16 @@ _AT_SYSTEM_CALL, _AT_ARCHITECTURE = 0, 4  # in struct seccomp_data
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _ONLY_VERSION, _RULE_PATH_BENEATH = 1, 1
-OPEN_S, ENDED_S = 2.0, 1.0
+OPEN_S, ENDED_S = 2.0, 1.0  # waits: for directories to open; for an ended thread to disappear
 LANDLOCK_VERSION_MIN = 2  # 5.19: renaming between directories can be allowed
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIRECTORY = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIRECTORY, _REMOVE_FILE, _MAKE_DIRECTORY, _MAKE_FILE = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _MAKE_SOCKET, _REFER, _TRUNCATE = 1 << 9, 1 << 13, 1 << 14
-_OF_VERSION_2 = (1 << 14) - 1
+_VERSION_2_RIGHTS = (1 << 14) - 1
 _READ = _READ_FILE | _READ_DIRECTORY
 _WRITE_FILES = _WRITE_FILE | _TRUNCATE
 _WRITE = _WRITE_FILES | _REMOVE_DIRECTORY | _REMOVE_FILE | _MAKE_DIRECTORY | _MAKE_FILE | _MAKE_SOCKET | _REFER
-_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
 
 # name -> number on (x86_64, aarch64); None: the architecture has no such call
 SYSTEM_CALLS: dict[str, tuple[int | None, int | None]] = {
@@ -111,7 +111,7 @@ SYSTEM_CALLS: dict[str, tuple[int | None, int | None]] = {
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
 }
-# its operations are not seen by a filter; a worker has its ring before this is denied
+# operations of a ring bypass the filter; a worker creates its ring before this is denied
 RING_CALLS = {"io_uring_setup": (425, 425)}
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -134,13 +134,13 @@ def hide_memory() -> None:
 
 
 def give_up_privileges() -> None:
-    """Programs that it starts get no more rights; the functions below require this."""
+    """Programs that this process starts gain no rights; the functions below require this."""
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "PR_SET_NO_NEW_PRIVS")
 
 
 def filter_program(machine: str, calls: Iterable[tuple[int | None, int | None]]) -> bytes:
-    """A BPF filter: these calls, and all calls of another architecture, fail with EPERM. It looks
-    only at number and architecture, so the kernel caches its decision by number.
+    """A BPF filter: these calls, and all calls of another architecture, fail with EPERM. It reads
+    only number and architecture, so the kernel caches its decision by number.
     """
     column = list(_AUDIT_ARCH).index(machine)
     numbers = [number for pair in calls if (number := pair[column]) is not None]
@@ -176,7 +176,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     """
     version = _system_call(_LANDLOCK_CREATE, "Landlock", None, ctypes.c_size_t(0), ctypes.c_uint(_ONLY_VERSION))
     if version < LANDLOCK_VERSION_MIN:
-        raise OSError(errno.ENOSYS, f"Landlock: version {version} of the kernel, not {LANDLOCK_VERSION_MIN}")
+        raise OSError(errno.ENOSYS, f"Landlock: the kernel has version {version}, and {LANDLOCK_VERSION_MIN} is needed")
     rights = [(readable, _READ), (writable, _READ | _WRITE), (devices, _READ | _WRITE_FILES)]
     opened = _opened([(path, access) for paths, access in rights for path in dict.fromkeys(paths)])
     try:
@@ -199,7 +199,7 @@ def _is_alone() -> bool:
 
 
 def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
-    handled = _OF_VERSION_2 | (_TRUNCATE if version >= 3 else 0)
+    handled = _VERSION_2_RIGHTS | (_TRUNCATE if version >= 3 else 0)
     ruleset = _system_call(
         _LANDLOCK_CREATE, "Landlock", struct.pack("=Q", handled), ctypes.c_size_t(8), ctypes.c_uint(0)
     )
@@ -232,7 +232,7 @@ def _opened(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
             except OSError:
                 continue
             is_directory = stat.S_ISDIR(os.fstat(fd).st_mode)
-            found.append((fd, rights if is_directory else rights & _OF_FILES))
+            found.append((fd, rights if is_directory else rights & _FILE_RIGHTS))
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()

@@ -1,10 +1,10 @@
-"""What the acceptor and the timer tell each other, as files in the run directory: each is replaced
-by a rename, and may be read by anyone at any time.
+"""The files in the run directory through which the acceptor and the timer communicate: each is
+replaced by a rename, so it can be read at any time.
 
     run/schedules.json     acceptor -> timer: the schedules of this host
-    run/timer.json         timer -> acceptor: how they are doing, for the metrics page
+    run/timer.json         timer -> acceptor: the state of each schedule, for the metrics page
     run/timer.wake         acceptor -> timer: a FIFO, written when schedules.json has changed
-    run/timer.lock         locked by the timer as long as it lives, and touched when it starts
+    run/timer.lock         locked by the timer as long as it runs, and touched when it starts
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PartitionStatus(msgspec.Struct):
     delivered: int = 0  # since the timer was started
     unreadable: int = 0  # since then: records that were written before the topic was a schedule
     gone: int = 0  # since then: records that were deleted before they were due
-    behind_s: float = 0.0  # how long what is due now has been due
+    behind_s: float = 0.0  # how long the first undelivered record has been due
     # of the delivered: how late, by LATE_S and one more for those that were later
     late_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LATE_S) + 1))
     late_s: float = 0.0  # their sum
@@ -62,7 +62,7 @@ def write(run_dir: Path, name: str, value: Any) -> None:
 
 
 def read_schedules(run_dir: Path) -> Schedules:
-    """None are there, if there is no such file, or one of another version."""
+    """Without any schedule if there is no such file, or one of another version."""
     try:
         return msgspec.json.decode((run_dir / SCHEDULES).read_bytes(), type=Schedules)
     except (OSError, msgspec.MsgspecError):
@@ -70,7 +70,7 @@ def read_schedules(run_dir: Path) -> Schedules:
 
 
 def read_status(run_dir: Path) -> list[PartitionStatus]:
-    """As read_schedules."""
+    """Empty if there is no such file, or one of another version."""
     try:
         return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=list[PartitionStatus])
     except (OSError, msgspec.MsgspecError):
@@ -78,8 +78,8 @@ def read_status(run_dir: Path) -> list[PartitionStatus]:
 
 
 def enter(run_dir: Path) -> int:
-    """For the timer, once. Returns a descriptor that becomes readable when it is to look again.
-    Raises OSError, also when another timer runs.
+    """Registers this process as the timer. Returns a descriptor that becomes readable when
+    schedules.json has changed. Raises OSError, also when another timer runs.
     """
     lock = os.open(run_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until the process ends
     try:
@@ -94,7 +94,7 @@ def enter(run_dir: Path) -> int:
 
 
 def wake(run_dir: Path) -> None:
-    """Without effect while no timer runs; the next one looks anyway."""
+    """Without effect while no timer runs; a timer reads the schedules when it starts."""
     with contextlib.suppress(OSError):
         fd = os.open(run_dir / WAKE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

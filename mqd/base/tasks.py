@@ -62,7 +62,7 @@ def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any
         while True:
             try:
                 sent = yield waits_for
-            except BaseException as error:  # of what it awaited, or a cancellation: it deals with it
+            except BaseException as error:  # of what it awaited, or a cancellation: the work handles it
                 waits_for = work.throw(error)
             else:
                 waits_for = work.send(sent)

@@ -38,7 +38,7 @@ from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import Stored
-from mqd.cluster.raft.identity import MetadataCorrupt, directory_bytes, directory_text, settle_key
+from mqd.cluster.raft.identity import MetadataCorrupt, directory_bytes, directory_text, load_or_create_key
 from mqd.cluster.raft.messages import ReplicaKey, SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore
 from mqd.controller import directories, options, quotas, session
@@ -120,11 +120,11 @@ class Process:
         self.config = client.config
         self.node_id = int(self.config["node.id"])
         self.log_dirs = [path for path in self.config["log.dirs"].split(",") if path]
-        self.key = settle_key(places.metadata_dir, self.node_id, os.urandom(16))
+        self.key = load_or_create_key(places.metadata_dir, self.node_id, os.urandom(16))
         self.store = QuorumStore(places.metadata_dir, self.key)
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.stopping = False  # whether all processes have been told to shut down
+        self.stopping = False  # whether Shutdown was received
         self.left_epoch = -1
         self._session_lock = threading.Lock()
         self._doubted_epoch = -1  # protected by the lock
@@ -148,8 +148,8 @@ class Process:
         self.client.watch(loop, on_death, self.on_shutdown, self.end, lambda reason: self.leave())
 
     def leave(self) -> None:
-        """Moves what this host leads to other hosts while its processes continue to serve; then it
-        sends them Shutdown.
+        """Moves this host's leaderships to other hosts while its processes continue to serve; then sends
+        Left, and the keeper shuts them down.
         """
 
         async def work() -> None:
@@ -165,7 +165,7 @@ class Process:
 
     # -- the cluster -------------------------------------------------------------------------------
 
-    async def settle_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
+    async def determine_cluster(self, stored: Stored, state: MetadataState) -> tuple[str, Stored, tuple[int, ...]]:
         """Returns (cluster id, initial state of the quorum, node ids that may know its leader):
         immediately if there is a log; otherwise founds a cluster alone, or queries the seeds until
         it is clear which cluster this host belongs to.
@@ -210,7 +210,7 @@ class Process:
 
     # -- this host ---------------------------------------------------------------------------------
 
-    async def settle_directories(self, cluster_id: str, state: MetadataState) -> list:
+    async def prepare_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
         # otherwise another host had this node id: its replicas are placed again when this one
         # registers
@@ -221,24 +221,24 @@ class Process:
             if own
             else set()
         )
-        settled = await directories.settle_in_time(
+        entries = await directories.identify_in_time(
             self.log_dirs, cluster_id, self.node_id, known, used, lambda: directory_text(new_topic_id())
         )
-        absent = used - {directory.directory_id for directory in settled}
+        absent = used - {directory.directory_id for directory in entries}
         for directory_id in sorted(absent):
             log.error(
                 "a log directory with partitions is not in log.dirs; they are offline",
                 directory_id=directory_id,
                 last_seen=known.get(directory_id, "?"),
             )
-        return settled
+        return entries
 
     async def devices(self) -> list[int]:
         """The devices of log.dirs. If one does not respond, they count as different from before."""
         (devices,) = await directories.in_time([partial(session.devices, self.log_dirs)])
         return devices.result() if devices.done() else [-1]
 
-    def registration(self, settled: list, devices: list[int]) -> broker_messages.RegisterBroker:
+    def registration(self, entries: list, devices: list[int]) -> broker_messages.RegisterBroker:
         welcome = self.client.welcome
         endpoints = listeners.endpoints(self.config, welcome.listeners)
         host, port = next(iter(endpoints.values()))
@@ -257,7 +257,7 @@ class Process:
             controller_host=controller[0],
             controller_port=controller[1],
             worker_count=welcome.worker_count,
-            directories=list(reports(settled)),
+            directories=list(reports(entries)),
             clean_epoch=session.clean_epoch(self.session_path, directory_id, session.boot_id(), devices),
             features=features.supported(),
             flush_on_ack=bool(configuration.broker_value(self.config, "log.flush.on.ack")),
@@ -298,7 +298,7 @@ class Process:
                 bytes=recovered.cut_bytes,
             )
         await self.membership.listen()
-        cluster_id, stored, peers = await self._or_end(self.settle_cluster(recovered.stored, recovered.state))
+        cluster_id, stored, peers = await self._or_end(self.determine_cluster(recovered.stored, recovered.state))
         shell = self.shell = self._make_shell(stored, recovered.state)
         self.membership.joined(cluster_id, shell)
         shell.start_quorum(cluster_id, peers)
@@ -321,13 +321,13 @@ class Process:
                 f"the cluster no longer supports this version of mqd: {lacking}. Install the version that the"
                 " other hosts run"
             )
-        settled, devices = await self._or_end(
-            asyncio.gather(self.settle_directories(cluster_id, state), self.devices())
+        entries, devices = await self._or_end(
+            asyncio.gather(self.prepare_directories(cluster_id, state), self.devices())
         )
         state = shell.core.committed  # it may have grown in the meantime
         index_of = {
             directory.directory_id: index
-            for index, directory in enumerate(settled)
+            for index, directory in enumerate(entries)
             if directory.directory_id and directory.usable
         }
         host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
@@ -337,7 +337,7 @@ class Process:
         )
         shell.on_registered = lambda epoch: self.remember(epoch, False)
         shell.on_doubt = self.doubt
-        shell.start(host, broker, settled, self.registration(settled, devices), clock.boottime_ns())
+        shell.start(host, broker, entries, self.registration(entries, devices), clock.boottime_ns())
         ticking = asyncio.get_running_loop().create_task(shell.tick())
         await self._or_end(asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED))
         if shell.present.done():
@@ -437,9 +437,9 @@ class Process:
         if len(found) == len(marked) and all(found.values()):
             await self._responses({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
 
-    async def _responses(self, questions: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    async def _responses(self, queries: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """The responses of the log directories (or groups of them) that respond in time."""
-        futures = {path: in_thread(question) for path, question in questions.items()}
+        futures = {path: in_thread(query) for path, query in queries.items()}
         if futures:
             await asyncio.wait(futures.values(), timeout=directories.RESPONSE_S)
         silent = sorted(path for path, response in futures.items() if not response.done())

@@ -35,7 +35,7 @@ def read_properties(path: Path) -> dict[str, str]:
     }
 
 
-def settle(
+def identify(
     paths: Iterable[str],
     cluster_id: str,
     node_id: int,
@@ -49,10 +49,10 @@ def settle(
     An unreadable directory, or an empty one in place of one with partitions, is unusable: its
     partitions are offline, everything else continues. Raises DirectoryRefused.
     """
-    return _no_twins([_settle_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
+    return _no_twins([_identify_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
 
 
-async def settle_in_time(
+async def identify_in_time(
     paths: Iterable[str],
     cluster_id: str,
     node_id: int,
@@ -60,19 +60,21 @@ async def settle_in_time(
     used: set[str],
     new_id: Callable[[], str],
 ) -> list[Directory]:
-    """Like settle(), in threads. A directory whose file system does not respond within ANSWER_S is
+    """Like identify(), in threads. A directory whose file system does not respond within RESPONSE_S is
     unusable, and its partitions are offline until the next start.
     """
     places = list(paths)
-    responses = await in_time([partial(_settle_one, path, cluster_id, node_id, known, used, new_id) for path in places])
+    responses = await in_time(
+        [partial(_identify_one, path, cluster_id, node_id, known, used, new_id) for path in places]
+    )
     return _no_twins(
         [response.result() if response.done() else _silent(path, known) for path, response in zip(places, responses)]
     )
 
 
 async def in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
-    """Queries of file systems, each in a thread of its own; hanging ones are not done after
-    `limit_s` (None: ANSWER_S).
+    """Runs queries of file systems, each in a thread of its own. The futures of hanging ones are not
+    done after `limit_s` (None: RESPONSE_S).
     """
     responses = [in_thread(query) for query in queries]
     if responses:
@@ -103,7 +105,7 @@ def _no_twins(found: list[Directory]) -> list[Directory]:
     return found
 
 
-def _settle_one(
+def _identify_one(
     path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]
 ) -> Directory:
     here = [directory_id for directory_id, where in known.items() if where == path]
@@ -169,7 +171,7 @@ def _claim(path: str, properties_path: Path, directory_id: str, cluster_id: str,
 
 
 def measure(directory: Directory) -> Directory:
-    """With the current free space; unusable while its file system is read-only or does not respond."""
+    """The directory with its current free space; unusable while its file system is read-only or does not respond."""
     if not directory.directory_id:
         return directory
     try:
@@ -182,8 +184,8 @@ def measure(directory: Directory) -> Directory:
 
 class Measures:
     """Periodic measurements of the file systems of log.dirs. Each is queried in a thread of its
-    own, one query at a time: a caller waits ANSWER_S at most, and a hanging disk occupies only one
-    thread and does not keep the process from ending. `entries`: as settled at the start; a
+    own, one query at a time: a caller waits RESPONSE_S at most, and a hanging disk occupies only one
+    thread and does not keep the process from ending. `entries`: as identified at the start; a
     directory that was unusable then has no place in this host's image until a restart, whatever its
     file system reports. Concurrency: the event loop's thread.
     """

@@ -61,7 +61,7 @@ class Forming:
 
     @staticmethod
     def respond(connection: Connection, response: FormationResponse) -> None:
-        if connection.lives:
+        if connection.is_open:
             connection.send(encode(response))
 
     def _handle(self, event: formation.Event) -> None:

@@ -3,7 +3,7 @@ a timer, and the file that counts this directory's starts.
 
     gossip = create(profile, secrets, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
-    await gossip.start()                       joins by the seeds, in the background
+    await gossip.start()                       joins via the seeds, in the background
     gossip.event(ControllerKnown(...))         or LoadMeasured, UnreachableHint, SeedsChanged,
                                                Forget, ProfileChanged
     await gossip.serve(hello, reader, writer)  a connection with the handshake purpose "gossip"
@@ -331,7 +331,10 @@ class Gossip(asyncio.DatagramProtocol):
             )
         except (OSError, EOFError, Refused, TimeoutError, HandshakeFailed) as error:
             log.debug(
-                "no exchange of states", host=effect.host, port=effect.port, reason=str(error) or type(error).__name__
+                "states were not exchanged",
+                host=effect.host,
+                port=effect.port,
+                reason=str(error) or type(error).__name__,
             )
             self.event(events.ExchangeFailed(effect.exchange_id))
             return

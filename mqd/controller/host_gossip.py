@@ -157,7 +157,7 @@ class HostGossip:
         await self.gossip.serve(hello, reader, writer)
 
     def on_credentials(self) -> None:
-        """They have changed."""
+        """The credentials have changed."""
         self.gossip.core.seal.use(gossip.gossip_keys(self._credentials.secrets))
 
     def views(self) -> list[MemberView]:
@@ -215,8 +215,8 @@ class HostGossip:
         )
 
     def _used(self) -> int:
-        """The last measurement: the loop, on which the controller's leases depend, must not wait
-        for a file system.
+        """Bytes used on disk, as last measured: the loop, on which the controller's leases depend, must
+        not wait for a file system.
         """
         if self._disk_check is None or self._disk_check.done():
             if self._disk_check is not None:
@@ -309,7 +309,7 @@ class HostGossip:
             log.warning("the keeper has no list of hosts to notify", error=error.strerror)
 
     def _on_leader_changed(self) -> None:
-        """Immediately: just after an election the stored orders would be wrong."""
+        """Writes the orders immediately: after an election the stored ones are wrong."""
         self._try_orders()
         if self._shell.core.active:
             for proof in self._proofs.on_active():
@@ -324,7 +324,7 @@ class HostGossip:
         if notice != self._noticed.get(about):
             self._noticed[about] = notice
             log.info(
-                "a keeper says that processes of its host have ended",
+                "a keeper reports that processes of its host have ended",
                 node=notice.node_id,
                 all=notice.broker_epoch >= 0,
                 led=notice.led,

@@ -89,7 +89,7 @@ class Membership:
     # -- joining a cluster ------------------------------------------------------------------------
 
     async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
-        """Waits until the seeds' answers allow a decision. Only with seeds."""
+        """Waits until the seeds' responses allow a decision. Only with seeds."""
         assert self._peers is not None
         self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting)
         decision = await self._forming.run()
@@ -98,7 +98,7 @@ class Membership:
         return decision
 
     def members(self) -> tuple[int, ...]:
-        """Node ids of the hosts that answered while it asked."""
+        """Node ids of the hosts that responded while this host queried the seeds."""
         assert self._forming is not None and self._forming.core.decided is not None
         heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decided.voters)}
         return tuple(sorted(heard - {self._key.node_id}))
@@ -221,7 +221,7 @@ class Membership:
 
     def _on_message(self, connection: Connection, message: msgspec.Struct) -> None:
         if self._node_id_conflict(connection.identity):
-            # admitted before the reason was known; it gets it when it reconnects
+            # admitted before the conflict was known; the host gets the reason when it reconnects
             connection.writer.transport.abort()
         elif isinstance(message, FormationAsk):
             self._on_ask(connection, message)

@@ -1,4 +1,4 @@
-"""Streams between controllers, with or without TLS. What is written is encrypted at once and waits
+"""Streams between controllers, with or without TLS. What is written is encrypted immediately and waits
 in the transport, so that the transport's limits and `drain()` hold for both.
 """
 
@@ -97,13 +97,13 @@ async def continue_with(
                     raise EOFError("the peer ended the connection in the TLS handshake")
                 writer.write(tls.feed(data))
         except HandshakeFailed:
-            await _part(tls, reader, writer)
+            await _send_farewell(tls, reader, writer)
             raise
     return TlsReader(tls, reader), TlsWriter(tls, writer)
 
 
-async def _part(tls: HostTls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """The reason reaches the peer before the connection ends."""
+async def _send_farewell(tls: HostTls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends the reason for the end of the connection, and waits until the peer has closed it."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(FAREWELL_S):
             writer.write(tls.farewell)

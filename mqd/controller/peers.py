@@ -8,12 +8,14 @@ a host sends over one of them until that ends.
 
 Every connection begins with the handshake (mqd/cluster/membership/handshake.py): everything after
 it comes from the authenticated node, and nothing before it is passed on. Where both hosts can, it
-continues as TLS (host_tls.py); what writes to the connection is then encrypted at once, so that the
-bounds below count what is sent.
+continues as TLS (host_tls.py); what is written to the connection is then encrypted immediately, so
+that the bounds below count what is sent.
 
 Bounds
-    CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed          HANDSHAKES_MAX  in progress; further ones are closed immediately
-    SEND_BYTES_MAX            unread by a peer: its connection is closed   PENDING_MAX     messages that wait for a connection; the oldest is dropped
+    CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed
+    HANDSHAKES_MAX            in progress; further connections are closed immediately
+    SEND_BYTES_MAX            unread by a peer: its connection is closed
+    PENDING_MAX               messages that wait for a connection; the oldest is dropped
     a peer that does not acknowledge bytes for LOST_MS_MAX is disconnected by the kernel
     (TCP_USER_TIMEOUT)
 """
@@ -71,18 +73,18 @@ def set_options(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MS_MAX)
 
 
-async def _shake(
+async def _run_handshake(
     side: handshake.Initiator | handshake.Responder, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Until `side.done`. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    """Runs the handshake until `side.done`. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
         while side.missing_bytes:
             writer.write(side.feed(await reader.readexactly(side.missing_bytes)))
 
 
 class Connection:
-    """A connection after the handshake. `identity`: the peer's; `stated`: what this host has stated
-    of itself.
+    """A connection after the handshake. `identity`: the peer's; `stated`: this host's own, as sent to
+    the peer.
     """
 
     def __init__(self, identity: Identity, stated: Identity, reader: Reader, writer: Writer) -> None:
@@ -91,7 +93,7 @@ class Connection:
         set_options(writer.get_extra_info("socket"))
 
     @property
-    def lives(self) -> bool:
+    def is_open(self) -> bool:
         return not self.writer.is_closing()
 
     def send(self, frame: bytes) -> None:
@@ -171,7 +173,7 @@ class Peers:
     def connected(self) -> list[int]:
         """Node ids with a live connection."""
         return sorted(
-            node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.lives
+            node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.is_open
         )
 
     # -- sending -----------------------------------------------------------------------------------
@@ -184,7 +186,7 @@ class Peers:
         if node is None or self._ended:
             return
         frame = peer_messages.encode(message)
-        if node.current is not None and node.current.lives:
+        if node.current is not None and node.current.is_open:
             node.current.send(frame)
             return
         node.pending.append(frame)
@@ -253,7 +255,7 @@ class Peers:
             stated = self._identity()
             side = self._credentials.initiator(purpose, stated)
             writer.write(side.opening())
-            await _shake(side, reader, writer)
+            await _run_handshake(side, reader, writer)
             assert side.peer is not None
             return Connection(side.peer, stated, *await continue_with(self._credentials.tls(side), reader, writer))
         except BaseException:
@@ -276,7 +278,7 @@ class Peers:
         side = self._credentials.responder(self._decide)
         ours: tuple[Reader, Writer] = reader, writer
         try:
-            await _shake(side, reader, writer)
+            await _run_handshake(side, reader, writer)
             if side.refused is not None:
                 self._turn_away(side, writer, side.refused.message)
                 await writer.drain()
@@ -302,7 +304,7 @@ class Peers:
 
     def _turn_away(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
         """Logs a refusal; for an authenticated host only once for each reason."""
-        if not self._turned_away.is_news(side.proven, reason):
+        if not self._turned_away.is_new(side.proven, reason):
             return
         name = writer.get_extra_info("peername")
         log.warning(
@@ -338,7 +340,7 @@ class Peers:
         node.connections.append(connection)
         if (
             node.current is None
-            or not node.current.lives
+            or not node.current.is_open
             or (
                 node.current.identity.directory_id != connection.identity.directory_id
                 and not self._is_voters(node.current.identity)
@@ -368,7 +370,7 @@ class Peers:
 
     async def flush(self, seconds: float = 1.0) -> None:
         """Waits until all sent data has left this process, or `seconds` are over."""
-        living = [node.current for node in self._nodes.values() if node.current is not None and node.current.lives]
+        living = [node.current for node in self._nodes.values() if node.current is not None and node.current.is_open]
         for connection in living:
             connection.writer.transport.set_write_buffer_limits(0)
         waits = [connection.writer.drain() for connection in living]

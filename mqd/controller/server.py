@@ -29,7 +29,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(ToController)
 
 
-class NoMessage(Exception):
+class InvalidMessage(Exception):
     """A subscriber sent an invalid message. Does not cover a bug of ours in handling a valid one."""
 
 
@@ -37,7 +37,7 @@ def _decode(data: bytes) -> ToController:
     try:
         return _decoder.decode(data)
     except (ValueError, msgspec.MsgspecError) as error:
-        raise NoMessage(str(error)) from error
+        raise InvalidMessage(str(error)) from error
 
 
 class Connection:
@@ -144,7 +144,7 @@ class Server:
             await self._receive(connection, reader)
         except (OSError, EOFError):
             pass
-        except NoMessage as error:
+        except InvalidMessage as error:
             log.warning(
                 "subscriber sent an invalid message; disconnected", subscriber=connection.name, reason=str(error)
             )
@@ -160,10 +160,10 @@ class Server:
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > REQUEST_BYTES_MAX:
-                raise NoMessage(f"a message of {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
+                raise InvalidMessage(f"a message of {size} bytes; at most {REQUEST_BYTES_MAX} are allowed")
             message = _decode(await reader.readexactly(size))
             if isinstance(message, Subscribe) == subscribed:
-                raise NoMessage("Subscribe must come first, and once")
+                raise InvalidMessage("Subscribe must come first, and once")
             if isinstance(message, Subscribe):
                 subscribed = True
                 connection.on_subscribe(message)

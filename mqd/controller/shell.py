@@ -46,7 +46,7 @@ INT64_MAX = (1 << 63) - 1
 log = logging.get("controller")
 _FROM_ACTIVE = frozenset(peer.FromActiveController.__args__)
 _TO_ACTIVE = frozenset(peer.ToActiveController.__args__)
-_OF_QUORUM = (messages.AddVoter, messages.RemoveVoter, messages.DescribeQuorum)
+_QUORUM_REQUESTS = (messages.AddVoter, messages.RemoveVoter, messages.DescribeQuorum)
 
 
 class Shell:
@@ -193,7 +193,7 @@ class Shell:
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Runs before the quota is published, so that it is enforced as soon as it is known."""
+        """Writes them before a change is published, so that it is enforced as soon as it is known."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
@@ -312,7 +312,7 @@ class Shell:
             self.on_host(host_core.CommandRequested(client, request.request_id, request.change))
         elif not self.core.active:
             self.on_broker(broker_core.ChangeRequested(client, request))
-        elif isinstance(request.change, _OF_QUORUM):
+        elif isinstance(request.change, _QUORUM_REQUESTS):
             self._voters.request(request, lambda response: self._send(client, response))
         else:
             self.metadata(metadata_core.ChangeRequested(client, request))
@@ -331,8 +331,8 @@ class Shell:
         return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
 
     def _maybe_dead(self) -> None:
-        """No worker is alive, so no process here leads anything; the keeper has proven that. The
-        other hosts need not wait for this host's session to end, nor for its workers to return.
+        """If no worker is alive, as the keeper has proven, no process here leads anything: the other
+        hosts need not wait for this host's session to end, nor for its workers to return.
         """
         if (
             self._dead_since_ms >= 0
@@ -347,7 +347,7 @@ class Shell:
             self.on_broker(broker_core.HostDied())
 
     def _maybe_back(self) -> None:
-        """All workers serve again; or some do, and the others have exceeded their time."""
+        """Reports the host as back when all workers serve, or some do and the others are overdue."""
         if self._dead_since_ms < 0:
             return
         running = [state == native.ProcessState.RUNNING for state in self._worker_states()]
@@ -371,7 +371,7 @@ class Shell:
         elif kind in _TO_ACTIVE:
             if (
                 isinstance(message, peer.ChangeForwarded)
-                and isinstance(message.request.change, _OF_QUORUM)
+                and isinstance(message.request.change, _QUORUM_REQUESTS)
                 and self.core.active
             ):
                 self._on_forwarded(node_id, message)
@@ -504,8 +504,8 @@ class Shell:
                         self._doubt()
 
     def _doubt(self) -> None:
-        """Immediately, in a thread of its own: until this is recorded, a kill would make a session
-        look clean although its disk has lost writes.
+        """Records immediately, in a thread of its own, that the session is in doubt: before that, a kill
+        would make the session look clean although its disk has lost writes.
         """
         epoch = self.broker_epoch
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)

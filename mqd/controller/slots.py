@@ -48,7 +48,7 @@ def assign(control: native.Control, action: AssignSlot) -> None:
 
 
 def _view(control: native.Control, slot: int) -> native.SlotView | None:
-    """None: it is torn, because a predecessor died while writing its identity."""
+    """None: the slot is torn, because a predecessor died while writing its identity."""
     try:
         return control.slot_view(slot)
     except native.NativeError:
@@ -56,5 +56,5 @@ def _view(control: native.Control, slot: int) -> native.SlotView | None:
 
 
 def _is_stale(control: native.Control, view: native.SlotView) -> bool:
-    """Its owner has died since it was assigned."""
+    """Whether the slot's owner has died since the slot was assigned."""
     return view.owner != native.OWNER_NONE and view.owner_generation != control.endpoint_generation(view.owner)

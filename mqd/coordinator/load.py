@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mqd.base import logging
-from mqd.base.blocking_pool import UnderWay
+from mqd.base.blocking_pool import QueryProgress
 from mqd.coordinator.actions import Cores, TransactionalCore
 from mqd.coordinator.shard import Loaded
 from mqd.log import indexes, segments
@@ -182,19 +182,21 @@ class _State:
         self.problem("a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error))
 
 
-def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_way: UnderWay | None = None) -> Loaded:
+def load(
+    directory: Path, end_offset: int, cores: Cores, name: str = "", progress: QueryProgress | None = None
+) -> Loaded:
     """Builds the cores from the partition's records below `end_offset`. Reports progress to
-    `under_way`. Raises OSError when the files cannot be read.
+    `progress`. Raises OSError when the files cannot be read.
     """
-    under_way = under_way or UnderWay()
+    progress = progress or QueryProgress()
     loaded = Loaded(end_offset)
     if end_offset > 0:
         state = _State(cores, loaded, name or directory.name)
         places = RecordPlaces(RECORDS_AT_ONCE)
         bases = [base for base in segments.base_offsets(directory) if base < end_offset]
         for base, next_base in zip(bases, [*bases, end_offset][1:], strict=True):
-            _read_segment(directory, base, min(next_base, end_offset), state, places, under_way)
-        under_way.let_go()
+            _read_segment(directory, base, min(next_base, end_offset), state, places, progress)
+        progress.stop_timing()
         state.build()
         if loaded.skipped_count > _NAMED_MAX:
             log.error(
@@ -208,7 +210,7 @@ def load(directory: Path, end_offset: int, cores: Cores, name: str = "", under_w
 
 
 def _read_segment(
-    directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces, under_way: UnderWay
+    directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces, progress: QueryProgress
 ) -> None:
     fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -217,7 +219,7 @@ def _read_segment(
             done, position, next_offset = _read_block(
                 fd, directory, base, position, next_offset, end_offset, state, places
             )
-            under_way.step()
+            progress.step()
             if done:
                 return
     finally:

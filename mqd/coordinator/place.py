@@ -45,12 +45,14 @@ class Place:
         self.writing: asyncio.Task[None] | None = None
 
     def forget_missed(self) -> None:
-        """Another host leads the partition, or may have led it. Posted events were handled there."""
+        """Drops the posted events: another host leads the partition, or may have led it, and has
+        handled them.
+        """
         self.epoch, self.missed = -1, []
 
 
 def expire(future: asyncio.Future[object]) -> None:
-    """Its request has waited for the partition for too long."""
+    """Fails a request that has waited for its partition for too long."""
     if not future.done():
         future.set_exception(CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 

@@ -52,7 +52,7 @@ REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
 # interval between checks of the partitions: while some are not active (first, later); when all are
 POLL_S, POLL_SLOW_S, POLL_IDLE_S = 0.02, 0.25, 1.0
-FIRST_LOOKS, FIRST_LOOK_S = 1000, 0.005
+FIRST_CHECKS, FIRST_CHECK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
 RETRY_S = 0.2  # delay before retrying a shard that could not be written or loaded
 SILENT_RETRY_S = 2.0  # the same when its log directory does not respond
@@ -95,7 +95,7 @@ class Coordinator:
         self._to_write: dict[Place, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
-        self._look: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.TimerHandle | None = None
         self._poll_s = POLL_S
         self._tasks: set[asyncio.Task[object]] = set()
         self._creating: asyncio.Task[bool] | None = None
@@ -105,10 +105,10 @@ class Coordinator:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.look()
+        self.check_partitions()
 
     def stop(self) -> None:
-        for handle in (self._turn, self._alarm, self._look):
+        for handle in (self._turn, self._alarm, self._next_check):
             if handle is not None:
                 handle.cancel()
         for task in self._tasks:
@@ -144,13 +144,13 @@ class Coordinator:
         """
         if not await self._partitions.create():
             return False
-        self.look()
-        for _ in range(FIRST_LOOKS):
+        self.check_partitions()
+        for _ in range(FIRST_CHECKS):
             try:
                 self.check_loaded()
                 break
             except CoordinatorError:
-                await asyncio.sleep(FIRST_LOOK_S)
+                await asyncio.sleep(FIRST_CHECK_S)
         return True
 
     # -- requests ----------------------------------------------------------------------------------
@@ -300,14 +300,14 @@ class Coordinator:
     def _active(self, name: str) -> tuple[Place, Shard]:
         partition = self.partition_for(name)
         if partition >= len(self.places):
-            self.look()
+            self.check_partitions()
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         place = self.places[partition]
         if place.shard is None:
             raise CoordinatorError(self._absent_error(place))
         if not self._partitions.may_lead():  # R5
             # The function that carries out effects drops them on an error, and only a load starts
-            # them again (Markers). If the lease has not returned, the next look unloads the shard.
+            # them again (Markers). If the lease has not returned, the next check unloads the shard.
             if self._carry_out is not None:
                 self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
@@ -343,7 +343,7 @@ class Coordinator:
             future.set_result(response)
 
     def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
-        """Runs in a later turn of the loop: events that it posts must not reach a core at work."""
+        """Runs in a later turn of the loop: events that it posts must not reach a core that handles one."""
         if self._carry_out is None:
             raise TypeError(
                 f"a core of {self.topic} requested the effect {type(effect).__name__}, for which there is no handler"
@@ -458,18 +458,18 @@ class Coordinator:
 
     # -- loading -----------------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def check_partitions(self) -> None:
         """Call when partitions may have changed. Loads those that are served but not loaded, and
         drops those that another process or another epoch serves.
         """
         self._poll_s = POLL_S
-        self._look_again()
+        self._check_partitions()
 
-    def _look_again(self) -> None:
+    def _check_partitions(self) -> None:
         if self._loop is None:
             return
-        if self._look is not None:
-            self._look.cancel()
+        if self._next_check is not None:
+            self._next_check.cancel()
         count = self._partitions.count()
         if count < len(self.places):  # the topic was deleted
             for place in self.places:
@@ -478,16 +478,16 @@ class Coordinator:
         while len(self.places) < count:
             self.places.append(Place(len(self.places)))
         if not self.places:
-            return  # until look() is called, when there is a topic
+            return  # until check_partitions() is called, when there is a topic
         waiting = False
         for partition, place in enumerate(self.places):
-            self._look_at(partition, place)
+            self._check_partition(partition, place)
             waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
-        self._look = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._look_again)
+        self._next_check = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._check_partitions)
         # a directory that has failed stays failed
         self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if waiting else POLL_S
 
-    def _look_at(self, partition: int, place: Place) -> None:
+    def _check_partition(self, partition: int, place: Place) -> None:
         assert self._loop is not None
         if place.loading is not None:
             return
@@ -582,7 +582,7 @@ class Coordinator:
             return
         if self._loop is not None:
             place.not_before = self._loop.time() + RETRY_S
-            self._loop.call_later(RETRY_S, self.look)
+            self._loop.call_later(RETRY_S, self.check_partitions)
         if not quiet and (len(shard) or place.requests):
             log.warning(
                 "a coordinator's partition is loaded again",

@@ -1,5 +1,5 @@
 """The broker's processes are forks of the supervisord that starts them, which has imported their
-modules: executing five Pythons would import most of the same modules five times, and a process that
+modules: five new interpreters would import most of the same modules five times, and a process that
 is killed would be back only after its imports.
 
 A fork continues as if it had been executed: arguments, environment, signals and files are those that
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PROGRAMS = ("mqd.keeper", "mqd.controller", "mqd.worker", "mqd.acceptor", "mqd.timer")
-# what they import after their start
-_ALSO = (
+# imported by the programs only after their start
+_LATER_IMPORTS = (
     *("mqd.keeper.loop", "mqd.keeper.resources", "mqd.keeper.broker_state", "mqd.keeper.identity"),
     *("mqd.keeper.sockets", "mqd.worker.worker", "mqd.controller.membership", "encodings.idna"),
 )
@@ -41,7 +41,7 @@ def preload() -> None:
     if not sys.flags.safe_path:
         del sys.path[0]  # as -P: no module comes from the directory of a script, or from the working directory
     gc.disable()
-    for name in (*(f"{program}.__main__" for program in PROGRAMS), *_ALSO):
+    for name in (*(f"{program}.__main__" for program in PROGRAMS), *_LATER_IMPORTS):
         importlib.import_module(name)
     gc.freeze()
     gc.enable()
@@ -63,7 +63,7 @@ def execve(filename: str, argv: list[str], environment: Mapping[str, str]) -> No
 
 
 def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[], Any]) -> NoReturn:
-    """What execve would have done, and then the program."""
+    """Does what execve would do, then runs the program."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -92,7 +92,7 @@ def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[
 
 
 def _set_title(argv: Sequence[str]) -> None:
-    """What /proc/PID/cmdline and comm show. Removes the environment with which the parent was
+    """Sets what /proc/PID/cmdline and comm show. Removes the environment with which the parent was
     executed from /proc/PID/environ: it may have secrets that the parent has removed from its own.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()

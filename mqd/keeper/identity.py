@@ -87,10 +87,10 @@ def check_node_id(identity: Identity, places: Layout, node_id: int) -> None:
         )
 
 
-def settle(places: Layout, node_id: int, cluster_id: str | None = None) -> Identity:
-    """The directory's identity; if it has none, a new one is created and on disk afterwards.
-    `cluster_id` of a new one: None = of a new cluster, "" = not known yet (the controller enters
-    it). Raises IdentityError, native.NativeError.
+def load_or_create(places: Layout, node_id: int, cluster_id: str | None = None) -> Identity:
+    """The directory's identity; if it has none, a new one is created durably. `cluster_id` of a new
+    one: None = a new cluster, "" = not known yet (the controller writes it). Raises IdentityError,
+    native.NativeError.
     """
     identity = load_identity(places)
     if identity is None:

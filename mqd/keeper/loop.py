@@ -66,7 +66,7 @@ SHUTDOWN_GRACE_S = 25.0
 LEAVE_S = 10.0  # together with the grace period less than supervisord's wait for the keeper
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
-REFUSED_COUNT_MAX = 64  # per turn
+REFUSED_COUNT_MAX = 64  # connections refused per turn of the loop
 REST_S = 0.1  # pause when accept() fails and would fail again
 NO_LINGER = struct.pack("ii", 1, 0)  # closes with a reset
 HELLO_BYTES_MAX = 4096
@@ -93,7 +93,7 @@ class Keeper(BrokerState):
         self._proven = self._turning_away = False
         self._prove: Callable[..., bool] | None = None
         if resources.cluster is not None:
-            # imported now, because it is urgent when it is needed; a host alone does not use it
+            # imported now, because it is urgent when it is needed; used only in a cluster
             from mqd.keeper import proof
 
             self._prove = proof.prove
@@ -316,7 +316,7 @@ class Keeper(BrokerState):
         if hello.abi_hash != native.abi_hash():
             return "it was built from other sources than the keeper; restart the whole broker: mqd down, mqd up"
         if process.pidfd >= 0 and _has_ended(process.pidfd):
-            self._on_death(process)  # its proof has arrived, but comes later in the same turn
+            self._on_death(process)  # its pidfd is readable, but its event comes later in this turn
         if process.pidfd >= 0:
             return f"another {process.name} runs as pid {process.pid}"
         return None
@@ -455,8 +455,8 @@ class Keeper(BrokerState):
         self._maybe_end()
 
     def _maybe_prove_death(self, ended: Process) -> None:
-        """On a host among others whose controller has ended, and perhaps all workers: no other
-        process can report it.
+        """In a cluster, reports that this host's controller has ended, and perhaps all workers: no
+        other process can report it.
         """
         if self._prove is None or self.resources.cluster is None or self._leaving:
             return
@@ -547,7 +547,7 @@ class Keeper(BrokerState):
     # -- the end -----------------------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
-        """A host among others first hands over its leaderships: its controller does that, within
+        """In a cluster, the host first hands over its leaderships: its controller does that, within
         LEAVE_S, or until a second request to stop.
         """
         controller = self._by_role[("controller", 0)]

@@ -32,7 +32,7 @@ class Resources(msgspec.Struct):
     cluster: sockets.ClusterSockets | None  # None: this host does not listen for others
     keeper_socket: socket.socket
     local_listener: socket.socket | None  # None: no local clients (local.attachments.max=0)
-    rendezvous: list[rendezvous.Published]  # links by which local clients find it
+    rendezvous: list[rendezvous.Published]  # links by which local clients find the client socket
     eventfds: list[int]
     handoffs: list[tuple[socket.socket, socket.socket]]  # by worker: acceptor's end, worker's end
     control: native.Control
@@ -57,7 +57,7 @@ def make(settings: Settings) -> Resources:
     """
     places, worker_count = settings.places, settings.worker_count
     lock_fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
-    who = identity.settle(
+    who = identity.load_or_create(
         places, int(settings.config.get("node.id", "1")), "" if settings.config.get("cluster.seeds") else None
     )
     listeners = sockets.listen_all(settings.config)

@@ -28,7 +28,7 @@ _CLIENTS_OWN = "MQD_SOCKET"  # for clients on this host (mqd/shm/rendezvous.py)
 
 class Settings(msgspec.Struct, frozen=True):
     places: Layout
-    config: dict[str, str]  # resolved: log.dirs absolute, worker.count real
+    config: dict[str, str]  # resolved: log.dirs absolute, worker.count the actual number
     worker_count: int
     log_dirs: list[str]
 

@@ -195,7 +195,7 @@ def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
 
 
 def _bind_udp(listener: socket.socket) -> socket.socket:
-    """At the same address and port as a TCP listener. Raises ListenError."""
+    """A UDP socket at the same address and port as a TCP listener. Raises ListenError."""
     gossip = socket.socket(listener.family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     address = listener.getsockname()
     try:

@@ -85,8 +85,8 @@ class ReadyBroker(msgspec.Struct):
 
 
 def _fork() -> int:
-    """os.fork() for a child that becomes another program: a signal ends it already now. With the
-    handlers of this process it would take a SIGTERM and forget it with execve.
+    """os.fork() for a child that becomes another program: a signal ends it from the first moment on.
+    The handlers of this process would only record a SIGTERM, and execve would lose the record.
     """
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
@@ -202,7 +202,7 @@ class BrokerSupervisor(Supervisor):
             signal.SIGHUP,
             signal.SIG_IGN if self._outlives_terminal else lambda _number, frame: receive(signal.SIGTERM, frame),
         )
-        self._publish_restarts()  # none; and those of an earlier run are no longer there
+        self._publish_restarts()  # an empty file replaces that of an earlier run
         for kind in (events.ProcessStateExitedEvent, events.ProcessStateStoppedEvent):
             events.subscribe(kind, self._on_exit)
         super().runforever()
@@ -214,7 +214,7 @@ class BrokerSupervisor(Supervisor):
 
     def _poll_timeout_s(self, timeout: float) -> float:
         if not self._is_ready and not self.stopping:
-            self._look_for_ready()
+            self._check_ready()
         if self._is_ready:
             self._feeder.tick()
         if self.options.mood < SupervisorStates.RUNNING and not self._says_stopping:
@@ -234,7 +234,7 @@ class BrokerSupervisor(Supervisor):
         keeper = self._process(KEEPER)
         return about if keeper is not None and keeper.pid and keeper.pid == about.keeper_pid else None
 
-    def _look_for_ready(self) -> None:
+    def _check_ready(self) -> None:
         about = self._about()
         if about is not None and about.waiting and about.waiting != self._waiting:
             self._waiting = about.waiting
@@ -278,7 +278,7 @@ class BrokerSupervisor(Supervisor):
             self._end()
             return
         if name == TIMER:
-            return  # it ends when there is no schedule any more, and the broker starts without it
+            return  # the timer ends when there is no schedule any more, and the broker starts without it
         if self.options.mood < SupervisorStates.RUNNING or not isinstance(event, events.ProcessStateExitedEvent):
             return
         about = self._about()
@@ -295,8 +295,8 @@ class BrokerSupervisor(Supervisor):
                 self._end()
 
     def _stopped_before_it_began(self, event: Any) -> bool:
-        """The keeper was ended by our SIGTERM before it had a handler for that: no process had been
-        informed, and none can have ended us because of its death.
+        """The keeper was ended by our SIGTERM before it had a handler for that. No other process knew the
+        keeper yet, so none can have stopped us because of its death.
         """
         return (
             isinstance(event, events.ProcessStateStoppedEvent)

@@ -33,7 +33,7 @@ class Unprintable(ValueError):
 def _quoted(name: str, value: str) -> str:
     """NAME="value" in supervisord's syntax, which has no escapes."""
     mark = "'" if '"' in value else '"'
-    # it takes what follows a blank and a semicolon for a comment
+    # supervisord takes everything after a blank and a semicolon for a comment
     if mark in value or value.strip("'\"") != value or "\n" in value or " ;" in value:
         raise Unprintable(
             f"{name}: supervisord's configuration cannot hold this value because of a quotation mark, a line break or a"
@@ -49,8 +49,8 @@ def _environment(values: Mapping[str, str]) -> str:
 def printed(
     shipped: Path, kind: str, variables: Mapping[str, str], properties: Mapping[str, str], user: str, prefix: str
 ) -> str:
-    """`variables` are those that the shipped file names; `properties` are for the keeper. `user` and `prefix` (the programs' names begin with it) matter to `include`
-    only. Raises Unprintable.
+    """`variables` are those that the shipped file names; `properties` are for the keeper. `user` and
+    `prefix` (the programs' names begin with it) matter to `include` only. Raises Unprintable.
     """
     filled = configparser.RawConfigParser(strict=True)
     filled.read_string(_VARIABLE.sub(lambda found: variables[found[1]], shipped.read_text(encoding="utf-8")))

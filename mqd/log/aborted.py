@@ -43,8 +43,8 @@ class AbortedTransactions:
             self._pending.append((batch.producer_id, first, batch.base_offset))
 
     def compare(self, directory: Path, base_offset: int, next_offset: int) -> list[str]:
-        """Problems of the last segment; the next one may follow. Entries at or beyond next_offset
-        are still being written.
+        """Problems of the segment whose batches were taken since the last call. Entries at or beyond
+        next_offset are still being written.
         """
         pending, markers = self._pending, self._markers
         self._pending, self._markers = [], set()
@@ -76,7 +76,7 @@ def _contents(directory: Path, base_offset: int, suffix: str) -> bytes:
 
 
 def _compare_sums(base_offset: int, data: bytes, sums: bytes, lasts: list[int], next_offset: int) -> list[str]:
-    """`lasts`: the offsets of the abort markers, an entry each."""
+    """`lasts`: the offsets of the abort markers, one for each entry of the index."""
     from mqd import native  # hardware CRC-32C
 
     expected = 0

@@ -26,7 +26,7 @@ C2  log start: the highest of all files. It only ever moves up, and a deleted re
 C3  clean: this worker's own marker existed, its own file names the partition, and no other file
     does (another's may have been written since).
 C4  a file keeps its entries for partitions that moved to another worker until every worker has
-    written its own file (`settle`).
+    written its own file (`drop_carried`).
 C5  an offset is written only after the flush that makes it true (the caller passes durable offsets,
     never log ends).
 
@@ -100,8 +100,7 @@ def _parse_entry(row: str, version: int, where: str) -> Entry:
     return entry
 
 
-# -- contents found at start
-# -------------------------------------------------------------------------
+# -- contents found at start -----------------------------------------------------------------------
 
 
 class Found(msgspec.Struct):
@@ -227,8 +226,7 @@ def write_clean_shutdown(directory: Path, worker: int, generation: int, files: F
     files.replace(_marker(directory, worker), f"version: 0\ngeneration: {generation}\n".encode())
 
 
-# -- writing
-# -----------------------------------------------------------------------------------------
+# -- writing ---------------------------------------------------------------------------------------
 
 
 class CheckpointWriter:
@@ -245,9 +243,9 @@ class CheckpointWriter:
         }
         self._written: dict[str, bytes] = {}
 
-    def settle(self, keep: Iterable[Key] = ()) -> None:
-        """Every worker has written its own files: carried entries (C4) are now in theirs, except
-        `keep`, own partitions that are not open.
+    def drop_carried(self, keep: Iterable[Key] = ()) -> None:
+        """Called when every worker has written its own files, which now have the carried entries
+        (C4). `keep`: partitions of this worker that are not open; their entries stay.
         """
         kept = set(keep)
         for stem, entries in self._carried.items():
@@ -283,7 +281,7 @@ class CheckpointWriter:
 
 def remove_orphans(directory: Path, worker_count: int, files: Files) -> list[Path]:
     """Removes Kafka's own checkpoints and those of workers that no longer exist; only after
-    settling. One worker does it for all.
+    drop_carried(). One worker does it for all.
     """
     removed = []
     for stem in (RECOVERY_POINT, LOG_START, HIGH_WATERMARK):

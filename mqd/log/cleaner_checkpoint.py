@@ -44,9 +44,9 @@ class CleanerCheckpoint:
                     continue
                 for entry in entries:
                     if entry.topic_id is not None:
-                        self._raise(entry)
+                        self._advance(entry)
 
-    def _raise(self, entry: Entry) -> None:
+    def _advance(self, entry: Entry) -> None:
         name = (entry.topic, entry.partition, entry.topic_id or b"")
         self._offsets[name] = max(entry.offset, self._offsets.get(name, 0))
 

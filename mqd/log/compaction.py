@@ -90,7 +90,7 @@ def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -
 
 
 def _stable_count(stored: Sequence[Stored], ends: Ends) -> int:
-    """L1."""
+    """How many segments L1 allows to compact."""
     count = 0
     for segment, following in zip(stored, stored[1:], strict=False):
         end = following.base_offset

@@ -84,8 +84,8 @@ def prepare(
     """Ensures that the partition's directory exists and belongs to this topic. Returns (its path,
     the path of a directory moved aside or None). Raises OSError.
 
-    known_end: a checkpoint of this very partition knows of records up to this offset. has_others:
-    other replicas may know of records too (D4).
+    known_end: according to a checkpoint, this very partition has records up to this offset.
+    has_others: the partition has other replicas (D4).
 
     A new directory is durable only after sync_directory(log_dir), which the caller calls once for
     many.
@@ -116,7 +116,7 @@ def prepare(
 
 def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
     return (
-        f"{path / METADATA} is lost or damaged, and the checkpoints know records of this topic below offset"
+        f"{path / METADATA} is lost or damaged, and according to the checkpoints the topic has records below offset"
         f" {known_end}. If the directory is this topic's, restore the file, two lines: 'version: 0' and 'topic_id:"
         f" {_to_text(topic_id)}'; then restart the broker"
     )
@@ -124,9 +124,9 @@ def _lost_metadata(path: Path, topic_id: bytes, known_end: int) -> str:
 
 def _lost_records(path: Path, known_end: int) -> str:
     return (
-        f"{path} is lost, and the checkpoints know records of this topic below offset {known_end}: it does not begin"
-        " again at offset 0. Restore the directory from a copy while the broker is down; or, if the records are to be"
-        " given up, delete the topic and create it again"
+        f"{path} is lost, and according to the checkpoints the topic has records below offset {known_end}: it does not"
+        " start again at offset 0. Restore the directory from a copy while the broker is down; or, if the records are"
+        " to be given up, delete the topic and create it again"
     )
 
 

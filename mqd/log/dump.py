@@ -63,7 +63,7 @@ class DirectoryReport(msgspec.Struct):
 
 def _base_offset_of(path: Path) -> int:
     if path.suffix != ".log" or len(path.stem) != 20 or not path.stem.isdigit():
-        raise ValueError(f"{path}: not a segment; its name would be 20 digits and .log")
+        raise ValueError(f"{path}: not a segment; the name of a segment is 20 digits and .log")
     return int(path.stem)
 
 
@@ -126,7 +126,7 @@ def verify_segment(
     except CorruptBatch as error:
         report.problem = str(error)
     if report.problem is None and report.valid_bytes < size:
-        _judge_tail(path, size, report)
+        _report_tail(path, size, report)
     report.index_problems = _verify_indexes(path.parent, report, starts)
     return report
 
@@ -155,8 +155,8 @@ def _verify_batch(path: Path, batch: BatchInfo, report: SegmentReport, deep: boo
             raise CorruptBatch(f"records of the batch at position {batch.position} have offsets outside of it")
 
 
-def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
-    """The walk ended before the file did: at a truncated batch, or at zeroes."""
+def _report_tail(path: Path, size: int, report: SegmentReport) -> None:
+    """For a walk that ended before the file did: at a truncated batch, or at zeroes."""
     left = size - report.valid_bytes
     with open(path, "rb") as file:
         data = os.pread(file.fileno(), HEADER_BYTES, report.valid_bytes)
@@ -167,16 +167,16 @@ def _judge_tail(path: Path, size: int, report: SegmentReport) -> None:
             report.problem_offset = parse_header(data, 0, report.valid_bytes).base_offset
         except CorruptBatch as error:
             report.problem, report.incomplete = str(error), False
-    if report.incomplete and (behind := _complete_batch_behind(path, size, report)) is not None:
+    if report.incomplete and (later := _later_complete_batch(path, size, report)) is not None:
         # a crash or a running writer leaves nothing after an unfinished batch
         report.incomplete = False
         report.problem = (
-            f"the batch at position {report.valid_bytes} has a wrong length: at position {behind.position} begins a"
-            f" complete one, offset {behind.base_offset}"
+            f"the batch at position {report.valid_bytes} has a wrong length: a complete one begins at position"
+            f" {later.position}, offset {later.base_offset}"
         )
 
 
-def _complete_batch_behind(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
+def _later_complete_batch(path: Path, size: int, report: SegmentReport) -> BatchInfo | None:
     """The first batch with a valid checksum in what seems to be the rest of a truncated one."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as data:
         at = report.valid_bytes

@@ -72,8 +72,8 @@ def timestamp_from(
 
 
 def records_at(directory: str | os.PathLike[str], offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
-    """(how many of these ascending offsets were looked for, their records). It ends when batches of
-    `bytes_max` were read. The offsets are below the high watermark; those that the log does not have
+    """(how many of these ascending offsets were searched, the records found). Ends after reading
+    `bytes_max` of batches. The offsets are below the high watermark; those that the log does not have
     are left out. Raises OSError, CorruptBatch.
     """
     return _retry(_records_at, Path(directory), offsets, bytes_max)
@@ -295,8 +295,8 @@ def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int
 
 
 def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_offset: int) -> EpochEnd:
-    """The largest epoch not above `leader_epoch` and its end offset. UNKNOWN_EPOCH: the log does
-    not know it (including future epochs).
+    """The largest epoch not above `leader_epoch` and its end offset. UNKNOWN_EPOCH: the log has
+    no such epoch (including future epochs).
     """
     if leader_epoch < 0 or not epochs or leader_epoch > epochs[-1][0]:
         return UNKNOWN_EPOCH

@@ -32,14 +32,14 @@ from mqd.log.files import Files
 
 MARKER = "moved-here"
 CHUNK_BYTES = 4 << 20
-FILES_OF_A_STEP = 64
-SETTLED_NS = 1_000_000_000
+FILES_PER_STEP = 64
+COARSE_NS = 1_000_000_000  # file times may be this coarse
 _FUTURE = re.compile(r"(.+)-([0-9]+)\.[0-9a-f]{32}-future")
-_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:log|index|timeindex|txnindex|txnsum|snapshot)")
+_SEGMENT_FILE = re.compile(r"([0-9]{20})\.(?:log|index|timeindex|txnindex|txnsum|snapshot)")
 _LOG_START = re.compile(rb"^log_start_offset ([0-9]{1,19})$", re.MULTILINE)
 _NOT_COPIED = frozenset({MARKER})
 
-Print = tuple[int, int, int]  # inode, size, mtime_ns
+Fingerprint = tuple[int, int, int]  # inode, size, mtime_ns
 
 
 def future_name(topic: str, partition: int) -> str:
@@ -92,7 +92,7 @@ class Copy:
         self._topic, self._partition, self._topic_id = topic, partition, topic_id
         self._files = files
         # closed files of the source, at the time of their copying
-        self._seen: dict[str, Print] = {}
+        self._seen: dict[str, Fingerprint] = {}
         self._held: dict[str, int] = {}  # descriptors of logs copied while they were being written
         self._copied: dict[str, int] = {}  # bytes copied of each
         self.copied_bytes = 0
@@ -110,19 +110,19 @@ class Copy:
         names = [
             name
             for name in os.listdir(self.source)
-            if (match := _OF_A_SEGMENT.fullmatch(name)) and (name == active_log or int(match[1]) < active_segment)
+            if (match := _SEGMENT_FILE.fullmatch(name)) and (name == active_log or int(match[1]) < active_segment)
         ]
         step = 0
         for number, name in enumerate(sorted(names), 1):
             try:
-                for size in self._bring(name, active_position if name == active_log else None):
+                for size in self._copy_file(name, active_position if name == active_log else None):
                     step += size
                     if step >= CHUNK_BYTES:
                         yield step
                         step = 0
             except FileNotFoundError:
                 pass  # deleted by retention; finish() uses the remaining files
-            if step and (number % FILES_OF_A_STEP == 0 or number == len(names)):
+            if step and (number % FILES_PER_STEP == 0 or number == len(names)):
                 yield step
                 step = 0
 
@@ -132,11 +132,11 @@ class Copy:
         """
         missing, active_log = 0, f"{active_segment:020d}.log"
         for name in os.listdir(self.source):
-            match = _OF_A_SEGMENT.fullmatch(name)
+            match = _SEGMENT_FILE.fullmatch(name)
             if match is None or (name != active_log and int(match[1]) >= active_segment):
                 continue
             try:
-                now = _print(os.stat(self.source / name))
+                now = _fingerprint(os.stat(self.source / name))
             except FileNotFoundError:
                 continue
             limit = active_position if name == active_log else None
@@ -149,7 +149,7 @@ class Copy:
         """
         names = {entry.name for entry in os.scandir(self.source) if entry.is_file(follow_symlinks=False)} - _NOT_COPIED
         for name in sorted(names):
-            for _ in self._bring(name, None):
+            for _ in self._copy_file(name, None):
                 pass
         for entry in list(os.scandir(self.path)):
             if entry.name not in names:
@@ -166,13 +166,13 @@ class Copy:
         self._files.sync_directory(self._log_dir)
         return self._final
 
-    def _bring(self, name: str, limit: int | None) -> Iterator[int]:
+    def _copy_file(self, name: str, limit: int | None) -> Iterator[int]:
         """Copies the missing bytes of one file, up to `limit` for a log that is being written
         (None: a closed file, all of it).
         """
         with open(self.source / name, "rb") as source:
             began_ns = time.time_ns()
-            now = _print(os.fstat(source.fileno()))
+            now = _fingerprint(os.fstat(source.fileno()))
             done = self._reusable(name, now, limit)
             end = now[1] if limit is None else min(limit, now[1])
             if limit is None and self._seen.get(name) == now and done == end:
@@ -197,10 +197,10 @@ class Copy:
             if limit is None:
                 self._close_held(name)
                 # a file changed in place may keep its size, and its time if the clock is coarse
-                if name.endswith(".log") or now[2] + SETTLED_NS < began_ns:
+                if name.endswith(".log") or now[2] + COARSE_NS < began_ns:
                     self._seen[name] = now
 
-    def _reusable(self, name: str, now: Print, limit: int | None) -> int:
+    def _reusable(self, name: str, now: Fingerprint, limit: int | None) -> int:
         """How many bytes of the copy still equal the source's. While a log is being written its
         file is held open, so that no other file can get its inode.
         """
@@ -223,7 +223,7 @@ class Copy:
             self._close_held(name)
 
 
-def _print(status: os.stat_result) -> Print:
+def _fingerprint(status: os.stat_result) -> Fingerprint:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 

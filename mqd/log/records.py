@@ -52,7 +52,7 @@ def _corrupt() -> Iterator[None]:
     try:
         yield
     except IndexError:
-        raise CorruptBatch("the records end within one") from None
+        raise CorruptBatch("the records end inside a record") from None
     except ValueError as error:
         raise error if isinstance(error, CorruptBatch) else CorruptBatch(str(error)) from None
 

@@ -39,7 +39,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 def _removable(segments: Sequence[Segment], high_watermark: int) -> int:
-    """How many of the oldest segments R1 and R2 allow to delete."""
+    """How many of the oldest segments may be deleted according to R1 and R2."""
     count = 0
     for following in segments[1:]:
         if following.base_offset > high_watermark:
@@ -74,8 +74,8 @@ def decide(
     high_watermark: int,
     active_first_timestamp_ms: int = -1,
 ) -> Decision:
-    """`segments` ascending, active last; `active_first_timestamp_ms` of its first record, -1 =
-    unknown or empty.
+    """`segments`: ascending, the active one last. `active_first_timestamp_ms`: of the first record
+    of the active segment; -1 = unknown or empty.
     """
     if not segments:
         return Decision()

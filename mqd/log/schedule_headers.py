@@ -4,10 +4,10 @@ timer, which delivers.
 
     mqd-deliver-at: MS     at this time, in milliseconds since the epoch
     mqd-delay-ms: MS       this long after the record's timestamp; without either, schedule.delay.ms
-    mqd-cancel: OFFSET     this record is not delivered, and the pending one at OFFSET neither
+    mqd-cancel: OFFSET     neither this record nor the pending one at OFFSET is delivered
     mqd-replace: OFFSET    this record is delivered instead of the pending one at OFFSET
 
-Values are decimal ASCII. As everywhere in Kafka, the last of several equal headers counts.
+Values are decimal ASCII. As everywhere in Kafka, the last of several headers of one name counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mqd.protocol.records import read_blob, read_headers, read_varint
 DELIVER_AT, DELAY, CANCEL, REPLACE = "mqd-deliver-at", "mqd-delay-ms", "mqd-cancel", "mqd-replace"
 HEADERS = frozenset((DELIVER_AT, DELAY, CANCEL, REPLACE))
 DELAY_MS_MAX = 366 * 86_400_000  # a year, also a leap year
-# Groups of this prefix hold the progress of schedules, and transactional ids fence their timers.
+# Groups with this prefix hold the progress of schedules; transactional ids with it fence the timers.
 GROUP_PREFIX = "__mqd-timer."
 _MARK = b"mqd-"
 _DIGITS_MAX = 18  # fits into int64

@@ -15,7 +15,7 @@ import msgspec
 
 _TIME_ENTRY = Struct(">qi")
 _LOG_NAME = re.compile(r"([0-9]{20})\.log")
-FILES_OF_A_SEGMENT = (".log", ".index", ".timeindex", ".txnindex", ".txnsum")
+SEGMENT_SUFFIXES = (".log", ".index", ".timeindex", ".txnindex", ".txnsum")
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -149,6 +149,6 @@ def files_below(directory: Path, offset: int) -> list[Path]:
     with os.scandir(directory) as entries:
         for entry in entries:
             stem, dot, suffix = entry.name.partition(".")
-            if len(stem) == 20 and stem.isdigit() and int(stem) < offset and dot + suffix in FILES_OF_A_SEGMENT:
+            if len(stem) == 20 and stem.isdigit() and int(stem) < offset and dot + suffix in SEGMENT_SUFFIXES:
                 found.append((int(stem), dot + suffix == ".log", entry.name))
     return [directory / name for _, _, name in sorted(found)]

@@ -236,7 +236,7 @@ class KeeperClient:
                 + response.segment_count
             )
             if len(fds) != announced:
-                raise KeeperError(f"the keeper sent {len(fds)} descriptors, not what it announced")
+                raise KeeperError(f"the keeper sent {len(fds)} descriptors, not the number that it announced")
             return cls(connection, role, index, response, fds)
         except TimeoutError as error:
             connection.close()
@@ -277,8 +277,8 @@ class KeeperClient:
     # -- after attaching ---------------------------------------------------------------------------
 
     def ready(self, detail: str = "") -> None:
-        """From now on the broker relies on this process. The acceptor's detail:
-        "metrics_port=12345". Raises KeeperError.
+        """Reports that this process serves. The acceptor's detail: "metrics_port=12345". Raises
+        KeeperError.
         """
         try:
             send_message(self._connection, Ready(detail, self.confinement))
@@ -293,7 +293,7 @@ class KeeperClient:
             pass
 
     def left(self) -> None:
-        """The controller's response to Leave. Not needed if the keeper has ended."""
+        """Sends the controller's response to Leave. Not needed if the keeper has ended."""
         try:
             send_message(self._connection, Left())
         except OSError:
@@ -390,12 +390,13 @@ class KeeperClient:
             loop.add_reader(fd, parent_died, reason)
 
     def _alive(self) -> None:
-        with contextlib.suppress(OSError):  # the keeper reads late, or has ended: it, or its successor, probes again
+        with contextlib.suppress(OSError):  # the keeper is slow, or has ended: another probe will follow
             self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:
-        """Its own supervisord does not restart the keeper, so without it the whole broker ends, even if no `mqd up` is
-        there to stop it. By pidfd, so that no other process can be hit.
+        """Ends a supervisord that runs this broker alone. It does not restart the keeper, so the whole broker ends
+        without the keeper, even if no `mqd up` is there to stop it. Signalled by pidfd, so that no other process can
+        be hit.
         """
         for fd, _ in self._parent_fds[1:]:
             try:

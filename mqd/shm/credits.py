@@ -6,8 +6,8 @@ could be wrong.
 
 K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds
     max.connections.
-K2  the first worker that attaches recreates it for each keeper process (`generation`), under a
-    lock file; a second semaphore holds the generation. A keeper starts only when every worker of
+K2  for each keeper process (`generation`) the first worker that attaches recreates the semaphore,
+    under a lock file; a second semaphore holds the generation. A keeper starts only when every worker of
     the previous one is gone, so no process holds credits of the old one.
 K3  a worker may hold connections up to `granted`; it leases in advance, because connections arrive
     faster than it checks, and returns unused blocks when the budget runs out, so that no worker
@@ -211,8 +211,8 @@ def local_memory(name: str) -> str:
 
 
 def remove(name: str) -> None:
-    """At the clean end of a broker. A process that still holds credits has nothing to return any
-    more.
+    """Removes the semaphores at the clean end of a broker. A process that still holds credits has
+    nothing to return any more.
     """
     for which in (name, local_memory(name)):
         for number in (0, 1):

@@ -9,8 +9,8 @@ long as the process lives; its end, together with the pidfd, is the keeper's pro
 
 import msgspec
 
-# Exit statuses of processes: a restart would fail in the same way; the keeper has died, and
-# supervisord starts it again.
+# Exit statuses of processes. CANNOT_START: a restart would fail in the same way. STARTED_AGAIN: the
+# keeper has died, and supervisord starts it and this process again.
 CANNOT_START, STARTED_AGAIN = 2, 3
 
 
@@ -51,7 +51,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     controller_listener: tuple[str, int] | None = None
     inter_broker_listener: tuple[str, int] | None = None
     tls_secret: bytes = b""  # worker: what the keys of session tickets are derived from
-    supervisor_is_own: bool = True  # it runs nothing but this broker, and ends with it
+    supervisor_is_own: bool = True  # supervisord runs nothing but this broker, and ends with it
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -60,7 +60,7 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
     detail: str = ""
-    confinement: str = ""  # what it runs without, for human readers
+    confinement: str = ""  # restrictions in force, as text
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
@@ -70,8 +70,8 @@ class Waiting(msgspec.Struct, tag=True, frozen=True):
 
 
 class Death(msgspec.Struct, tag=True, frozen=True):
-    """Proof of death, from the kernel. `generation` is the dead process's; its successor has
-    another.
+    """Proof of death, from the kernel. `generation` is the dead process's; its successor has a
+    different one.
     """
 
     role: str
@@ -86,8 +86,8 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """To the controller of a host among others, before Shutdown: move this host's leaderships to
-    others, then send Left. The other processes continue in the meantime.
+    """To the controller of a host in a cluster, before Shutdown: move this host's leaderships to
+    other hosts, then send Left. The other processes continue in the meantime.
     """
 
     reason: str
@@ -106,15 +106,15 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
-    """From supervisord's process, every few seconds: queries whether every process has answered
-    within `within_s`. The keeper answers at once, and probes them for the next query.
+    """From supervisord's process, every few seconds: has every process answered within `within_s`?
+    The keeper responds immediately, and probes the processes for the next query.
     """
 
     within_s: float
 
 
 class Probed(msgspec.Struct, tag=True, frozen=True):
-    silent: list[str]  # names of the processes that have not
+    silent: list[str]  # names of the processes that have not answered
 
 
 class StatusQuery(msgspec.Struct, tag=True, frozen=True):
@@ -147,7 +147,7 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     log_level: str
     metrics_port: int
     local_clients: list[int] = []  # attached by shared memory, per worker; counted in connections too
-    local_bytes: list[int] = []  # of their memory
+    local_bytes: list[int] = []  # size of these clients' shared memory, per worker
     metrics_url: str = ""
     client_socket: str = ""  # where they attach; "" = nowhere
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 LOCK_NAME = ".lock"
-LOOK_COUNT = 10
-LOOK_INTERVAL_S = 0.01
+ATTEMPT_COUNT = 10
+ATTEMPT_INTERVAL_S = 0.01
 
 
 class DirectoryInUse(OSError):
@@ -46,9 +46,9 @@ def lock_file(path: str | os.PathLike[str]) -> int | None:
         if os.fstat(fd).st_uid == os.getuid():
             # if others could open it they could lock it, and the broker would not start
             os.fchmod(fd, 0o600)
-        for attempt in range(LOOK_COUNT):
+        for attempt in range(ATTEMPT_COUNT):
             if attempt:
-                time.sleep(LOOK_INTERVAL_S)
+                time.sleep(ATTEMPT_INTERVAL_S)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return fd

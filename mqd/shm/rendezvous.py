@@ -107,7 +107,7 @@ def served(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
 
 
 def _plain(address: str) -> str:
-    """One spelling for each address: IPv4 in IPv6 becomes IPv4, and no address means every address."""
+    """One spelling for each address: IPv4-mapped IPv6 becomes IPv4, "" means every address."""
     ip = ipaddress.ip_address(address.partition("%")[0] or "0.0.0.0")
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)
@@ -229,7 +229,7 @@ def publish(
 
 
 def withdraw(published: Iterable[Published]) -> None:
-    """At the broker's end."""
+    """Removes the links, at the broker's end."""
     for link, lock_fd in published:
         _remove(link, lock_fd)
 
@@ -287,7 +287,7 @@ def _is_socket(path: str | os.PathLike[str]) -> bool:
         return False
 
 
-def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None, list[str]]:
+def _search(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None, list[str]]:
     """(name, socket path, obstacles)."""
     obstacles = []
     for directory in places:
@@ -308,7 +308,7 @@ def _look(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None
 
 
 def _names(addresses: Iterable[str], port: int) -> list[str]:
-    """Names that a broker may have published whose TCP listener accepts connections to one of these
+    """Names that a broker may have published if its TCP listener accepts connections to one of these
     addresses. A listener on :: accepts IPv4 too (mqd/keeper/sockets.py). Raises OSError without
     /proc.
     """
@@ -320,8 +320,8 @@ def _names(addresses: Iterable[str], port: int) -> list[str]:
 
 
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
-    """The client socket of the broker at `bootstrap_servers` ("host:port,host:port") if one of them
-    is on this host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly,
+    """The client socket of the first of `bootstrap_servers` ("host:port,host:port") that is on this
+    host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly,
     without verification. Never raises. Resolves names (which may take as long as the resolver
     does).
     """
@@ -337,14 +337,14 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
     places = directories() if places is None else places
     seen: list[str] = []
     for host, port in addresses_of(bootstrap_servers):
-        found = at(host, port, places)
+        found = find_at(host, port, places)
         if found.path is not None:
             return found
         seen.append(found.reason)
     return Rendezvous(None, "; ".join(seen) or "bootstrap.servers has no address")
 
 
-def at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:
+def find_at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:
     """The client socket of the broker at this address, if it is on this host, whatever $MQD_SOCKET
     says. Never raises.
     """
@@ -356,7 +356,7 @@ def at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous
         names = _names(local, port)
     except OSError as error:
         return Rendezvous(None, f"this process's network namespace is not known: {error}")
-    name, path, obstacles = _look(names, places)
+    name, path, obstacles = _search(names, places)
     if path is not None:
         return Rendezvous(path, f"{host}:{port} is this host's broker", name)
     return Rendezvous(

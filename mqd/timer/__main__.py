@@ -1,9 +1,9 @@
 """`python -m mqd.timer`: delivers the records of this host's schedules when they are due. The data
 directory comes from MQD_DATA_DIR.
 
-A client of the broker, on its host and of its user. The acceptor starts it, through supervisord,
-when there is a topic with schedule.to, and says which partitions this host leads
-(mqd/base/schedule_board.py). It may be killed at any time.
+It is a client of the broker on its host, and runs as the broker's user. The acceptor starts it,
+through supervisord, when there is a topic with schedule.to, and publishes which partitions this host
+leads (mqd/base/schedule_board.py). It may be killed at any time.
 
 Exit status: 0 after SIGTERM, and when there is no schedule any more; otherwise 1.
 """
@@ -28,7 +28,7 @@ from mqd.security import confinement
 if TYPE_CHECKING:
     from mqd.timer.partition import PartitionTimer
 
-ENDING_S = 0.1  # how often it is seen whether the threads that are to end have ended
+ENDING_S = 0.1  # interval of checks whether stopped threads have ended
 STATUS_S = 1.0
 IDLE_S = 60.0
 JOIN_S = 5.0
@@ -48,11 +48,11 @@ class Timer:
         self._seen: tuple[int, int] | None = None
         self._wanted_at = time.monotonic()
         self._status_at = 0.0
-        self._has_news = False  # that are not published
+        self._status_changed = False  # a changed status is not published yet
 
     def update(self) -> bool:
-        """Starts and stops partitions as run/schedules.json says. False: there has been no schedule for
-        IDLE_S.
+        """Starts and stops partitions according to run/schedules.json. False: there has been no
+        schedule for IDLE_S.
         """
         try:
             about = (self._places.run_dir / schedule_board.SCHEDULES).stat()
@@ -64,8 +64,8 @@ class Timer:
             self._follow(schedule_board.read_schedules(self._places.run_dir).topics)
         now = time.monotonic()
         self._ending = [timer for timer in self._ending if not timer.join(0)]
-        if self._has_news and now - self._status_at >= STATUS_S:
-            self._status_at, self._has_news = now, False
+        if self._status_changed and now - self._status_at >= STATUS_S:
+            self._status_at, self._status_changed = now, False
             self._publish()
         if self._timers or self._ending:
             self._wanted_at = now
@@ -76,14 +76,14 @@ class Timer:
         if self._ending:
             return ENDING_S
         now = time.monotonic()
-        if self._has_news:
+        if self._status_changed:
             return max(0.0, self._status_at + STATUS_S - now)
         return None if self._timers else max(0.0, self._wanted_at + IDLE_S - now)
 
-    def _on_news(self) -> None:
-        """Something to publish has changed. Any thread."""
-        if not self._has_news:
-            self._has_news = True
+    def _on_status(self) -> None:
+        """The status of a partition has changed. Called in any thread."""
+        if not self._status_changed:
+            self._status_changed = True
             self._wake()
 
     def _follow(self, topics: list[ScheduleTopic]) -> None:
@@ -103,14 +103,14 @@ class Timer:
                     self._places.client_socket,
                     self._places.data_dir,
                     KEPT_BYTES_MAX // len(wanted),
-                    self._on_news,
+                    self._on_status,
                 )
                 self._timers[key] = timer
                 timer.start()
-        self._has_news = True
+        self._status_changed = True
 
     def _remove_indexes(self, topics: list[ScheduleTopic]) -> None:
-        """Those of deleted topics. The rest stay: a partition may be led here again."""
+        """Removes the indexes of deleted topics. The rest stay: this host may lead a partition again."""
         kept = {topic.topic_id.hex() for topic in topics}
         with contextlib.suppress(OSError):
             for path in (self._places.data_dir / "timer").iterdir():
@@ -134,7 +134,9 @@ class Timer:
 
 
 def _differ(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
-    """A new leader epoch: another host may have led the partition since."""
+    """Whether the partition's timer has to start again. With a new leader epoch it does: another
+    host may have led the partition since.
+    """
     return (one.target, one.delay_ms, one.led[partition]) != (other.target, other.delay_ms, other.led[partition])
 
 

@@ -5,13 +5,13 @@ Progress is a committed offset Y and, in its metadata, X, the last delivered (du
 records below Y, those up to X have been delivered or cancelled, and those after X are pending. A
 tick is one transaction, which writes what is due to the target together with the next (Y, X).
 
-T1  Nothing is delivered before a clock of the host that delivers it has shown its time.
+T1  Nothing is delivered before the clock of the host that delivers it has reached its due time.
 T2  Each committed record is delivered or cancelled, once.
 T3  Y and X never fall.
 T4  The log's start is not moved past a pending record.
 
-A record that arrives when X is past its time is late, and not in the index: it is delivered in the
-transaction that moves Y past it, or Y does not move. One that arrives when X is past its time but
+A record that arrives when X is past its due time is late, and not in the index: it is delivered in
+the transaction that moves Y past it, or Y does not move. One that arrives when X is past its time but
 the clock is not (the clock jumped back) is not read before the clock gets there; later records of
 the partition wait with it.
 """
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
     last: Entry  # X
 
     def delivered(self, entry: Entry) -> bool:
-        """Or cancelled."""
+        """Whether the entry was delivered or cancelled."""
         return entry.offset < self.end_offset and entry <= self.last
 
 
@@ -68,7 +68,7 @@ def take_over(
 
 
 class Schedule:
-    """`index_end`: up to which offset the index was made; the log is read from there."""
+    """`index_end`: the offset up to which the index was built; the log is read from there."""
 
     def __init__(self, index: Index, index_end: int, committed: Progress) -> None:
         self.index = index
@@ -79,8 +79,8 @@ class Schedule:
             index.drop_to(committed.last)
 
     def read(self, rows: Iterable[Row], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
-        """The next records, in order. False: not all of them were taken; they are to be given again
-        from `end_offset` on, after a tick or later. `due_of(offset)`: when the earlier record is
+        """The next records, in order. False: not all of them were taken; pass them again, from
+        `end_offset` on, after a tick or later. `due_of(offset)`: when the earlier record is
         due; None: there is none at that offset that is delivered.
         """
         for row in rows:
@@ -110,10 +110,10 @@ class Schedule:
             self.index.cancel(due_ms, offset)
 
     def tick(self, now_ms: int, count_max: int) -> Tick | None:
-        """What is to be delivered, or only progress; None: neither. committed() follows before
-        anything else, or this schedule is thrown away. A tick without entries may be left out.
+        """The next records to be delivered, or only progress; None: neither. Call committed() before
+        anything else, or discard this schedule. A tick without entries may be skipped.
         """
-        # What was read again after a takeover, below Y, has no progress of its own to commit.
+        # Records below Y that were read again after a takeover have no progress to commit.
         if self.end_offset < self.progress.end_offset:
             return None
         # the progress covers all late ones, so all of them are in this tick
@@ -129,12 +129,12 @@ class Schedule:
         self.progress = tick.progress
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the index may be saved: it is what (Y, X) says."""
+    def can_save(self) -> bool:
+        """Whether the index matches the committed progress (Y, X)."""
         return not self._late and self.end_offset == self.progress.end_offset
 
     def save(self) -> None:
-        """Only while settled."""
+        """Only while can_save."""
         self.index.save(self.end_offset)
 
     @property

@@ -16,7 +16,7 @@ I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one m
 I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
     it is on disk. So what open() finds is the state of one save(), whatever happened since.
 
-The index can be made from the log at any time. Files save that time: 10^8 records are minutes.
+The index can be rebuilt from the log at any time. Files save that time: 10^8 records take minutes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Index:
 
     @classmethod
     def open(cls, storage: Storage, entry_count_max: int = ENTRY_COUNT_MAX) -> tuple[Index, int]:
-        """The index as it was saved, and the offset up to which it was made; -1: there is none."""
+        """The index as it was saved, and the offset up to which it was built; -1: there is none."""
         index = cls(storage, entry_count_max)
         names = set(storage.names())
         manifest = None
@@ -127,7 +127,7 @@ class Index:
         if due_ms < self._loaded_end:
             heapq.heappush(self._recent, Entry(due_ms, offset))
             if len(self._recent) > self._entry_count_max:
-                self._settle()
+                self._sort_memory()
         else:
             self._write(due_ms, offset)
 
@@ -174,20 +174,22 @@ class Index:
         file.size_bytes += len(data)
         file.dirty = True
 
-    def _settle(self) -> None:
-        """Sorts what is in memory; what is too much goes back into files."""
+    def _sort_memory(self) -> None:
+        """Sorts the entries in memory, and moves those that are too many back into files."""
         rows = self._in_memory()
         if len(rows) > 2 * self._entry_count_max:
             cut = int(rows[self._entry_count_max, 0])
-            self._withdraw(cut)
+            self._lower_end(cut)
             keep = int(np.searchsorted(rows[:, 0], cut))
             for due_ms, offset in rows[keep:].tolist():
                 self._write(due_ms, offset)
             rows = rows[:keep]
         self._front, self._at, self._recent = rows, 0, []
 
-    def _withdraw(self, cut: int) -> None:
-        """Memory reaches to `cut` only, and finer files no further than the wider ones begin."""
+    def _lower_end(self, cut: int) -> None:
+        """Lowers loaded_end to `cut`, and the ends of the levels with it. Entries of files that are now
+        at another level are written again.
+        """
         self._loaded_end = cut
         self._ends = [(cut // width + 1) * width for width in WIDTHS_MS[:-1]]
         for place in [place for place in self._files if place[0] != self._level_of(place[1])]:
@@ -204,7 +206,7 @@ class Index:
         return file
 
     def _in_memory(self) -> NDArray[np.int64]:
-        """Without what is cancelled."""
+        """The entries in memory, without cancelled ones."""
         rest = self._front[self._at :]
         rows = np.concatenate([rest, np.array(self._recent, np.int64)]) if self._recent else rest
         if self._cancelled:
@@ -244,11 +246,11 @@ class Index:
         return taken
 
     def forget_below(self, offset: int) -> None:
-        """Records below `offset` are gone: what the index still has of them was cancelled since."""
+        """Ignores entries below `offset`: their records are deleted, so they were cancelled before."""
         self._floor = offset
 
     def next_due_ms(self) -> int | None:
-        """When something is due next, or before: files are known by when they begin."""
+        """When the next entry is due, or earlier: of a file only the start is known."""
         found = [start for _, start in self._files]
         if self._at < len(self._front):
             found.append(int(self._front[self._at, 0]))
@@ -257,7 +259,7 @@ class Index:
         return min(found, default=None)
 
     def first_offset(self) -> int | None:
-        """No pending record has a lower offset."""
+        """A lower bound of the offsets of pending records; None: there are none."""
         found = [file.first_offset for file in self._files.values()]
         if self._at < len(self._front):
             found.append(int(self._front[self._at :, 1].min()))
@@ -277,7 +279,7 @@ class Index:
         self._front, self._at, self._recent = rows[~gone], 0, []
 
     def _load(self, now_ms: int) -> None:
-        """Everything that is due is in memory afterwards, as far as there is room."""
+        """Loads everything that is due into memory, as far as there is room."""
         while self._loaded_end <= now_ms and len(self._front) - self._at + len(self._recent) < self._entry_count_max:
             if not self._files:
                 # nothing is stored: no need to look at each day that has passed
@@ -298,7 +300,7 @@ class Index:
                 self._split(place, level + 1)
                 continue
             if file is not None:
-                self._bring_in(place)
+                self._load_file(place)
             self._reach(end)
 
     def _reach(self, end: int) -> None:
@@ -329,7 +331,7 @@ class Index:
                 if len(offsets):
                     finer.first_offset = min(finer.first_offset, int(offsets.min()))
 
-    def _bring_in(self, place: tuple[int, int]) -> None:
+    def _load_file(self, place: tuple[int, int]) -> None:
         rows = np.concatenate([_NONE, *self._read_all(self._take_out(place))])
         cancels = rows[:, 1] < 0
         if cancels.any():
@@ -346,8 +348,8 @@ class Index:
     # -- saving ------------------------------------------------------------------------------------
 
     def save(self, end_offset: int) -> None:
-        """Every record below `end_offset` is in the index, delivered or cancelled."""
-        self._settle()
+        """Saves the index. Every record below `end_offset` is in it, or was delivered or cancelled."""
+        self._sort_memory()
         self._flush()
         rows = np.ascontiguousarray(self._front[self._at :])
         loaded = self._fresh_name()

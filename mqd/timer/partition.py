@@ -3,8 +3,8 @@
 A thread with two consumers (one reads the partition to its end, one looks up what is due) and a
 transactional producer, all through shared memory. Its transactional id is the partition's, so the
 timer of another host, or an earlier one of this, cannot commit any more once this one has begun.
-After any error everything is closed and begun again from the committed progress: whether the last
-transaction was committed is then known.
+After any error everything is closed and started again from the committed progress: then it is known
+whether the last transaction was committed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ TICK_COUNT_MAX = 8192
 LOOK_UP_COUNT_MAX = 512  # records of one look-up: they are in memory until they are produced
 KEPT_MS = 60_000  # records that are due so soon are kept in memory, as far as there is room
 KEPT_OVERHEAD_BYTES = 300
-NEAR_COUNT = 64  # records between two that are looked up are read over, and not sought past
-# how long nothing may be looked at without a reason: while records are pending, whose time may come
-# sooner than expected if the clock is set; and otherwise
+NEAR_COUNT = 64  # a gap of fewer records between two wanted ones is read and not seeked past
+# the longest wait between two checks: while records are pending, which can become due sooner than
+# expected if the clock is set; and otherwise
 PENDING_S, IDLE_S = 5.0, 60.0
 COMMIT_S, SAVE_S, TRIM_S = 1.0, 10.0, 30.0
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
@@ -60,7 +60,7 @@ def progress_text(topic_id: bytes, last: Entry) -> str:
 
 
 def progress_of(offset: int, text: str | None, topic_id: bytes) -> Progress:
-    """START: nothing was committed, or it was another topic of this name."""
+    """START: nothing was committed, or it was committed for another topic of this name."""
     fields = (text or "").split()
     if offset < 0 or len(fields) != 4 or fields[:2] != ["1", topic_id.hex()]:
         return Progress(0, START)
@@ -77,9 +77,11 @@ class PartitionTimer:
         socket_path: Path,
         data_dir: Path,
         kept_bytes_max: int,
-        on_news: Callable[[], None] = lambda: None,
+        on_status: Callable[[], None] = lambda: None,
     ) -> None:
-        """`kept_bytes_max`: of records that are due soon. `on_news`: `status` may have changed."""
+        """`kept_bytes_max`: memory for records that are due soon. `on_status`: called when `status` may
+        have changed.
+        """
         self.topic = schedule
         self.index = partition
         self.status = PartitionStatus(schedule.topic, partition)
@@ -87,7 +89,7 @@ class PartitionTimer:
         self._name = f"{schedule_headers.GROUP_PREFIX}{schedule.topic}"
         self._directory = data_dir / "timer" / f"{schedule.topic_id.hex()}-{partition}"
         self._stopping = threading.Event()
-        self._on_news = on_news
+        self._on_status = on_status
         self._reading: Any = None
         self._clients: list[Any] = []
         self._delivered = 0
@@ -114,11 +116,11 @@ class PartitionTimer:
             delivered = self._delivered
             try:
                 self._serve()
-            except Exception as error:  # our own bugs too: other partitions are served on
+            except Exception as error:  # bugs too: the other partitions must continue
                 expected = isinstance(error, (KafkaException, OSError, Deferred))
                 say = log.warning if expected else log.exception
                 say(
-                    "schedule is begun again from its committed progress",
+                    "schedule starts again from its committed progress",
                     topic=self.topic.topic,
                     partition=self.index,
                     reason=str(error),
@@ -136,7 +138,7 @@ class PartitionTimer:
                 pass  # its broker has ended
         self._clients = []
 
-    # -- one life of the clients -------------------------------------------------------------------
+    # -- from the start of the clients to the next error -------------------------------------------
 
     def _consumer(self, isolation_level: str) -> Consumer:
         consumer = Consumer(
@@ -196,7 +198,7 @@ class PartitionTimer:
     def _log_start(self) -> int:
         found = self._reading.get_watermark_offsets(TopicPartition(self.topic.topic, self.index), TIMEOUT_S)
         if found is None:
-            raise Deferred("the partition's offsets are not known; tried again")
+            raise Deferred("the partition's offsets are not known; retrying")
         return int(found[0])
 
     def _turns(self, schedule: Schedule, log_start: int) -> None:
@@ -212,7 +214,7 @@ class PartitionTimer:
                 self._deliver(tick)
                 schedule.committed(tick)
                 committed_at = now
-            if now - saved_at >= SAVE_S and schedule.is_settled and saved_offset != schedule.end_offset:
+            if now - saved_at >= SAVE_S and schedule.can_save and saved_offset != schedule.end_offset:
                 schedule.save()
                 saved_at, saved_offset = now, schedule.end_offset
             if now - trimmed_at >= TRIM_S:
@@ -223,15 +225,15 @@ class PartitionTimer:
             self.status.pending = schedule.pending_count
             next_ms = schedule.index.next_due_ms()
             self.status.behind_s = 0.0 if next_ms is None else max(0.0, (_now_ms() - next_ms) / 1000)
-            self._on_news()
+            self._on_status()
             if tick is not None and tick.entries or schedule.end_offset < schedule.progress.end_offset:
                 wait_s = 0.0
             else:
                 wait_s = IDLE_S if next_ms is None else min(PENDING_S, max(0.001, (next_ms - _now_ms()) / 1000))
-                # what this turn had to leave undone
+                # when the work is due that was too early in this turn
                 due = [
                     committed_at + COMMIT_S if tick is not None and tick.progress != schedule.progress else math.inf,
-                    saved_at + SAVE_S if schedule.is_settled and saved_offset != schedule.end_offset else math.inf,
+                    saved_at + SAVE_S if schedule.can_save and saved_offset != schedule.end_offset else math.inf,
                     trimmed_at + TRIM_S if schedule.first_pending() > log_start else math.inf,
                 ]
                 wait_s = min(wait_s, max(0.0, min(due) - now))
@@ -277,7 +279,7 @@ class PartitionTimer:
         return record
 
     def _rows(self, batch: Any) -> Iterator[Row]:
-        """What the records say. One that cannot be read was written before the topic was a schedule
+        """The rows of the records. One that cannot be read was written before the topic was a schedule
         (the broker refuses others): it is treated as one without headers.
         """
         sections = batch.header_sections
@@ -293,7 +295,7 @@ class PartitionTimer:
             yield Row(offset, plan.due_ms, plan.cancels)
 
     def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        """`take` of the records at these ascending offsets; those that are gone are left out."""
+        """`take` of the records at these ascending offsets; deleted ones are left out."""
         at = 0
         while at < len(offsets):
             first = offsets[at]
@@ -306,7 +308,7 @@ class PartitionTimer:
             batch = self._looking_up.consume_batch(offsets[end - 1] - self._looking_up_at + 1, TIMEOUT_S)
             if batch is None:
                 self._looking_up_at = -1
-                raise Deferred(f"the record at offset {first} cannot be read; tried again")
+                raise Deferred(f"the record at offset {first} cannot be read; retrying")
             self._looking_up_at = batch.next_offset
             yield from take(_only(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
             at = bisect_left(offsets, batch.next_offset, at)
@@ -361,7 +363,7 @@ class PartitionTimer:
                     yield found[entry.offset]
 
     def _trim(self, offset: int) -> None:
-        """Segments that hold no pending record may go (T4)."""
+        """Deletes the records below `offset`: none of them is pending (T4)."""
         request = DeleteRecordsRequest(
             topics=[
                 DeleteRecordsRequest.Topic(
@@ -398,7 +400,7 @@ def _only(batch: Any, wanted: list[int]) -> Any:
 
 
 class _Picked:
-    """Single records of a batch, with what _rows() and _records() use of one."""
+    """Single records of a batch, with the part of a batch's interface that _rows() and _records() use."""
 
     def __init__(self, batch: Any, places: list[int], wanted: list[int]) -> None:
         found = [
@@ -417,7 +419,7 @@ class _Listed(list[Any]):
 
 
 def _without_ours(section: bytes) -> list[tuple[str, bytes | None]]:
-    """Without the headers of the schedule: the target may be one too."""
+    """The headers without those of the schedule: the target may be a schedule too."""
     headers, _ = read_headers(section, 0, len(section), "replace")
     return [(name, value) for name, value in headers if name not in schedule_headers.HEADERS]
 

@@ -119,7 +119,7 @@ class LogDirectory:
         """
         if self._writer is None or self.failure:
             return
-        self._writer.settle(keep)
+        self._writer.drop_carried(keep)
         self.settled = True
         if not keep:
             self._unmark_doubtful()

@@ -163,7 +163,7 @@ class InterbrokerServer:
             set_options(connection)
             await authenticate(side, connection)
             if not side.done:
-                if side.refused is not None and self._turned_away.is_news(side.proven, side.refused.message):
+                if side.refused is not None and self._turned_away.is_new(side.proven, side.refused.message):
                     log.info(
                         "another host's connection is refused",
                         node=side.proven,
@@ -183,7 +183,7 @@ class InterbrokerServer:
             in_handshake = False
             await self._respond_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
-            if self._turned_away.is_news(side.proven, str(error)):
+            if self._turned_away.is_new(side.proven, str(error)):
                 log.warning(
                     "a connection to the listener between hosts is closed",
                     node=side.proven if side.proven is not None else "unproven",

@@ -107,7 +107,7 @@ def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: Share
         if len(core.nodes) <= 1:
             return True
         host, port = core.nodes.get(node_id, ("", 0))
-        return bool(host) and _same(rendezvous.at(host, port).path, choice.socket_path)
+        return bool(host) and _same(rendezvous.find_at(host, port).path, choice.socket_path)
 
     def open_link(target: Target) -> Link:
         if target.node_id >= 0 and not is_here(target.node_id):

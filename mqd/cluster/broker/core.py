@@ -1,8 +1,8 @@
 """This host as a broker: registers, renews its lease by heartbeats, fences itself, and forwards its
 processes' requests to the active controller. Sans-I/O.
 
-Every host has one, including the active controller's host: the shell delivers messages to the own
-node id to the host's own metadata core. A restart of the controller process loses all state except
+Every host has one, including the active controller's host: the shell delivers messages for this
+host's node id to its own metadata core. A restart of the controller process loses all state except
 what the shell passes with Started (node id, directory id, incarnation) and what the metadata log
 holds.
 

@@ -162,7 +162,7 @@ Event = (
 
 class SendPeer(msgspec.Struct, frozen=True):
     """To the metadata core of `node_id`. For this host's own id, to its own core
-    (metadata_core.PeerReceived).
+    (mqd.cluster.metadata.events.PeerReceived).
     """
 
     node_id: int

@@ -108,7 +108,7 @@ class WorkersDied(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     partitions: list[tuple[bytes, int, int]]  # topic id, index, the leader epoch that died
-    # Also of these processes: topic id, index, and the partition epoch in which they were in sync.
+    # partitions that these processes followed: topic id, index, partition epoch in which in sync
     followed: list[tuple[bytes, int, int]] = []
 
 
@@ -175,7 +175,7 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     request_id: int  # of the sender's controller process
-    incarnation: int  # of that process (broker_core.Started.process): answers to a predecessor are dropped
+    incarnation: int  # of that process (Started.process in events.py): responses to a predecessor are dropped
     request: messages.Request
 
 

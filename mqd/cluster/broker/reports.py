@@ -63,7 +63,7 @@ class Reports:
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
         self._wait_logged = False  # logged that another host has the node id
-        # earlier heartbeats are not this process's own: a proof of death may lie in between (A4)
+        # earlier heartbeats are not this process's own: a proof of death may have been sent since (A4)
         self._started_ms = -1
         self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
         self._heartbeats = 0

@@ -32,7 +32,7 @@ class Command(msgspec.Struct):
 
 
 class HostCommands:
-    """The part of the host core that it uses."""
+    """The commands of the host core, and the attributes of the core that they use."""
 
     node_id: int
     _images: dict[str, messages.TopicImage]

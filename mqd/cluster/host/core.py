@@ -122,7 +122,7 @@ class HostCore(TopicImages):
             if seen.stale and state.leader == self.node_id:
                 lost.append(seen)
         self._adopt_torn(event, used)
-        self._slots.seen(used)
+        self._slots.end_adoption(used)
         # A stale slot is left alone until its new epoch is committed: it is the only evidence of
         # the death if this controller dies first.
         with paused():
@@ -168,25 +168,25 @@ class HostCore(TopicImages):
         ):
             self._version = event.version
         actions: list[Action] = []
-        news: list[messages.Part] = []
+        parts: list[messages.Part] = []
         if event.brokers_changed:
-            news.append(self._brokers())
+            parts.append(self._brokers())
         for topic in event.removed:
-            news += self._remove(topic)
+            parts += self._remove(topic)
         partial = dict(event.partitions)
         for topic in event.topics:
-            news += self._changed(topic, partial.get(topic.name), actions)
+            parts += self._changed(topic, partial.get(topic.name), actions)
         if event.broker_config is not None:
-            news.append(
+            parts.append(
                 messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {}))
             )
         if event.settings_changed:
-            news.append(self._settings(event))
+            parts.append(self._settings(event))
         if event.acls_put or event.acls_removed:
             put = [(acl.acl_id, acl.binding) for acl in event.acls_put]
-            news.append(messages.AclsPut(event.version, put, list(event.acls_removed)))
-        if news:  # H7
-            actions += self._broadcast(news[0] if len(news) == 1 else messages.Several(self._version, news))
+            parts.append(messages.AclsPut(event.version, put, list(event.acls_removed)))
+        if parts:  # H7
+            actions += self._broadcast(parts[0] if len(parts) == 1 else messages.Several(self._version, parts))
         for group_id in event.groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")
@@ -218,7 +218,7 @@ class HostCore(TopicImages):
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
-        """Workers do not need it."""
+        """Informs the acceptor; workers do not need the controller's id."""
         if event.controller_id == self._controller_id:
             return []
         self._controller_id = event.controller_id

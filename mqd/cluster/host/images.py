@@ -24,7 +24,7 @@ def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
 
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """The slot already matches; or it is ahead of a state that is only catching up; or it is the
+    """Whether the slot already matches, is ahead of a state that is still catching up, or is the
     evidence of a death (then the next epoch brings the rest).
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
@@ -271,7 +271,7 @@ class TopicImages(HostCommands):
 
     def _published(self, partition: Partition) -> messages.PartitionImage | None:
         """The partition as subscribers know it. The committed state may be ahead: several batches
-        are committed at once, but published one by one.
+        are committed together, but published one by one.
         """
         image = self._images.get(self._names.get(partition[0], ""))
         return image.partitions[partition[1]] if image is not None and partition[1] < len(image.partitions) else None

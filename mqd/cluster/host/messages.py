@@ -45,7 +45,7 @@ class TopicImage(msgspec.Struct, frozen=True):
     name: str
     topic_id: bytes  # 16 bytes
     partitions: list[PartitionImage]
-    config: dict[str, str]  # only what was set on the topic; broker defaults are merged by mqd.base.topic_config
+    config: dict[str, str]  # only what was set on the topic; topic_effective() in mqd.base.config adds the broker's
     internal: bool = False
     # Of the topic; its last partitions may still be missing (they wait for slots). -1 = not given.
     partition_count: int = -1
@@ -91,7 +91,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     broker_config: dict[str, str]
     # the part of it set for all brokers (resource name "")
     broker_default_config: dict[str, str] = {}
-    # The newest ones: a worker that was down at the time deletes what it still has of them.
+    # the newest ones: a worker that was down at the time deletes what it still has of these topics
     removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}  # of consumer groups with their own configuration
     client_quotas: list[ClientQuota] = []

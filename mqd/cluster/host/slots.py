@@ -17,10 +17,11 @@ class Slots:
         self.unplaced: dict[Partition, None] = {}  # no slot was free
 
     def adopt(self, partition: Partition, slot: int) -> None:
-        """During start only: seen() supplies `free` at the end."""
+        """During start only; end_adoption() then sets `free`."""
         self.used[partition] = slot
 
-    def seen(self, slots: set[int]) -> None:
+    def end_adoption(self, slots: set[int]) -> None:
+        """`slots`: those in use."""
         self.free = [slot for slot in range(self.count) if slot not in slots]
 
     def get(self, partition: Partition) -> int:

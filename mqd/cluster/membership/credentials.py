@@ -30,7 +30,7 @@ log = logging.get("host.credentials")
 _File = tuple[int, int, int]  # inode, size, ctime in ns (chmod changes it too); zeros: there is none
 
 
-def _look(config: Mapping[str, str]) -> _File:
+def _key_file_stamp(config: Mapping[str, str]) -> _File:
     """A different result means that the key file has changed."""
     path = config.get("cluster.key.file")
     try:
@@ -41,7 +41,7 @@ def _look(config: Mapping[str, str]) -> _File:
 
 
 class Credentials:
-    """`secrets`: of the cluster; this host authenticates by the first and accepts all. `config`:
+    """`secrets`: of the cluster; this host authenticates with the first and accepts all. `config`:
     their source, for reloading; `seen`: the stamp of the key file before it was read.
     """
 
@@ -89,7 +89,7 @@ class Credentials:
         return any([self._reload_keys(), self._reload_host()])  # both are always evaluated
 
     def _reload_keys(self) -> bool:
-        seen = _look(self._config)
+        seen = _key_file_stamp(self._config)
         if seen == self._seen:
             return False
         self._seen = seen
@@ -133,7 +133,7 @@ class TurnedAway:
     def __init__(self) -> None:
         self._reasons: dict[int, str] = {}
 
-    def is_news(self, node_id: int | None, reason: str) -> bool:
+    def is_new(self, node_id: int | None, reason: str) -> bool:
         """`node_id`: as authenticated; None: it is not authenticated, and always counts as new."""
         if node_id is None:
             return True
@@ -150,5 +150,5 @@ class TurnedAway:
 
 def load(config: Mapping[str, str]) -> Credentials:
     """Raises ConfigError."""
-    seen = _look(config)
+    seen = _key_file_stamp(config)
     return Credentials(cluster_config.load_keys(config), host_identity.load(config), config, seen)

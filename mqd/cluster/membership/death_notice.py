@@ -6,11 +6,11 @@ recipients, and the relevant epochs. The keeper sends two facts, each as soon as
 proven it:
 
     the controller has ended     if it led the metadata quorum, that epoch is over: the voters need
-                                 not wait for their promise to it to run out
-                                 (quorum_events.LeaderDied)
+                                 not wait until their promise to it expires (LeaderDied in
+                                 mqd/cluster/raft/events.py)
     and all workers have, too    no process acts for that broker epoch: the host's lease is void,
                                  then the active controller fences the broker
-                                 (broker_messages.ProofOfDeath); this includes a controller elected
+                                 (ProofOfDeath in mqd/cluster/broker/messages.py); this includes a controller elected
                                  because of the first notice; the leaderships move to others without
                                  waiting for the session to end
 
@@ -20,8 +20,7 @@ Invariants
     N2  the proof of a broker's death holds for one broker epoch, and only while no lease can have
         been granted on a heartbeat sent after it. It is accepted by the controller of the epoch
         that it names or, if that controller ended together with the broker, by the next one that
-        became
-        active (A4 in active_controller.py); and by neither after a later heartbeat
+        became active (A4 in active_controller.py); and by neither after a later heartbeat
 A repeated, late or lost notice is therefore harmless. The seal proves that the sender has the
 cluster's key, as for every message between hosts. That the sender is that host's keeper is only its
 claim, like the node id in a handshake. The receiving side is in death_proofs.py.

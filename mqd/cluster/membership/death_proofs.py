@@ -31,7 +31,7 @@ def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before:
 
 def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
     """Addresses of the other hosts from their last registrations: first the voters, which elect,
-    then those that only look for the new leader. At most TOLD_MAX.
+    then those that only look for the new leader. At most INFORMED_MAX.
     """
     voters = {voter.node_id: (voter.host, voter.port) for voter in core.voters}
     brokers = {

@@ -1,5 +1,5 @@
 """One-time formation of a cluster from empty hosts: a host with an empty metadata directory queries
-the seeds, and decides by their responses. Sans-I/O.
+the seeds, and decides from their responses. Sans-I/O.
 
 A host that belongs to a cluster never queries. An empty one queries every seed (including itself:
 that is how it learns whether it is a seed) until one of these cases applies:
@@ -17,7 +17,7 @@ that is how it learns whether it is a seed) until one of these cases applies:
 A host that is not a seed never founds a cluster.
 
 Invariants
-    F1  an identity is (node id, directory id); a wiped host has another directory id, so it is not
+    F1  an identity is (node id, directory id); a wiped host has a new directory id, so it is not
         a voter of any cluster
     F2  a host founds only when the newest response of each seed, to a request of this process, says:
         empty, the same seeds, and `sees` = the set that this host sees. Two different sets can
@@ -30,7 +30,7 @@ Invariants
     F5  the identity is on disk (fsynced) before the first response is sent (guaranteed by the shell)
 
 Bounds: SEED_COUNT_MAX seeds; one query in flight per seed; a query counts as unanswered after
-ANSWER_MS_MAX.
+RESPONSE_MS_MAX.
 """
 
 import hashlib
@@ -52,8 +52,7 @@ ADVICE = (
     ' cluster.key.file the same as here. See "One host grows to three" in docs/operations.md'
 )
 
-# -- messages between hosts
-# --------------------------------------------------------------------------
+# -- messages between hosts ------------------------------------------------------------------------
 
 
 class Member(msgspec.Struct, frozen=True, order=True):

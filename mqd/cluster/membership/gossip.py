@@ -4,9 +4,12 @@ hints; nothing here elects, fences or counts a quorum.
 Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters
 follow memberlist, tuned to detect a failure within seconds.
 
-    gossip.py         the order of things: datagrams, timers, states, joining, leaving        gossip_events.py     events, effects, settings
-    gossip_membership.py   members' states and their precedence                                    gossip_messages.py   the wire
-    gossip_probing.py      probes of members                                                       gossip_parts.py      windows, suspicion, queues
+    gossip.py              datagrams, timers, exchanged states, joining, leaving
+    gossip_membership.py   members' states and their precedence
+    gossip_probing.py      probes of members
+    gossip_events.py       events, effects, settings
+    gossip_messages.py     messages on the wire
+    gossip_parts.py        windows, suspicion, queues
 
 Invariants (asserted by check() and the simulator, in addition to those of the parts)
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
@@ -156,7 +159,7 @@ class GossipCore:
         return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
 
     def state(self, wants_response: bool = True) -> State:
-        """For a push-pull; its first entry is this host."""
+        """The state to send in a push-pull; its first entry is this host."""
         return State(self._hint.epoch, self._hint.node_id, self.membership.entries(), wants_response)
 
     # -- the one mutator ---------------------------------------------------------------------------
@@ -479,10 +482,8 @@ class GossipCore:
                 self._exchange(self.rng.choice(missing))
 
     def _on_back(self, address: Address) -> None:
-        """A host that was considered dead has responded to this one. It may have lost its state,
-        and would be
-        updated only by the next regular exchange. So the host that reached it sends it the state
-        now.
+        """A host that was considered dead has responded to this one. It may have lost its state, and
+        would be updated only by the next regular exchange. So this host sends it the state now.
         """
         self._exchange(address)
 
@@ -499,7 +500,7 @@ class GossipCore:
                 found.append(seed)
         return found
 
-    # -- load, memory, goodbye ---------------------------------------------------------------------
+    # -- load, removal of old members, leaving -----------------------------------------------------
 
     def _on_load_due(self, _: object) -> None:
         settings = self.settings

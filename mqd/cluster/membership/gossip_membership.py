@@ -218,7 +218,7 @@ class Membership:
 
     def merge(self, state: State, spread: bool) -> None:
         """Merges a whole state. Its dead members become suspects here: they may be alive, and then
-        they refute it. `spread`: forward the news.
+        they refute it. `spread`: forward the changes.
         """
         core = self._core
         core.quiet = not spread

@@ -4,7 +4,7 @@ TCP, and the seal that proves that a datagram's sender knows the cluster key.
 A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethernet frame):
 
     offset  bytes  what
-    0       4      b"mqg1"; a later format has another last character and is ignored here
+    0       4      b"mqg1"; a later format has a different last character and is ignored here
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Packet in msgpack
 
@@ -246,7 +246,7 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """ValueError if it is too long for a datagram: a host with such a long name cannot gossip, and
+    """Raises ValueError if it is too long for a datagram: a host with such a long name cannot gossip, and
     reports that at its start.
     """
     data = encode(update)

@@ -17,7 +17,7 @@ class Window:
     """Replay window: which datagrams of one sender were seen. Holds the highest number of its
     newest life, and which of the WINDOW_BITS numbers before it were seen.
 
-    An older datagram is refused as well: 256 datagrams late, it carries no news.
+    An older datagram is refused as well: it is more than WINDOW_BITS datagrams late, and outdated.
     """
 
     __slots__ = ("_bits", "_life", "_top")

@@ -107,7 +107,7 @@ class Prober:
 
     def welcome(self, identity: Identity) -> None:
         """Inserts a new member at a random place in the order, so that not all hosts probe it at
-        once.
+        the same time.
         """
         if identity not in self._waiting:
             self._waiting.add(identity)
@@ -168,7 +168,7 @@ class Prober:
 
     def on_suspected(self, member: Member, by: int) -> None:
         """The host that raises the suspicion informs the suspect immediately. About confirmer_count
-        other hosts probe it themselves, which settles the matter sooner either way.
+        other hosts probe it themselves, which confirms or ends the suspicion sooner.
         """
         core = self._core
         if by == core.membership.identity[0]:

@@ -14,7 +14,7 @@ Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwa
 belongs to the protocol that `purpose` names; the initiator speaks first.
 
 Hello and answer say whether a side can and whether it must use TLS. If both can, the connection
-continues as TLS 1.3 at once (`tls`): the initiator is its client, the responder its server, and
+then continues as TLS 1.3 (`tls`): the initiator is its client, the responder its server, and
 each checks that the other's certificate belongs to the node that authenticated here
 (mqd/security/host_identity.py). A side that must use TLS refuses one that cannot.
 
@@ -51,7 +51,7 @@ KEY_BYTES_MIN = 16
 HANDSHAKE_SECONDS_MAX = 5.0  # for the shells: a peer that has not finished by then is disconnected
 PURPOSES = ("controller", "data", "gossip")
 
-# Reasons of a responder to refuse. The initiator decides by them whether to retry.
+# Reasons of a responder to refuse, from which the initiator decides whether to retry.
 REFUSED_CLUSTER = "cluster"  # of another cluster, or another generation of it
 REFUSED_FEATURES = "features"  # no feature level that both support
 REFUSED_WORKER = "worker"  # no such worker here
@@ -285,8 +285,8 @@ class Responder(_Side):
     Identity or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
     returned, then close.
 
-    `also`: keys beside `key` by which the initiator may authenticate, while the cluster's key
-    changes. The responder then uses the same one.
+    `also`: further keys with which the initiator may authenticate, while the cluster's key changes.
+    The responder uses the same key as the initiator.
     """
 
     peer: Hello | None

@@ -6,8 +6,8 @@ bytes in, bytes out.
     send(tls.seal(data)); tls.open(received bytes) -> data
 
 Both sides show certificates. Once TLS is established, each side sends a verdict inside it: whether
-the certificate belongs to the node that the handshake has authenticated. It has a length of two
-bytes and a reason, which is empty if it does. TLS alone would close a refused connection without a
+the certificate belongs to the node that the handshake has authenticated. A verdict is a length of
+two bytes and a reason, which is empty if the certificate is accepted. TLS alone would close a refused connection without a
 reason that the other side could log.
 
 Invariants
@@ -104,7 +104,7 @@ class HostTls:
 
     def open(self, data: bytes) -> bytes:
         """Returns the data decrypted so far; b"": more is needed. Raises EOFError if the peer has
-        closed it, OSError if the bytes are not authentic.
+        closed the connection, OSError if the bytes are not authentic.
         """
         assert self.done
         self._in.write(data)

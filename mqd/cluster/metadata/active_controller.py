@@ -10,7 +10,7 @@ Invariants
         is unfenced in the committed state, in the tail, and in every state between them
     A2  a broker whose session has not ended is fenced only on proof: from its own host, by its own
         new incarnation, or on its own request to shut down
-    A3  each proposal is judged once (in_sync_rules)
+    A3  each proposal is judged once (rules/in_sync.py)
     A4  a proof of death counts only if this controller knows every lease that may have been granted
         after it. `_sent` covers those that it granted itself. No other controller has granted any
         if the proof names this epoch, or if it says that the controller of the previous epoch died
@@ -136,7 +136,7 @@ class ActiveController(Maintenance):
         if message.want_shutdown:
             records = self._shutting_down(state, node, now_ms)
         elif broker.in_controlled_shutdown and newest:
-            records = self._stays(state, node)
+            records = self._cancel_shutdown(state, node)
         elif (
             broker.fenced
             and lease_valid
@@ -214,16 +214,16 @@ class ActiveController(Maintenance):
             return self.fence(state, [node], now_ms)
         return []
 
-    def _stays(self, state: MetadataState, node: int) -> list[Record]:
-        """Its shutdown is cancelled: the controller process that wanted it died, and the next one
-        has no such request.
+    def _cancel_shutdown(self, state: MetadataState, node: int) -> list[Record]:
+        """For a broker whose controller process died after it had requested a shutdown: the next
+        process has no such request.
         """
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
 
     def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
         broker = state.brokers.get(message.node_id)
-        if broker is None or broker.fenced or not self._is_of_this_life(message, broker):
+        if broker is None or broker.fenced or not self._is_of_this_session(message, broker):
             return []
         if not self._is_for_this_controller(message):
             return []  # another controller may have granted it a lease since
@@ -231,11 +231,13 @@ class ActiveController(Maintenance):
             return []  # late: the host may be back
         return self.fence(state, [message.node_id], now_ms)
 
-    def _is_of_this_life(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:
+    def _is_of_this_session(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:
         return broker.epoch == message.broker_epoch
 
     def _is_for_this_controller(self, message: peer.ProofOfDeath) -> bool:
-        """Or for its direct predecessor, whose process is among the dead."""
+        """Whether the proof names this controller, or its direct predecessor, which died with the
+        broker.
+        """
         return message.controller_epoch == self.epoch or (message.led and message.controller_epoch == self._before)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
@@ -384,7 +386,7 @@ class ActiveController(Maintenance):
                 node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()
             }
             return grouped(
-                election_rules.back_to_preferred(
+                election_rules.preferred_leaders(
                     self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max
                 )
             )

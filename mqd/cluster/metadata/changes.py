@@ -154,10 +154,10 @@ def _elect_leaders(place: rules.Placement, change: messages.ElectLeaders, number
             (topic.name, partition.index)
             for topic in view.state.topics.values()
             for partition in topic.partitions
-            if election_rules.needs(view, kind, topic, partition)
+            if election_rules.needs_election(view, kind, topic, partition)
         ]
     return _each(
-        requested, number, view.state, lambda _, topic, partition: election_rules.elected(view, kind, topic, partition)
+        requested, number, view.state, lambda _, topic, partition: election_rules.elect(view, kind, topic, partition)
     )
 
 

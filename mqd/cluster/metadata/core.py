@@ -444,7 +444,7 @@ class MetadataCore(LogTail):
             self._active.on_persist_failed(self.tail, now_ms)
         return actions
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _on_applied_by_host(self, event: AppliedByHost, now_ms: int) -> list[Action]:
         self._applied_version = max(self._applied_version, event.version)

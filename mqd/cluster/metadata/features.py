@@ -3,20 +3,20 @@ the current ones.
 
 A level applies to the whole cluster, is stored in the metadata log (FeatureLevelSet), and is
 advertised to clients (ApiVersions 3+, `finalized`). A level may be raised here only when it works
-end to end, because clients change their protocol by it.
+end to end, because clients choose their protocol by it.
 
 Hosts of two versions of mqd coexist during a rolling upgrade. These rules make that safe:
 
     V1  every host states its supported levels at its registration and to each host that it connects
-        to. The current level of each feature lies in the range of every registered host, including
+        to. The current level of each feature is in the range of every registered host, including
         hosts that are down: otherwise UpdateFeatures is refused
     V2  nothing is written to the metadata log that the current level of mqd.version does not know,
         however new the active controller is: RECORD_LEVELS
     V3  a host that does not support the current levels does not take part: it is refused when it
         connects and when it registers, and refuses to start on such metadata
     V4  the level of mqd.version never falls: records that it allows may be in the log
-    V5  without a record in the log, `unset` applies, the same in every version of mqd from the one
-        that brought the feature on: a new version changes nothing until an operator raises the level
+    V5  without a record of a feature in the log, its `unset` applies, the same in every version of mqd from the one
+        that introduced it on: a new version changes nothing until an operator raises the level
 
 A host ignores unknown messages and fields from other hosts (mqd.cluster.membership.peer_messages).
 In the metadata log it ignores unknown fields, but an unknown record stops it. V2 prevents both: a
@@ -72,7 +72,7 @@ FEATURES: dict[str, Feature] = {
             25,
             29,
             29,
-            "What the metadata may hold, in Kafka's counting: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools;"
+            "What the metadata may hold, in Kafka's numbering: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools;"
             " mqd.version is what hosts of mqd can read.",
         ),
         Feature(
@@ -145,8 +145,9 @@ def supported() -> dict[str, tuple[int, int]]:
 
 
 def supported_levels(ranges: Ranges) -> Ranges:
-    """The levels of a peer that sends none: its version does not know mqd.version. (It sends the
-    others when it registers.)
+    """The levels of a peer. One that sends none runs a version that does not know mqd.version, and
+    counts as supporting the unset levels. (It sends its levels of the other features when it
+    registers.)
     """
     return ranges or {feature.name: (feature.unset, feature.unset) for feature in FEATURES.values()}
 
@@ -196,7 +197,7 @@ def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
     for name, level in sorted(in_force(finalized).items()):
         first, last = ranges.get(name, (0, 0))
         if level and not first <= level <= last:
-            found.append(f"{name} {level} is the level, it supports {first} to {last}")
+            found.append(f"the level of {name} is {level}, and it supports {first} to {last}")
     return "; ".join(found)
 
 

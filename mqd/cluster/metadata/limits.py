@@ -1,4 +1,4 @@
-"""Upper limits of a cluster's size. A request beyond them is refused at once, before the limit is
+"""Upper limits of a cluster's size. A request beyond them is refused immediately, before the limit is
 reached in operation.
 
 REPLICAS_MAX: the replication core of a partition has room for that many replicas

@@ -32,8 +32,7 @@ UNABLE_HEARTBEATS = 3  # an unclean election must be based on recent reports
 # a replica reported as not served is not chosen for another such replica for this long
 UNABLE_MS = 30_000
 UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
-# a hidden partition's leader reports every second that it is unused; a report is valid for this
-# long
+# a hidden partition's leader reports every second that it is unused; how long a report is valid
 UNUSED_MS = 5_000
 
 
@@ -133,7 +132,9 @@ class Maintenance:
         return found
 
     def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
-        """By reports about single replicas and about whole directories."""
+        """Which replicas are not served, according to reports about single replicas and about whole
+        directories.
+        """
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
         reported, directories = self.unable(within_ms), self.directories(state)
 
@@ -153,7 +154,7 @@ class Maintenance:
         records: list[Record] = []
         view = self.view(state)
         for topic in state.topics.values():
-            if not retire_rules.going(topic):
+            if not retire_rules.is_retiring(topic):
                 self._phases.pop(topic.topic_id, None)
                 self._unused.pop(topic.topic_id, None)
                 continue
@@ -194,8 +195,8 @@ class Maintenance:
 
     def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
         """Begins these moves, a few at a time; when all are done, plans further ones until
-        everything is balanced. A new controller does not continue them; the operator must request a balance
-        again.
+        everything is balanced. A new controller does not continue them; the operator must request a
+        balance again.
         """
         self._moves = {(move.name, move.index): move for move in moves}
         self._balancing = bool(moves)
@@ -220,7 +221,7 @@ class Maintenance:
         view = self.view(state)
         return grouped(
             election_rules.restored_leaders(view)
-            or election_rules.chosen_uncleanly(view, self._options.unclean_elections)
+            or election_rules.unclean_leaders(view, self._options.unclean_elections)
         )
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
@@ -255,7 +256,7 @@ class Maintenance:
             if partition.replacing >= 0
         } - leaving
         view = self.view(state)
-        return grouped(change for node in sorted(nodes) for change in reassign_rules.cancelled_replacements(view, node))
+        return grouped(change for node in sorted(nodes) for change in reassign_rules.cancel_replacements(view, node))
 
     def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
         if (
@@ -274,7 +275,7 @@ class Maintenance:
             return True
 
         return grouped(
-            reassign_rules.grown_internal(
+            reassign_rules.grow_internal_topics(
                 self.view(state), self.directories(state), self._options.drain_moves_max, waited
             )
         )

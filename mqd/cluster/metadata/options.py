@@ -4,7 +4,7 @@ import msgspec
 
 
 class ControllerOptions(msgspec.Struct, frozen=True):
-    """The defaults are those of docs/configuration.md."""
+    """The defaults are those of docs/configuration.md, except session_ms."""
 
     # broker.session.timeout.ms: a broker that is silent for this long is fenced
     session_ms: int = 6_000

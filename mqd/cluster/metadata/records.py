@@ -37,8 +37,8 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     # The current reassignment is mqd's own: it removes the replica of this node, which is lost or
     # drained.
     replacing: int = -1
-    # The removing replicas that an earlier target of this reassignment added: they were not there
-    # before it.
+    # Those of the removing replicas that an earlier target of this reassignment added: before the
+    # reassignment, the partition did not have them.
     astray_replicas: tuple[int, ...] = ()
 
 

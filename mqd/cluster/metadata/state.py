@@ -216,7 +216,7 @@ class MetadataState:
         return {**self.broker_configs.get("", {}), **self.broker_configs.get(str(node_id), {})}
 
     def min_in_sync(self, topic: TopicState, partition: PartitionState) -> int:
-        """Effective min.insync.replicas of one partition (partition_rules.effective_min_in_sync)."""
+        """Effective min.insync.replicas of one partition (effective_min_in_sync in rules/partitions.py)."""
         configured = configured_min_in_sync(topic.config, self.broker_configs.get("", {}))
         return effective_min_in_sync(configured, len(partition.replicas), len(partition.adding_replicas))
 

@@ -8,7 +8,7 @@ whatever their record still says.
 from collections.abc import Callable, Iterator
 
 from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
-from mqd.cluster.metadata.rules.partitions import Target, configured_min_in_sync, settle
+from mqd.cluster.metadata.rules.partitions import Target, compose_change, configured_min_in_sync
 from mqd.cluster.metadata.rules.redirects import held
 from mqd.cluster.metadata.state import MetadataState
 
@@ -48,7 +48,7 @@ class View:
         return node in self._may_lead
 
     def may_take_over(self, topic: TopicState, partition: PartitionState, node: int) -> bool:
-        """It may lead and can: a broker whose directory is unusable is never chosen."""
+        """Whether it may and can lead the partition: not if the replica's directory is unusable."""
         return node in self._may_lead and not self.unable(topic, partition, node)
 
     def nodes(self) -> list[int]:
@@ -66,10 +66,10 @@ class View:
         topic = self.state.topics[name]
         return (topic, topic.partitions[index]) if 0 <= index < len(topic.partitions) else None
 
-    def settled(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
-        """The leader stays while it is unfenced, even if it is shutting down, unless it is
-        `leaving`. If no other replica may lead, one on a broker that is shutting down still does. A
-        replica that cannot be served is never chosen as the new leader.
+    def change_to(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
+        """The change that leads to `target`. The leader stays while it is unfenced, even if it is
+        shutting down, unless it is `leaving`. If no other replica may lead, one on a broker that is
+        shutting down still does. A replica that cannot be served is never chosen as the new leader.
         """
         leader = target.old.leader
         leaving = -1 if target.stays else leaving
@@ -85,10 +85,10 @@ class View:
                 and able(node)
             )
 
-        change = settle(target, self.configured_min(topic), live)
+        change = compose_change(target, self.configured_min(topic), live)
         after = leader if change is None or change.leader is None else change.leader
         if after < 0 and self._ending:
-            return settle(
+            return compose_change(
                 target,
                 self.configured_min(topic),
                 lambda node: node != leaving and node in self._unfenced and able(node),
@@ -99,7 +99,7 @@ class View:
         """One record per topic."""
         found: dict[bytes, list[PartitionChange]] = {}
         for topic, target in targets:
-            change = self.settled(topic, target, leaving)
+            change = self.change_to(topic, target, leaving)
             if change is not None:
                 found.setdefault(topic.topic_id, []).append(change)
         return [PartitionsChanged(topic_id, tuple(changes)) for topic_id, changes in found.items()]

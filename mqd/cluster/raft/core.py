@@ -62,8 +62,8 @@ from mqd.protocol.errors import ErrorCode
 class QuorumCore(QuorumTransitions):
     """`key`: this replica. `rng` only randomizes election timeouts.
 
-    Read freely: epoch, leader (node id or -1), high_watermark, applied_offset, log.end_offset,
-    voters, generation, is_leader, is_active, is_voter.
+    Attributes for readers: epoch, leader (node id or -1), high_watermark, applied_offset,
+    log.end_offset, voters, generation, is_leader, is_active, is_voter.
     """
 
     leadership_class = Leadership
@@ -132,7 +132,7 @@ class QuorumCore(QuorumTransitions):
         if self.may_have_promised():
             self.promise.give(self.epoch, now_ns, self.settings.promise_ns)
         self._apply()
-        self.unattach(now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.some_backoff()))
+        self.unattach(now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.random_backoff()))
         if self.is_alone and not self.promise.holds(now_ns):
             self.campaign(now_ns)
 
@@ -195,7 +195,7 @@ class QuorumCore(QuorumTransitions):
 
     def _on_propose(self, event: events.Propose, now_ns: int) -> None:
         reason = (
-            self.leading.why_not(event)
+            self.leading.refusal_of(event)
             if self.leading is not None
             else f"this host does not lead the metadata quorum; node {self.leader} does"
         )
@@ -259,12 +259,12 @@ class QuorumCore(QuorumTransitions):
         forever.
         """
         if self.following is not None:
-            self.following.be_patient(until_ns)
+            self.following.extend_deadline(until_ns)
         elif self.election is None:
             self.election_deadline_ns = max(self.election_deadline_ns, until_ns)
 
     def is_bound(self, now_ns: int) -> bool:
-        """Bound by a promise, or by a lease of its own."""
+        """Whether a promise, or a lease of its own, keeps this replica from voting."""
         return self.promise.holds(now_ns) or (self.leading is not None and self.has_lease(now_ns))
 
     def _is_up_to_date(self, request: VoteRequest) -> bool:
@@ -279,7 +279,7 @@ class QuorumCore(QuorumTransitions):
             return False
         if self.vote.voted_for is None:
             self.persist_vote(VoteState(self.epoch, request.candidate, None))
-            self.unattach(now_ns, now_ns + self.settings.promise_ns // 2 + self.some_backoff())
+            self.unattach(now_ns, now_ns + self.settings.promise_ns // 2 + self.random_backoff())
         return self.vote.voted_for == request.candidate
 
     def _on_vote_response(self, sender: int, response: VoteResponse, now_ns: int) -> None:
@@ -358,7 +358,7 @@ class QuorumCore(QuorumTransitions):
         self.adopt(epoch, now_ns)
         if self.may_stand:
             self.election_deadline_ns = min(
-                self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.some_backoff())
+                self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.random_backoff())
             )
 
     def _on_fetch_snapshot(self, sender: int, fetch: FetchSnapshot, now_ns: int) -> None:
@@ -375,7 +375,7 @@ class QuorumCore(QuorumTransitions):
                 self.following.on_fetch_response(response, now_ns)
             elif response.sequence == self.following.sequence:  # no longer the leader
                 self.end_epoch()
-                self.unattach(now_ns, now_ns + self.some_backoff())
+                self.unattach(now_ns, now_ns + self.random_backoff())
 
     def _on_snapshot_chunk(self, sender: int, chunk: SnapshotChunk, now_ns: int) -> None:
         if self.following is not None and chunk.epoch == self.epoch and chunk.sender.node_id == sender == self.leader:
@@ -418,13 +418,13 @@ class QuorumCore(QuorumTransitions):
         if self.leading is not None:
             self.leading.resign(f"epoch {epoch} has begun", now_ns)
         self.persist_vote(VoteState(epoch, None, self.vote.followed))
-        self.unattach(now_ns, now_ns + self.settings.promise_ns + self.some_backoff())
+        self.unattach(now_ns, now_ns + self.settings.promise_ns + self.random_backoff())
 
     def unattach(self, now_ns: int, election_deadline_ns: int) -> None:
         self._leave_role()
         self.leader = -1
         self.election_deadline_ns = max(election_deadline_ns, self.promise.until_ns) if self.may_stand else NO_DEADLINE
-        self._discover_at_ns = now_ns + self.some_backoff() if not self.is_alone else NO_DEADLINE
+        self._discover_at_ns = now_ns + self.random_backoff() if not self.is_alone else NO_DEADLINE
 
     def _leave_role(self) -> None:
         assert self.leading is None, "resign() first"
@@ -490,7 +490,7 @@ class QuorumCore(QuorumTransitions):
         self._fetch_sequence += 1
         return self._fetch_sequence
 
-    def some_backoff(self) -> int:
+    def random_backoff(self) -> int:
         low, high = self.settings.backoff_ns
         return self.rng.randint(low, high)
 

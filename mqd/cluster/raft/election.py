@@ -40,7 +40,7 @@ class Election:
         core = self.core
         self._round = core.next_fetch_sequence()
         self._granted, self._refused = set(), set()
-        self.deadline_ns = now_ns + wait_ns + core.some_backoff()
+        self.deadline_ns = now_ns + wait_ns + core.random_backoff()
         for voter in core.voters:
             if voter.key != core.key:
                 end, epoch = core.log.end_offset, core.log.last_epoch
@@ -60,7 +60,7 @@ class Election:
         if self.core.election is self and sum(
             voter.key.directory_id not in self._refused for voter in self.core.voters
         ) < majority(len(self.core.voters)):
-            self.core.unattach(now_ns, now_ns + self.core.some_backoff())
+            self.core.unattach(now_ns, now_ns + self.core.random_backoff())
 
     def maybe_win(self, now_ns: int) -> None:
         core = self.core
@@ -80,4 +80,4 @@ class Election:
         if self.core.is_vote_pending:
             self.deadline_ns = now_ns + self.core.settings.promise_ns // 4
             return
-        self.core.unattach(now_ns, now_ns + self.core.some_backoff())
+        self.core.unattach(now_ns, now_ns + self.core.random_backoff())

@@ -1,11 +1,11 @@
 """A replica, voter or observer, that fetches from a leader: the log, a snapshot when it is too far
 behind, truncation where the logs diverge.
 
-    Fetch -> answer -> promise, records to the disk -> (durable) -> the next Fetch, which repeats
+    Fetch -> response -> promise, records to the disk -> (durable) -> the next Fetch, which repeats
     the response's stamp and states by its offset that everything before it is on this disk
 
 One request is in flight at a time; a response to any other is ignored. While its own disk is busy a
-replica does not blame the leader for the silence.
+replica does not consider its leader silent.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Following:
         self.core = core
         self.leader = leader
         self._contact_ns = now_ns
-        self._jitter_ns = core.some_backoff()
+        self._jitter_ns = core.random_backoff()
         self.sequence: int | None = None  # of the request in flight
         self._fetched_ns = now_ns
-        self._pause_until_ns = self._patient_until_ns = 0
+        self._pause_until_ns = self._extended_until_ns = 0
         self._stamp_ns = 0
         self._download: Download | None = None
 
@@ -55,21 +55,21 @@ class Following:
         retry = self._fetched_ns + self.core.settings.fetch_retry_ns if self.sequence is not None else NO_DEADLINE
         if self.sequence is None and self.is_flushed:
             retry = self._pause_until_ns
-        return min(retry, self._patience_ns)
+        return min(retry, self._leader_lost_ns)
 
     @property
-    def _patience_ns(self) -> int:
-        return max(self._contact_ns + self.core.settings.promise_ns + self._jitter_ns, self._patient_until_ns)
+    def _leader_lost_ns(self) -> int:
+        return max(self._contact_ns + self.core.settings.promise_ns + self._jitter_ns, self._extended_until_ns)
 
-    def be_patient(self, until_ns: int) -> None:
-        self._patient_until_ns = until_ns
+    def extend_deadline(self, until_ns: int) -> None:
+        self._extended_until_ns = until_ns
 
     @property
     def is_flushed(self) -> bool:
         return self.core.durable_offset == self.core.log.end_offset and not self.core.is_installing
 
     def on_tick(self, now_ns: int) -> None:
-        if now_ns >= self._patience_ns:
+        if now_ns >= self._leader_lost_ns:
             if not self.is_flushed:
                 self._contact_ns = now_ns  # starts the timeout without a promise
             else:
@@ -119,7 +119,7 @@ class Following:
             )
         self._fetched_ns = now_ns
 
-    # -- answers -----------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     def _on_leader_contact(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
         """A response to a request: from now on this replica votes for no other one during P. The
@@ -139,12 +139,12 @@ class Following:
         if response.snapshot is not None:
             self._begin_download(response.snapshot, response.snapshot_bytes, now_ns)
         elif response.diverging is not None:
-            self._part(*response.diverging, now_ns)
+            self._truncate_to(*response.diverging, now_ns)
         else:
             self._take(response, now_ns)
         self.maybe_fetch(now_ns)
 
-    def _part(self, epoch: int, end_offset: int, now_ns: int) -> None:
+    def _truncate_to(self, epoch: int, end_offset: int, now_ns: int) -> None:
         """The leader's log has no records of our last epoch beyond that offset (KIP-595): the logs
         agree below the lesser of both ends of `epoch`.
         """

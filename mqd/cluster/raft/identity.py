@@ -32,7 +32,7 @@ def directory_bytes(text: str) -> bytes:
     return found
 
 
-def settle_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
+def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaKey:
     """Returns this replica's identity. For a new directory, `new_id` (16 random bytes) is stored
     durably and used. Raises MetadataCorrupt, OSError.
     """

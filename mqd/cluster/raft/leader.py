@@ -6,8 +6,8 @@ Invariants (check())
         against this log; it does not fall
     D2  the high watermark moves to the offset up to which a majority of the newest voter set is
         durable, and only beyond the first record of this epoch (Raft, section 5.4.2)
-    D3  at most one Fetch is parked per replica; it is answered when there is news for it or after
-        fetch_wait
+    D3  at most one Fetch is parked per replica; it is answered when there are new records or a
+        new high watermark for it, or after fetch_wait
     D4  a leader that resigns informs all its followers, after it has stopped relying on its lease
 """
 
@@ -152,7 +152,7 @@ class Leadership:
         self._announce(now_ns)
         core.append((leader_change_batch(core.log.end_offset, self.epoch, core.key),))
 
-    def why_not(self, proposal: Propose) -> str:
+    def refusal_of(self, proposal: Propose) -> str:
         """The reason that it cannot be appended; "" = it can."""
         core = self.core
         size = sum(map(len, proposal.values))
@@ -250,7 +250,7 @@ class Leadership:
             return
         self.changes.on_fetched(replica, now_ns)
         self._maybe_transfer(now_ns)
-        if core.leading is self and fetch.replica in self._parked and self._has_news(fetch):
+        if core.leading is self and fetch.replica in self._parked and self._has_new_data(fetch):
             self._respond_to(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
@@ -273,11 +273,11 @@ class Leadership:
             replica = self.replicas[key] = Replica(key)
         return replica
 
-    def _has_news(self, fetch: Fetch) -> bool:
+    def _has_new_data(self, fetch: Fetch) -> bool:
         return fetch.offset < self.core.log.end_offset or fetch.high_watermark < self.core.high_watermark
 
     def _respond_all(self, now_ns: int) -> None:
-        for key in [key for key, (fetch, _) in self._parked.items() if self._has_news(fetch)]:
+        for key in [key for key, (fetch, _) in self._parked.items() if self._has_new_data(fetch)]:
             self._respond_to(key, now_ns)
 
     def _respond_to(self, key: ReplicaKey, now_ns: int) -> None:
@@ -392,7 +392,7 @@ class Leadership:
             now_ns,
             now_ns
             + (0 if campaign_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns)
-            + core.some_backoff(),
+            + core.random_backoff(),
         )
 
     # -- views -------------------------------------------------------------------------------------
@@ -417,4 +417,4 @@ class Leadership:
             assert replica.key == key and replica.position <= core.log.end_offset, "D1"
         assert not self.is_active or core.applied_offset > self.epoch_start_offset, "D2"
         for key, (fetch, _) in self._parked.items():
-            assert fetch.replica == key and not self._has_news(fetch), "D3"
+            assert fetch.replica == key and not self._has_new_data(fetch), "D3"

@@ -9,7 +9,7 @@ replica can be elected. Stamps are taken at sending, never at receipt.
 Invariants
     L1  no two replicas hold a valid lease at the same time, as long as no two clock rates differ by
         more than P : L
-    The lease makes answers and heartbeats fast and bounds how long a deposed leader acts. It never
+    The lease makes responses and heartbeats fast and bounds how long a deposed leader acts. It never
     makes a write safe: the log does.
 """
 

@@ -138,7 +138,7 @@ class MemoryLog:
         return (self.start_epoch, end) if self.start_epoch <= epoch else None
 
     def epoch_before(self, offset: int) -> int:
-        """Epoch of the record before `offset`, which must lie in the log or at either end of it."""
+        """Epoch of the record before `offset`, which must be in the log or at either end of it."""
         index = bisect_left(self._epochs, offset, key=lambda entry: entry[1])
         return self._epochs[index - 1][0] if index > 0 else self.start_epoch
 

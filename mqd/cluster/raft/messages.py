@@ -23,14 +23,16 @@ SNAPSHOT_BYTES_MAX = 1 << 30
 VOTERS_MAX = 7  # five, and two more during a change
 
 DATA, LEADER_CHANGE, VOTERS = 0, 1, 2
-"""Kinds of a batch: the state machine's records; the first of a leader's epoch; a new voter set, in force from the moment it is in a log, committed or not."""
+"""Kinds of a batch: the state machine's records; the first of a leader's epoch; a new voter set, in
+force from the moment it is in a log, committed or not.
+"""
 
 
 # -- members ---------------------------------------------------------------------------------------
 
 
 class ReplicaKey(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A member of the quorum. A host that lost its disk has another directory id: it is a different
+    """A member of the quorum. A host that lost its disk has a new directory id: it is a different
     member, and never a voter under its old identity.
     """
 
@@ -51,8 +53,8 @@ class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
 Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
-"""How a voter set came to be as large as it is: as it was founded, or unknown; by added voters; or
-an operator has removed one, and there have not been VOTERS_TARGET since.
+"""The history of a voter set's size. FOUNDED: as founded, or unknown; GROWING: voters were added;
+SHRUNK: an operator has removed one, and there have not been VOTERS_TARGET voters since.
 """
 VOTERS_TARGET = 3
 

@@ -2,8 +2,8 @@
 one at a time.
 
 Pure. No voter is ever removed automatically, and a number of voters that an operator has chosen is
-kept: two by their founding, four, five and more, and those left after a removal. Only a single
-voter grows to three, by way of two. Whether that growth is in progress follows from the voter sets
+kept: two founding voters, four, five or more, and those left after a removal. Only a single voter
+grows to three, via two. Whether that growth is in progress follows from the voter sets
 in the metadata log (log_memory.py: their course), which every controller has, whichever one began
 it.
 """

@@ -1,6 +1,6 @@
 """force-standalone: one host continues alone after a majority of the quorum's voters was
-permanently lost. Offline, by an operator's order, and at a stated price: changes that the lost
-majority had committed and this host lacked are lost; uncommitted changes in this host's log take
+permanently lost. Offline, by an operator's order, and with known losses: changes that the lost
+majority had committed and this host lacked are gone; uncommitted changes in this host's log take
 effect (docs/design/cluster.md, 3.5).
 
 It raises the generation of the cluster, so that a lost voter that returns is refused instead of
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mqd.cluster.metadata.records import decode_record
 from mqd.cluster.raft.core import standalone
-from mqd.cluster.raft.identity import MetadataCorrupt, settle_key
+from mqd.cluster.raft.identity import MetadataCorrupt, load_or_create_key
 from mqd.cluster.raft.messages import DATA, SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore, encode_state
 
@@ -30,7 +30,7 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
     """
     if not (directory / "meta.properties").exists():
         raise MetadataCorrupt(f"{directory} holds no metadata of a cluster")
-    key = settle_key(directory, node_id, b"\0" * 16)
+    key = load_or_create_key(directory, node_id, b"\0" * 16)
     store = QuorumStore(directory, key)
     try:
         stored, state, _ = store.open()

@@ -141,7 +141,7 @@ class QuorumStore:
             if mark.position > 0:
                 raise MetadataCorrupt(
                     f"{self._log_path(max(mark.base_offset, 0))} is missing, but {mark.position} bytes of it were"
-                    f" flushed force; restore {self.directory} from a copy"
+                    f" flushed; restore {self.directory} from a copy"
                 )
             self.restore_reserve()
             return Recovered(Stored(vote=self._read_vote(False)), state, 0)
@@ -178,7 +178,7 @@ class QuorumStore:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
 
     def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
-        """A log written before clusters existed: this host is its only voter."""
+        """Adopts a log written by a release without clusters: this host is its only voter."""
         meta = SnapshotMeta(state.version, 0, (Voter(self.key, "", 0),), 1)
         if not self._vote_path.exists():
             native.file_replace(self._vote_path, files.encode_vote(VoteState()))
@@ -230,7 +230,7 @@ class QuorumStore:
         known = [file.base_offset for file in self._files]
         if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in known:
             raise MetadataCorrupt(
-                f"{self._log_path(mark.base_offset)} is missing, but {mark.position} bytes of it were in force; restore"
+                f"{self._log_path(mark.base_offset)} is missing, but {mark.position} bytes of it were flushed; restore"
                 f" it from a copy of {self.directory}"
             )
         if not self._files:
@@ -279,7 +279,7 @@ class QuorumStore:
                 header = files.read_header(data, position, offset)
                 batches.append(files.decode_batch(header, data, position))
             except CorruptBatch as error:
-                self._judge(file.path, data, position, offset, flushed, str(error), may_be_torn)
+                self._check_torn_end(file.path, data, position, offset, flushed, str(error), may_be_torn)
                 break
             position, offset = position + header.size_bytes, header.next_offset
         if position < flushed:
@@ -293,7 +293,7 @@ class QuorumStore:
         self._position = position
         return offset, len(data) - position
 
-    def _judge(
+    def _check_torn_end(
         self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool
     ) -> None:
         """An unreadable batch: returns if it is a torn end, raises if it is corruption (M3)."""
@@ -478,8 +478,8 @@ class QuorumStore:
         self._drop_older()
 
     def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Offline, by an operator's order: stores the state of the whole log with other voters, in
-        another generation. Raises OSError, FlushFailed: the old one remains.
+        """Offline, by an operator's order: stores the state of the whole log with other voters, in a
+        new generation. Raises OSError, FlushFailed: the old one remains.
         """
         assert (
             self._snapshot is not None

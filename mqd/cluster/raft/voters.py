@@ -1,7 +1,7 @@
 """Changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2), by the
 leader.
 
-A set is in force from the moment its batch is in a log. Two sets in force at once differ by one
+A set is in force from the moment its batch is in a log. Two sets in force at the same time differ by one
 voter, so their majorities meet. For that (invariant V1) a change begins only when the previous one
 is committed and the leader has committed a record of its own epoch (otherwise two successive
 leaders may each have one in flight: the error in the first published single-server change).
@@ -56,7 +56,7 @@ class VoterChanges:
         return self._change.deadline_ns if self._change is not None and self._change.end_offset < 0 else NO_DEADLINE
 
     def may_change(self) -> bool:
-        """V1."""
+        """Whether a change may begin (V1)."""
         return self._leading.is_active and self._core.log.voters_offset < self._core.high_watermark
 
     def request(self, event: AddVoter | RemoveVoter | UpdateVoter, now_ns: int) -> None:
@@ -138,12 +138,12 @@ class VoterChanges:
             self._append(event.token, rest, now_ns)
 
     def _would_work(self, voters: Voters, now_ns: int) -> bool:
-        there = sum(voter.key == self._core.key or self._is_there(voter.key, now_ns) for voter in voters)
+        there = sum(voter.key == self._core.key or self._keeps_up(voter.key, now_ns) for voter in voters)
         return there >= majority(len(voters))
 
-    def _is_there(self, key: ReplicaKey, now_ns: int) -> bool:
-        """It also keeps up: a replica that fetches but cannot write, with a full disk, commits
-        nothing.
+    def _keeps_up(self, key: ReplicaKey, now_ns: int) -> bool:
+        """Whether the replica fetches and keeps up: one that fetches but cannot write, with a full
+        disk, commits nothing.
         """
         replica = self._leading.replicas.get(key)
         return (

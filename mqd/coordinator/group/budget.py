@@ -6,7 +6,7 @@ clients; 200 members with 1 MB of metadata each, or 50,000 group ids, can come f
 Refusals in stages, so that existing groups continue when others have filled the budget:
 
     NEW_GROUPS  of the budget: no group that does not exist yet
-    MEMBERS     of the budget: no new member, no more metadata of one
+    MEMBERS     of the budget: no new member, no larger metadata of an existing one
     all of it   no commit that adds offsets, no assignment
 
 Requests that add nothing are never refused: heartbeats, a member that joins again with the same
@@ -34,13 +34,13 @@ from mqd.protocol.errors import ErrorCode
 
 NEW_GROUPS, MEMBERS = 0.75, 0.875
 # Below this share nothing is computed: no single request can take the rest.
-CAREFREE = 0.5
+UNCHECKED = 0.5
 
 log = logging.get("coordinator")
 
 
 class GroupBudget:
-    """budget.Budget."""
+    """The Budget (mqd/coordinator/budget.py) of all groups."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -48,7 +48,7 @@ class GroupBudget:
         self.refused_count = 0
 
     def refusal(self, name: str, core: Group | None, event: object) -> int:
-        if self.used_bytes <= CAREFREE * self.limit_bytes:
+        if self.used_bytes <= UNCHECKED * self.limit_bytes:
             return 0
         growth = _growth_bytes(core, event)
         if not growth:

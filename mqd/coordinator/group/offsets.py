@@ -412,8 +412,8 @@ class Offsets:
             return []
         self._armed = True
         interval_ms = max(self._settings.check_interval_ms, CHECK_INTERVAL_MS_MIN)
-        # Spreads the groups' checks in time: after a restart ten thousand of them are armed at
-        # once.
+        # Spreads the groups' checks in time: after a restart ten thousand of them are armed at the
+        # same time.
         return [
             Timer(
                 EXPIRATION_TIMER, now_ms + interval_ms // 2 + crc32(self.group_id.encode()) % max(interval_ms // 2, 1)
@@ -435,7 +435,7 @@ class Offsets:
 
     def _expired(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
         since_ms = group.empty_since_ms()
-        # the progress of a schedule is needed for as long as its topic is there
+        # the progress of a schedule is needed as long as its topic exists
         if since_ms == KEEP or self.group_id.startswith(GROUP_PREFIX):
             return []
         expired = []

@@ -1,5 +1,5 @@
 """Sets of partitions by topic id, or of tasks by subtopology: numbers by key, ascending, no key without
-any. None of the functions changes its arguments.
+numbers. None of the functions changes its arguments.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ failover. Sans-I/O.
 The group coordinator initializes it and deletes it; the partition's leader reads it, with its
 leader epoch, and from then on writes only changes. Every write is one record, an update of the last
 snapshot; each UPDATES_PER_SNAPSHOT updates, or after COLD_MS, the next record is a snapshot, so
-that what is before it can be pruned.
+that the records before it can be pruned.
 
 Invariants (check())
     P1  nothing below the start offset is kept
@@ -20,10 +20,9 @@ Invariants (check())
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the state
-of lost records, and skips what gets their offsets (P6); a start offset that
-is lower than the current one is ignored (P2), and so are state batches below it; an initialization
-without a start offset in the current state epoch changes nothing: it is a repetition, and the state
-may have been used since.
+of lost records, and skips the records that get their offsets (P6); a start offset that is lower than the current one
+is ignored (P2), and so are state batches below it; an initialization without a start offset in the
+current state epoch changes nothing: it is a repetition, and the state may have been used since.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ class Forget(msgspec.Struct, frozen=True, gc=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True, gc=False):
-    """Answered with 0 when the log before the snapshot can be pruned as far as this is concerned."""
+    """Answered with 0 when this share-partition no longer needs the log before its snapshot."""
 
     request: int
 
@@ -302,11 +301,11 @@ class SharePartition:
     # -- records -----------------------------------------------------------------------------------
 
     def _persisted(self, runs: tuple[Run, ...] | list[Run], start_offset: int, now_ms: int) -> list[Action]:
-        """The state has changed by this difference."""
+        """Persists a change of the state: the difference, or a snapshot when one is due."""
         if self.update_count >= self.settings.updates_per_snapshot:
             return self._snapshot(now_ms)
         self.update_count += 1
-        # two runs of one request may overlap; a reader need not know the rule
+        # two runs of one request may overlap: the record has the result of the rule
         difference = Runs(list(runs)).runs if len(runs) > 1 else list(runs)
         record = records.update_record(
             self._update_key, self.snapshot_epoch, self.leader_epoch, start_offset, self.complete_count, difference

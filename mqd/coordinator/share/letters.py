@@ -2,7 +2,7 @@
 
 The share-partition's owner persists rejected and exhausted records as Archiving. This core sees them
 in the WRITEs that pass its host on their way to the share coordinator, has the letters written, and
-then tells the owner to archive the records; the owner's next WRITE confirms that.
+then requests the owner to archive the records; the owner's next WRITE confirms that.
 
 A letter is written once, by a transaction that also commits a note with the offsets of its records.
 One transaction at a time, in this order:
@@ -16,7 +16,7 @@ One transaction at a time, in this order:
     WRITING     letters into the dead-letter topic
     NOTING      the note, in the same transaction
     COMMITTING  EndTxn
-    ARCHIVING   the owner has been told to archive them; ends with its WRITE
+    ARCHIVING   the owner was requested to archive them; ends with its WRITE
 
 After a failure or fencing it starts again with FENCING after a backoff, without limit. LOADING comes
 after FENCING: in the other order, a mover that was delayed between the two would write letters for
@@ -56,7 +56,7 @@ FENCING, LOADING, READING, IDLE, WRITING, NOTING, COMMITTING, ARCHIVING, STOPPED
 STEPS = frozenset((FENCING, LOADING, READING, WRITING, NOTING, COMMITTING))  # that have an outcome
 LETTERS_MAX = 500
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # Kafka's, which gives up after five attempts
-REPEAT_MS = 2_000  # after so long without that WRITE it begins again: the owner is another one
+REPEAT_MS = 2_000  # time without that WRITE after which it starts again: there may be a new owner
 NOTE_VERSION = "1"
 
 
@@ -66,7 +66,7 @@ class Letter(NamedTuple):
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
-    """To be carried out; its outcome is Outcome(token)."""
+    """A step to be carried out; its outcome is Outcome(token)."""
 
     token: int
     kind: str  # one of STEPS
@@ -83,7 +83,7 @@ class Archive(msgspec.Struct, frozen=True, gc=False):
 
 
 class Wake(msgspec.Struct, frozen=True, gc=False):
-    """Call handle(Woken()) then; replaces the one before."""
+    """Call handle(Woken()) at that time; replaces the previous Wake."""
 
     at_ms: int
 
@@ -94,8 +94,8 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """`loaded`: of LOADING. `note`: of READING, None where there is none. `unwanted`: of WRITING,
-    nothing was written, and these records are to have no letter.
+    """`loaded`: result of LOADING. `note`: result of READING, None if there is none. `unwanted`: for
+    WRITING, nothing was written, because the group wants no letters any more.
     """
 
     token: int
@@ -122,8 +122,8 @@ Action = Step | Archive | Wake
 
 
 class Letters:
-    """`handle` is the only mutator. Made when a READ or WRITE of this leader epoch has something that
-    is Archiving, and start() is called.
+    """`handle` is the only mutator. Created, and start() called, when a READ or WRITE of this leader
+    epoch has records that are Archiving.
     """
 
     def __init__(self, leader_epoch: int, note_bytes_max: int = 4_000) -> None:
@@ -144,7 +144,7 @@ class Letters:
 
     @property
     def token(self) -> int:
-        """Of the step that is under way."""
+        """The token of the step in progress."""
         return self._token
 
     def start(self) -> list[Action]:
@@ -250,7 +250,7 @@ class Letters:
         return [Archive(self.state_epoch, self.leader_epoch, ranges), Wake(self._due_ms)]
 
     def _chosen(self) -> tuple[Letter, ...]:
-        """As many as the note has room for."""
+        """The next letters: as many as the note has room for."""
         chosen = [Letter(offset, self.pending[offset]) for offset in sorted(self.pending)[:LETTERS_MAX]]
         while len(chosen) > 1 and len(note_of(self.state_epoch, [one.offset for one in chosen])) > self.note_bytes_max:
             del chosen[len(chosen) // 2 :]
@@ -262,7 +262,7 @@ class Letters:
         return note_of(self.state_epoch, [letter.offset for letter in self.batch])
 
     def _named(self, note: str | None) -> set[int]:
-        """What is Archiving and has its letter."""
+        """The pending offsets that have a letter according to `note`."""
         state_epoch, ranges = parsed_note(note) if note else (-1, [])
         if state_epoch != self.state_epoch:  # L3
             return set()
@@ -275,7 +275,7 @@ class Letters:
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Of ascending offsets."""
+    """Ascending offsets as ranges (first, last)."""
     found: list[tuple[int, int]] = []
     for offset in offsets:
         if found and found[-1][1] == offset - 1:
@@ -295,7 +295,7 @@ def note_of(state_epoch: int, offsets: list[int]) -> str:
 
 
 def parsed_note(note: str) -> tuple[int, list[tuple[int, int]]]:
-    """(state epoch, ranges). One that this version has not written names nothing: epoch -1."""
+    """(state epoch, ranges). A note in a format that this version does not know: epoch -1, no ranges."""
     try:
         version, state_epoch, parts = note.split(";")
         if version != NOTE_VERSION:

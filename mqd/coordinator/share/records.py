@@ -84,7 +84,7 @@ def name_of_key(key: bytes) -> str | None:
 
 
 def encode_keys(group_id: str, topic_id: bytes, partition: int) -> tuple[bytes, bytes]:
-    """Of the snapshot, of the updates."""
+    """(key of the snapshot, key of the updates)."""
     fields = group_id, topic_id, partition
     return SHARE_SNAPSHOT.encode_key(*fields), SHARE_UPDATE.encode_key(*fields)
 

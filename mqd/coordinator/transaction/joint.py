@@ -114,14 +114,14 @@ class JointTransaction(JointState):
             return self._response(FENCED)  # J5
         is_of_this = (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if event.producer_id >= 0:
-            return self._alive(event, is_of_this, now_ms)
+            return self._heartbeat(event, is_of_this, now_ms)
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
         if self.state == State.ONGOING and not is_of_this:
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
         return self._add_child(event, now_ms, actions)
 
-    def _alive(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointResponse:
+    def _heartbeat(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointResponse:
         child = self.children.get(event.producer_id)
         if (
             not is_of_this
@@ -137,8 +137,8 @@ class JointTransaction(JointState):
     def _overtake(
         self, event: events.Request, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
     ) -> JointResponse | None:
-        """Another batch or another run while one is open. The open one is aborted unless it is the
-        later one.
+        """Handles another batch or another run while one is open: the open one is aborted unless it is
+        the later one.
         """
         if batch_id < self.batch_id:
             return self._response(FENCED)

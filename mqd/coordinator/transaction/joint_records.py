@@ -3,8 +3,9 @@ Kafka's tools and older brokers skip them.
 
     key type   record              one for each
     9100       JointTransaction    transactional id: its current or last transaction, and the last
-               committed batch
-    9101       JointChild          transactional id and producer id: the transaction it was enlisted in last, and the partitions it wrote there
+                                   committed batch
+    9101       JointChild          transactional id and producer id: the transaction in which it was
+                                   enlisted last, and the partitions that it wrote to there
 
 A child's record is rewritten when the child is enlisted and when partitions are added to it. The
 end of its transaction, which bumps its epoch by one, follows from the transaction's own record (its

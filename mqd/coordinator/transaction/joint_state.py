@@ -15,7 +15,7 @@ FENCED_RUNS_MAX = 8
 # a child that reaches this epoch is replaced by one with another producer id
 EPOCH_RETIRED = 32_000
 
-UNDER_WAY = PREPARING | {State.ONGOING}
+IN_PROGRESS = PREPARING | {State.ONGOING}
 
 
 class JointState:
@@ -110,7 +110,7 @@ class JointState:
         return self.serial == 0 and not self.children and not self._held
 
     def _is_active(self, child: Child) -> bool:
-        return child.serial == self.serial and self.state in UNDER_WAY
+        return child.serial == self.serial and self.state in IN_PROGRESS
 
     def _epoch(self, child: Child) -> int:
         """The current epoch. For a child whose transaction is over, that of its next transaction."""
@@ -140,7 +140,7 @@ class JointState:
         producer_id = self._active[0] if self._active else -1
         epoch = self._epoch(self.children[producer_id]) if producer_id >= 0 else -1
         partitions = dict.fromkeys(partition for one in self._active for partition in self.children[one].partitions)
-        start_ms = self.start_ms if self.state in UNDER_WAY else -1
+        start_ms = self.start_ms if self.state in IN_PROGRESS else -1
         return Description(
             self.transactional_id,
             STATE_NAMES[self.state],

@@ -63,21 +63,21 @@ class OffsetCommits:
 
     def __init__(self) -> None:
         self._next = 0
-        self._under_way: dict[int, set[int]] = {}  # producer id -> tickets
+        self._in_flight: dict[int, set[int]] = {}  # producer id -> tickets
         # producer id -> (tickets waited for, callback)
         self._waiting: dict[int, list[tuple[set[int], Callable[[], None]]]] = {}
 
     def enter(self, producer_id: int) -> int:
         """Returns a ticket for leave()."""
         self._next += 1
-        self._under_way.setdefault(producer_id, set()).add(self._next)
+        self._in_flight.setdefault(producer_id, set()).add(self._next)
         return self._next
 
     def leave(self, producer_id: int, ticket: int) -> None:
-        tickets = self._under_way[producer_id]
+        tickets = self._in_flight[producer_id]
         tickets.discard(ticket)
         if not tickets:
-            del self._under_way[producer_id]
+            del self._in_flight[producer_id]
         waiting = self._waiting.pop(producer_id, None)
         if waiting is None:
             return
@@ -96,8 +96,8 @@ class OffsetCommits:
         """Calls back when the commits that are in flight now are done, or immediately if there are
         none.
         """
-        if producer_id in self._under_way:
-            self._waiting.setdefault(producer_id, []).append((set(self._under_way[producer_id]), callback))
+        if producer_id in self._in_flight:
+            self._waiting.setdefault(producer_id, []).append((set(self._in_flight[producer_id]), callback))
         else:
             callback()
 
@@ -176,7 +176,7 @@ class Markers:
             self.job_count -= 1
             return
         failure = done.exception()
-        if failure is not None and not self._is_settled(job, partition, failure):
+        if failure is not None and not self._is_closed(job, partition, failure):
             self._retry(job, partition, failure)
             return
         job.left_count -= 1
@@ -191,7 +191,7 @@ class Markers:
             with contextlib.suppress(CoordinatorError):
                 self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 
-    def _is_settled(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
+    def _is_closed(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
         """Whether no open transaction is left there."""
         if not isinstance(failure, (AppendError, CoordinatorError)):
             self._failed(job, partition, failure)

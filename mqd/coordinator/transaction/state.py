@@ -109,8 +109,8 @@ class TransactionState:
         raise ValueError("a coordinator's own records are never transactional; this one has another writer")
 
     def _last_epoch_by_rule(self) -> int:
-        """Kafka's schema cannot hold it; after an end of version 2 it follows from the other
-        fields.
+        """The last producer epoch, which Kafka's schema cannot hold: after an end of version 2 it
+        follows from the other fields.
         """
         if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
             return -1

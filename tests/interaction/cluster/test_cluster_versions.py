@@ -68,7 +68,7 @@ def refused_at_the_start(cluster: Cluster, node_id: int) -> None:
     with pytest.raises(BrokerFailed) as failed:
         member.start()
     assert (
-        "the cluster no longer supports this version of mqd: mqd.version 10 is the level, it supports 0 to 0."
+        "the cluster no longer supports this version of mqd: the level of mqd.version is 10, and it supports 0 to 0."
         " Install the version that the other hosts run" in str(failed.value)
     )
     member.environment = {}
@@ -81,6 +81,6 @@ def refused_as_a_newcomer(cluster: Cluster, node_id: int) -> None:
     with pytest.raises(BrokerFailed) as failed:
         member.start()
     assert (
-        "it runs a version of mqd that this cluster no longer supports: mqd.version 10 is the level, it supports 0 to 0"
+        "it runs a version of mqd that this cluster no longer supports: the level of mqd.version is 10, and it supports 0 to 0"
         in str(failed.value)
     ), failed.value

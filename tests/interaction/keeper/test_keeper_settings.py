@@ -123,11 +123,11 @@ def test_the_file_is_read_once_because_it_may_be_a_pipe(tmp_path):
 
 
 def test_an_identity_is_created_once(places):
-    first = identity.settle(places, 5)
+    first = identity.load_or_create(places, 5)
     assert len(first.cluster_id) == 22 and first.node_id == 5
-    assert identity.settle(places, 5) == first
+    assert identity.load_or_create(places, 5) == first
     with pytest.raises(identity.IdentityError, match="--node-id 5"):
-        identity.settle(places, 6)
+        identity.load_or_create(places, 6)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_an_identity_is_created_once(places):
 def test_an_invalid_identity_is_refused_and_left_unchanged(places, text):
     places.meta_properties.write_bytes(text.encode("latin-1"))
     with pytest.raises(identity.IdentityError, match="meta.properties"):
-        identity.settle(places, 1)
+        identity.load_or_create(places, 1)
     assert places.meta_properties.read_bytes() == text.encode("latin-1")
 
 

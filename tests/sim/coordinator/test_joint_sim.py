@@ -88,7 +88,7 @@ class WritesAgain(JointTransaction):
         if (
             response is not None
             and event.batch_id <= self.committed_batch_id
-            and self.state not in joint_state.UNDER_WAY
+            and self.state not in joint_state.IN_PROGRESS
             and event.spare_producer_id < 0
             and self._free
         ):

@@ -160,7 +160,7 @@ class World:
             case "pass":
                 self.now_ms += rng.choice([0, 1, 40, 900, 61_000, rng.choice([0, 0, 0, 4_000_000, 90_000_000])])
             case "save":
-                if self.schedule.is_settled:
+                if self.schedule.can_save:
                     self.schedule.save()
             case "trim":
                 self.log_start = max(self.log_start, self.schedule.first_pending())

@@ -27,7 +27,7 @@ from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX
 from mqd.cluster.raft.core import QuorumCore
 from mqd.cluster.raft.events import QuorumSettings
-from mqd.cluster.raft.identity import directory_text, settle_key
+from mqd.cluster.raft.identity import directory_text, load_or_create_key
 from mqd.cluster.raft.messages import SnapshotMeta, Voter
 from mqd.cluster.raft.store import QuorumStore
 from mqd.controller import directories
@@ -167,7 +167,7 @@ class HandlerBroker:
         self.last: dispatch.Outcome | None = None
 
     async def __aenter__(self) -> "HandlerBroker":
-        key = settle_key(self._directory / "metadata", NODE, new_topic_id())
+        key = load_or_create_key(self._directory / "metadata", NODE, new_topic_id())
         store = QuorumStore(self._directory / "metadata", key)
         stored, state, _ = store.open()
         if stored.snapshot is None:
@@ -177,7 +177,7 @@ class HandlerBroker:
         self.shell.server = self  # type: ignore[assignment]
         self.shell.start_quorum("cluster")
         await self.shell.wait_metadata(0)
-        settled = directories.settle(
+        settled = directories.identify(
             self.config["log.dirs"].split(","), "cluster", NODE, {}, set(), lambda: new_topic_id().hex()
         )
         host = HostCore(

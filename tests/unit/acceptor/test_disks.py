@@ -13,7 +13,7 @@ from mqd.acceptor import disks as module
 from mqd.acceptor.disks import LOADS_AT_ONCE, READS_AT_ONCE, Disks
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.base import blocking_pool as queries
-from mqd.base.blocking_pool import UnderWay
+from mqd.base.blocking_pool import QueryProgress
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log.lookup import OffsetAndTimestamp
 from mqd.protocol.errors import ErrorCode
@@ -96,9 +96,9 @@ def test_a_load_that_makes_progress_or_no_longer_reads_may_take_long(monkeypatch
     async def scenario() -> None:
         steps = [threading.Event() for _ in range(2)]
 
-        def slow(under_way: UnderWay) -> str:
+        def slow(under_way: QueryProgress) -> str:
             assert steps[0].wait(60)
-            under_way.let_go()
+            under_way.stop_timing()
             assert steps[1].wait(60)
             return "loaded"
 

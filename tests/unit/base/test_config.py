@@ -166,7 +166,7 @@ def test_kafkas_properties_that_cannot_be_honoured_stop_the_start(name, value, w
 
 
 def test_kafkas_properties_with_neutral_values_are_accepted():
-    given = {**kafka_names.ALREADY_SO, "security.inter.broker.protocol": "PLAINTEXT"}
+    given = {**kafka_names.HARMLESS, "security.inter.broker.protocol": "PLAINTEXT"}
     assert c.load_broker(None, {}, given) == c.load_broker(None, {}, {})
     topic = {"remote.storage.enable": "false", "local.retention.ms": "-2", "remote.log.copy.disable": "false"}
     assert c.validate_topic(topic) == topic

@@ -220,7 +220,7 @@ def test_a_move_that_has_caught_up_stays() -> None:
     entry = state.topics["t"]
     target = reassign_rules.Target(entry.partitions[0])
     target.in_sync = (added, 1)
-    do(state, [PartitionsChanged(entry.topic_id, (View(state).settled(entry, target),))])
+    do(state, [PartitionsChanged(entry.topic_id, (View(state).change_to(entry, target),))])
     assert added in stuck(state).adding_replicas and begin(state, disks(state, **{f"h{added}": 0}), 1) == []
 
 
@@ -251,7 +251,7 @@ class Growing:
         entry = self.state.topics["__consumer_offsets"]
         target = reassign_rules.Target(self.partition)
         target.in_sync = (*self.partition.in_sync_replicas, *nodes)
-        self.state.apply(PartitionsChanged(entry.topic_id, (View(self.state).settled(entry, target),)))
+        self.state.apply(PartitionsChanged(entry.topic_id, (View(self.state).change_to(entry, target),)))
 
 
 def test_an_internal_topic_does_not_grow_to_a_full_host() -> None:

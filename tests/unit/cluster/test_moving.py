@@ -57,7 +57,7 @@ def in_sync_by(state: MetadataState, *members: int) -> PartitionState:
     entry = state.topics["t"]
     target = reassign_rules.Target(entry.partitions[0])
     target.in_sync = tuple(node for node in entry.partitions[0].replicas if node in members)
-    change = View(state).settled(entry, target)
+    change = View(state).change_to(entry, target)
     return do(state, [PartitionsChanged(entry.topic_id, (change,))])
 
 
@@ -181,7 +181,7 @@ def test_an_abandoned_but_needed_target_does_not_stay_a_replica() -> None:
 
 def test_an_abandoned_target_is_removed_when_the_move_is_cancelled() -> None:
     state, first = sent_astray()
-    for entry, change in reassign_rules.cancelled_replacements(View(state), 1):
+    for entry, change in reassign_rules.cancel_replacements(View(state), 1):
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
     partition = state.topics["t"].partitions[0]
     assert (
@@ -434,13 +434,13 @@ def test_a_target_is_led_where_most_partitions_can_follow() -> None:
     assert [led(state) for _ in range(3)] == [[3, 2, 3]] * 3, "not to and fro"
     assert led(state_of((1, 2), (3, 4), (2, 3), leader=1)) == [2, 3, 2]
     state = state_of((1, 2, 3, 4), (2, 3), leader=2)
-    assert election_rules.back_to_preferred(View(state), {node: True for node in state.brokers}, 10, 10) == [], (
+    assert election_rules.preferred_leaders(View(state), {node: True for node in state.brokers}, 10, 10) == [], (
         "one that cannot follow it there would be left"
     )
     state = state_of((1, 2, 3, 4), (2, 1), leader=2)
     assert [
         change.leader
-        for _, change in election_rules.back_to_preferred(View(state), {node: True for node in state.brokers}, 10, 10)
+        for _, change in election_rules.preferred_leaders(View(state), {node: True for node in state.brokers}, 10, 10)
     ] == [1]
 
 

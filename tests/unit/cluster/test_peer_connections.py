@@ -431,7 +431,7 @@ def test_bytes_that_a_host_does_not_read_are_bounded_under_tls(tmp_path, monkeyp
         async with secured(tmp_path, 1) as one, Silent(2, host=host(tmp_path, 2)) as two:
             connection = await one.peers.open("127.0.0.1", two.port, "gossip")
             count = 0
-            while connection.lives:
+            while connection.is_open:
                 connection.send(b"x" * (1 << 20))
                 count += 1
                 await asyncio.sleep(0)

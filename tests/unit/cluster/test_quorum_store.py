@@ -27,7 +27,7 @@ from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft import files as metadata_files
 from mqd.cluster.raft import identity as replica_identity
 from mqd.cluster.raft.events import VoteState
-from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt, settle_key
+from mqd.cluster.raft.identity import TOPIC_DIRECTORY, MetadataCorrupt, load_or_create_key
 from mqd.cluster.raft.messages import (
     DATA,
     LEADER_CHANGE,
@@ -509,16 +509,16 @@ def test_the_vote_is_kept_and_never_guessed(tmp_path: Path) -> None:
 
 
 def test_the_key_of_a_directory_is_generated_once(tmp_path: Path) -> None:
-    first = settle_key(tmp_path, 1, b"a" * 16)
-    assert first == ReplicaKey(1, b"a" * 16) == settle_key(tmp_path, 1, b"b" * 16)
+    first = load_or_create_key(tmp_path, 1, b"a" * 16)
+    assert first == ReplicaKey(1, b"a" * 16) == load_or_create_key(tmp_path, 1, b"b" * 16)
     with pytest.raises(MetadataCorrupt, match=r"node\.id 1"):
-        settle_key(tmp_path, 2, b"b" * 16)
+        load_or_create_key(tmp_path, 2, b"b" * 16)
     QuorumStore(tmp_path, first).open()
     (tmp_path / TOPIC_DIRECTORY / "vote").write_bytes(metadata_files.encode_vote(VoteState()))
     (tmp_path / "meta.properties").write_text("version=1\nnode.id=1\ndirectory.id=short\n")
     with pytest.raises(MetadataCorrupt, match="damaged"):
-        settle_key(tmp_path, 1, b"b" * 16)
+        load_or_create_key(tmp_path, 1, b"b" * 16)
     (tmp_path / "meta.properties").unlink()
     with pytest.raises(MetadataCorrupt, match="missing"):
-        settle_key(tmp_path, 1, b"b" * 16)
+        load_or_create_key(tmp_path, 1, b"b" * 16)
     assert replica_identity.directory_bytes(replica_identity.directory_text(first.directory_id)) == first.directory_id

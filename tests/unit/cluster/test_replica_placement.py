@@ -327,7 +327,7 @@ def test_a_move_to_a_host_that_is_lost_too_gets_another_target() -> None:
 
 def test_an_internal_topic_that_grew_towards_a_lost_host_grows_elsewhere() -> None:
     state = topic(cluster(4), replicas=(1,), name="__consumer_offsets")
-    found = reassign_rules.grown_internal(View(state), Directories(state, {}), 10)
+    found = reassign_rules.grow_internal_topics(View(state), Directories(state, {}), 10)
     for entry, change in found:
         state.apply(PartitionsChanged(entry.topic_id, (change,)))
     grown = state.topics["__consumer_offsets"].partitions[0]
@@ -337,7 +337,7 @@ def test_an_internal_topic_that_grew_towards_a_lost_host_grows_elsewhere() -> No
         state.apply(record)
     for step in (reassign_rules.replacements(View(state), [lost], Directories(state, {}), 10), None):
         for entry, change in (
-            step if step is not None else reassign_rules.grown_internal(View(state), Directories(state, {}), 10)
+            step if step is not None else reassign_rules.grow_internal_topics(View(state), Directories(state, {}), 10)
         ):
             state.apply(PartitionsChanged(entry.topic_id, (change,)))
     state.check()

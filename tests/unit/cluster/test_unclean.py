@@ -234,13 +234,13 @@ def test_partitions_whose_hosts_are_all_lost_are_skipped(monkeypatch: pytest.Mon
         (-1, (1,))
     ] * 3
     settled: list[int] = []
-    original = View.settled
+    original = View.change_to
 
     def noted(self: View, entry: TopicState, target: Target, *arguments: int) -> PartitionChange | None:
         settled.append(target.old.index)
         return original(self, entry, target, *arguments)
 
-    monkeypatch.setattr(View, "settled", noted)
+    monkeypatch.setattr(View, "change_to", noted)
     assert restored_leaders(active.view(state)) == [] and settled == []
     state.apply(BrokerChanged(1, 10, fenced=False))
     assert [change.leader for _, change in restored_leaders(active.view(state))] == [1] * 3 and settled == [0, 1, 2]

@@ -113,7 +113,7 @@ def test_a_host_without_its_metadata_starts_with_its_current_directories(tmp_pat
     process = object.__new__(Process)
     process.node_id, process.log_dirs = 1, [place]
     process.key = ReplicaKey(1, b"k" * 16 if own == "metadata" else b"o" * 16)
-    (found,) = asyncio.run(process.settle_directories("c", state))
+    (found,) = asyncio.run(process.prepare_directories("c", state))
     assert (found.usable, found.directory_id == "d1") == ((False, True) if own == "metadata" else (True, False))
 
 
@@ -168,7 +168,7 @@ def test_a_start_does_not_wait_for_a_hung_log_directory(hung: list[str], caplog:
     process.node_id, process.log_dirs, process.key = 1, hung, ReplicaKey(1, b"k" * 16)
 
     async def scenario() -> None:
-        settling = asyncio.create_task(process.settle_directories("c", state))
+        settling = asyncio.create_task(process.prepare_directories("c", state))
         turns = 0
         while not settling.done():
             turns += 1

@@ -25,5 +25,5 @@ def test_the_state_of_each_directory(
     (tmp_path / directories.META_PROPERTIES).write_text(text)
     for name in folders:
         (tmp_path / name).mkdir()
-    (found,) = directories.settle([str(tmp_path)], "c", 1, {"d": str(tmp_path)}, used, lambda: "new")
+    (found,) = directories.identify([str(tmp_path)], "c", 1, {"d": str(tmp_path)}, used, lambda: "new")
     assert (found.directory_id, found.usable, found.fresh) == ("d", True, fresh)

@@ -36,7 +36,7 @@ async def not_served(broker: HandlerBroker, monkeypatch: pytest.MonkeyPatch) -> 
     """The group's partition is not served here; its log stays on the disk."""
     store(broker, GROUPS, partition_for("g", 3))
     monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
-    broker.broker.coordinators.groups.look()
+    broker.broker.coordinators.groups.check_partitions()
     assert shard_of(broker, "g") is None
 
 
@@ -176,7 +176,7 @@ def test_a_topic_that_was_recreated_while_the_host_had_no_lease(
         assert await commit(broker, 5) == [0]
         epoch = shard_of(broker, "g").leader_epoch
         await not_served(broker, monkeypatch)
-        broker.broker.coordinators.groups.look()  # more than once
+        broker.broker.coordinators.groups.check_partitions()  # more than once
         await recreated(broker)
         await served_again(broker, monkeypatch)
         assert shard_of(broker, "g").leader_epoch == epoch and await fetch(broker) == (0, -1), (
@@ -198,7 +198,7 @@ def test_offsets_that_another_host_coordinated_meanwhile_are_kept(
         assert await commit(broker, 5) == [0]
         await not_served(broker, monkeypatch)
         monkeypatch.setattr(InternalPartitions, "is_elsewhere", lambda *_: True)
-        broker.broker.coordinators.groups.look()
+        broker.broker.coordinators.groups.check_partitions()
         await recreated(broker)
         await served_again(broker, monkeypatch)
         assert await fetch(broker) == (0, 5)
@@ -221,7 +221,7 @@ def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Sever
     """The worker publishes the newest epoch first, and the controller notifies the acceptor then."""
     image = (message if isinstance(message, messages.PartitionsPut) else message.parts[-1]).partitions[0]
     broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch
-    broker.broker.coordinators.groups.look()
+    broker.broker.coordinators.groups.check_partitions()
     broker._deliver(ACCEPTOR, message)
 
 
@@ -336,7 +336,7 @@ def test_a_removal_that_could_not_be_written_is_repeated(
         store(broker, GROUPS, partition_for("g", 3))
         if away:
             monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)
-            broker.broker.coordinators.groups.look()
+            broker.broker.coordinators.groups.check_partitions()
             await delete(broker)
             # as if another host had coordinated until now
             broker.broker.coordinators.groups.places[partition_for("g", 3)].missed.clear()

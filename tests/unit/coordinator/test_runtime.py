@@ -379,7 +379,7 @@ def test_a_partition_that_is_not_served(tmp_path: Path) -> None:
         waiting = asyncio.create_task(commit(broker, 5))
         await until(lambda: broker.owners.batches)
         broker.control.set_slot_state(slot, SlotState.OFFLINE)
-        broker.broker.coordinators.groups.look()
+        broker.broker.coordinators.groups.check_partitions()
         assert await waiting == [NOT_COORDINATOR] and (await fetch(broker))[0] in (LOADING, NOT_COORDINATOR)
         broker.owners.release()  # no request waits for the response
         broker.place(GROUPS, partition_for("g", 3))

@@ -210,11 +210,11 @@ def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refuse
         await until(lambda: broker.owners._held)
         store(broker, GROUPS, place.index)
         monkeypatch.setattr(InternalPartitions, "source", lambda *_: None)  # the lease lapses
-        groups.look()
+        groups.check_partitions()
         assert await late == [NOT_COORDINATOR]
         monkeypatch.undo()
         await asyncio.sleep(RETRY_S + 0.01)
-        groups.look()
+        groups.check_partitions()
         assert place.loading is None and place.shard is None
         broker.owners.hold = False
         broker.owners.release()

@@ -217,7 +217,7 @@ def test_continuous_offset_commits_do_not_keep_a_transaction_from_ending() -> No
         assert [partition for partition, _ in world.appends] == [G3]
         world.commits.leave(7, later)
         await world.settle()
-        assert world.posted and not world.commits._under_way and not world.commits._waiting
+        assert world.posted and not world.commits._in_flight and not world.commits._waiting
 
     run(test())
 

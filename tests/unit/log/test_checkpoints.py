@@ -148,7 +148,7 @@ def test_after_settling_only_own_entries_remain(tmp_path: Path) -> None:
     writer.write([Entry("t", 0, 110, A)], [])
     path = tmp_path / f"{checkpoints.RECOVERY_POINT}.0"
     assert parse_checkpoint(path.read_bytes()) == [Entry("t", 0, 110, A), Entry("t", 1, 200, A), Entry("t", 2, 300, A)]
-    writer.settle([("t", 2)])  # partition 2 is ours, but could not be opened
+    writer.drop_carried([("t", 2)])  # partition 2 is ours, but could not be opened
     assert writer.write([Entry("t", 0, 110, A)], [])
     assert parse_checkpoint(path.read_bytes()) == [Entry("t", 0, 110, A), Entry("t", 2, 300, A)]
 

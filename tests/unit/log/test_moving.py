@@ -110,7 +110,7 @@ def test_the_missing_bytes_decrease(tmp_path: Path) -> None:
 def test_replaced_segments_are_copied_again_and_indexes_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "SETTLED_NS", 0)
+    monkeypatch.setattr(moving, "COARSE_NS", 0)
     path, disk = make(tmp_path)
     names = [f"{base:020d}{suffix}" for base in (0, 9, 20) for suffix in (".log", ".index", ".timeindex", ".snapshot")]
     for name in names:

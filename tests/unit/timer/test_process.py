@@ -30,7 +30,7 @@ class FakeTimer:
 
     def __init__(self, schedule: ScheduleTopic, index: int, *others: Any) -> None:
         self.topic, self.index = schedule, index
-        self.on_news: Callable[[], None] = others[-1]
+        self.on_status: Callable[[], None] = others[-1]
         self.status = PartitionStatus(schedule.topic, index)
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypa
     assert timer.update() and timer.wait_s() is None
     (partition_timer,) = FakeTimer.alive
     for _ in range(3):
-        partition_timer.on_news()
+        partition_timer.on_status()
     assert woken == [now], "once, until it has looked"
     now += 0.25
     assert timer.update() and timer.wait_s() == STATUS_S - 0.25

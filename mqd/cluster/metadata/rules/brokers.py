@@ -92,7 +92,7 @@ def _targets_without(
 
 
 def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_unable) -> list[Record]:
-    """Fences all of them at once: removes them from every in-sync set and elects other leaders for
+    """Fences all of them together: removes them from every in-sync set and elects other leaders for
     their partitions (R8).
     """
     unfenced = [node for node in nodes if node in state.brokers and not state.brokers[node].fenced]
@@ -214,7 +214,7 @@ def _place_on_new_disks(state: MetadataState, message: RegisterBroker) -> list[R
 
 
 def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
-    """R10: metadata of this version include the registration that has this broker epoch."""
+    """R10: whether metadata of this version includes the registration with this broker epoch."""
     return metadata_version > broker_epoch
 
 

@@ -1,6 +1,6 @@
 """Subscriptions to metrics of clients (KIP-714, ConfigResource type 16): metrics, interval and
 clients. Like a Kafka broker without a metrics receiver, this one stores them and requests no
-metrics of clients: it does not have GetTelemetrySubscriptions.
+metrics from clients: it does not have GetTelemetrySubscriptions.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from mqd.protocol.errors import ErrorCode
 
 
 def check(state: MetadataState, config: Mapping[str, str]) -> None:
-    """`config` is to be the configuration of a topic. A host of an earlier version would lead its
+    """`config`: the new configuration of a topic. A host of an earlier version would lead its
     partitions and write every duplicate. Raises Refusal.
     """
     if config.get("dedup.window.ms", "0") != "0" and levels(state.features)[MQD_VERSION] < DEDUPLICATION_LEVEL:

@@ -32,7 +32,7 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
         )
     target = Target(partition)
     target.elect = PREFERRED
-    change = view.settled(topic, target)
+    change = view.change_to(topic, target)
     if change is None:
         raise Refusal(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"The preferred replica {preferred} cannot lead now.")
     return change
@@ -47,7 +47,7 @@ def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> P
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
     target = Target(partition)
     target.elect = UNCLEAN
-    change = view.settled(topic, target, leaving=partition.leader)
+    change = view.change_to(topic, target, leaving=partition.leader)
     if change is None or change.leader is None or change.leader < 0:
         raise Refusal(
             ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
@@ -60,7 +60,7 @@ def _unserved(view: View, topic: TopicState, partition: PartitionState) -> bool:
     return partition.leader < 0 or view.unable(topic, partition, partition.leader)
 
 
-def elected(view: View, kind: int, topic: TopicState, partition: PartitionState) -> PartitionChange:
+def elect(view: View, kind: int, topic: TopicState, partition: PartitionState) -> PartitionChange:
     if kind == ELECT_PREFERRED:
         return elect_preferred(view, topic, partition)
     if kind == ELECT_UNCLEAN:
@@ -68,7 +68,7 @@ def elected(view: View, kind: int, topic: TopicState, partition: PartitionState)
     raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown election type {kind}; 0 is preferred, 1 is unclean.")
 
 
-def needs(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
+def needs_election(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
     """Whether an election over all partitions includes this one."""
     return (
         _unserved(view, topic, partition) if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
@@ -86,12 +86,12 @@ def restored_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
                 map(view.unfenced, partition.in_sync_replicas + partition.eligible_leader_replicas)
             ):
                 continue
-            if (change := view.settled(topic, Target(partition))) is not None and change.leader is not None:
+            if (change := view.change_to(topic, Target(partition))) is not None and change.leader is not None:
                 found.append((topic, change))
     return found
 
 
-def unclean_requested(view: View, topic: TopicState, of_file: bool) -> bool:
+def allows_unclean(view: View, topic: TopicState, of_file: bool) -> bool:
     """The setting of the topic, else that for all brokers in the metadata log, else `of_file`: from
     the active controller's file, as in Kafka.
     """
@@ -99,7 +99,7 @@ def unclean_requested(view: View, topic: TopicState, of_file: bool) -> bool:
     return value == "true" if value else of_file
 
 
-def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, PartitionChange]]:
+def unclean_leaders(view: View, of_file: bool) -> list[tuple[TopicState, PartitionChange]]:
     """Leaders for partitions without a live replica that has all records, where
     unclean.leader.election.enable allows it. The records that such a leader lacks are lost,
     including acknowledged ones. Partitions with another possible leader are not handled here
@@ -107,19 +107,19 @@ def chosen_uncleanly(view: View, of_file: bool) -> list[tuple[TopicState, Partit
     """
     found = []
     for topic in view.state.topics.values():
-        if not unclean_requested(view, topic, of_file):
+        if not allows_unclean(view, topic, of_file):
             continue
         for partition in topic.partitions:
             if partition.leader >= 0 or not any(map(view.unfenced, partition.replicas)):
                 continue
             target = Target(partition)
             target.elect = UNCLEAN
-            if (change := view.settled(topic, target)) is not None and change.leader is not None:
+            if (change := view.change_to(topic, target)) is not None and change.leader is not None:
                 found.append((topic, change))
     return found
 
 
-def back_to_preferred(
+def preferred_leaders(
     view: View, stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Elections of the preferred replica for brokers with more than `percent` of their preferred

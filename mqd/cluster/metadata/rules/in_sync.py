@@ -72,7 +72,7 @@ class Proposals:
             members = {node for node, _ in proposal.in_sync}
             target.in_sync = tuple(node for node in partition.replicas if node in members)
             target.recovering = partition.recovering and not proposal.recovered
-            change = view.settled(topic, target)
+            change = view.change_to(topic, target)
             if change is None:
                 # already the current state, so no newer state will be announced
                 error = ErrorCode.OPERATION_NOT_ATTEMPTED
@@ -107,7 +107,7 @@ class Proposals:
 
 
 def _is_comparable(handled: Handled, broker_epoch: int, proposal: InSyncProposal) -> bool:
-    """R6b: their sequences count the proposals of one leader."""
+    """R6b: whether both sequences count the proposals of the same leader."""
     return (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
 
 
@@ -131,7 +131,7 @@ def _stale(
 
 
 def _fetched_as_registered(member: BrokerState, epoch: int) -> bool:
-    """KIP-903: it has not restarted since the fetches that the leader counted."""
+    """KIP-903: whether the member has not restarted since the fetches that the leader counted."""
     return member.epoch == epoch
 
 

@@ -1,8 +1,8 @@
 """Changes of one partition: in-sync set, eligible leaders, leader and reassignment are decided
 together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
 
-settle() is the only place that composes a PartitionChange. Callers state what they want (a smaller
-in-sync set, other replicas, another leader), and settle() computes the permitted change, so that
+compose_change() is the only place that composes a PartitionChange. Callers state what they want (a smaller
+in-sync set, other replicas, another leader), and compose_change() computes the permitted change, so that
 after every change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
     * in-sync and eligible replicas are disjoint, and replicas
@@ -41,7 +41,7 @@ def configured_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapp
 
 
 def acks_replicas(topic_config: Mapping[str, str]) -> int:
-    """At how many members the in-sync set is kept (R7b); 0: all replicas."""
+    """The number of members at which the in-sync set is kept (R7b); 0: all replicas."""
     return int(topic_config.get(ACKS_REPLICAS) or 0)
 
 
@@ -108,7 +108,7 @@ def replicas_before(partition: PartitionState) -> tuple[int, ...]:
     return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
 
-def settle(target: Target, configured_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
+def compose_change(target: Target, configured_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
     """The change that reaches the target; None if nothing changes. `configured_min`:
     configured_min_in_sync(). `live`: brokers that may lead (unfenced and not shutting down).
     """
@@ -140,26 +140,26 @@ def _difference(
     recovering: bool,
     new_epoch: bool,
 ) -> PartitionChange | None:
-    def news(new, before):
+    def if_changed(new, before):
         return None if new == before else new
 
     placed = target.replicas != old.replicas or target.directories != old.directories
     change = PartitionChange(
         index=old.index,
         new_epoch=new_epoch,
-        leader=news(leader, old.leader),
-        in_sync_replicas=news(in_sync, old.in_sync_replicas),
-        eligible_leader_replicas=news(eligible, old.eligible_leader_replicas),
-        last_known_eligible=news(last_known, old.last_known_eligible),
+        leader=if_changed(leader, old.leader),
+        in_sync_replicas=if_changed(in_sync, old.in_sync_replicas),
+        eligible_leader_replicas=if_changed(eligible, old.eligible_leader_replicas),
+        last_known_eligible=if_changed(last_known, old.last_known_eligible),
         replicas=target.replicas if placed else None,
         directories=target.directories if placed else None,
-        adding_replicas=news(target.adding, old.adding_replicas),
-        removing_replicas=news(target.removing, old.removing_replicas),
-        recovering=news(recovering, old.recovering),
-        retiring=news(target.retiring, old.retiring),
-        redirect=news(target.redirect, old.redirect),
-        replacing=news(target.replacing, old.replacing),
-        astray_replicas=news(target.astray, old.astray_replicas),
+        adding_replicas=if_changed(target.adding, old.adding_replicas),
+        removing_replicas=if_changed(target.removing, old.removing_replicas),
+        recovering=if_changed(recovering, old.recovering),
+        retiring=if_changed(target.retiring, old.retiring),
+        redirect=if_changed(target.redirect, old.redirect),
+        replacing=if_changed(target.replacing, old.replacing),
+        astray_replicas=if_changed(target.astray, old.astray_replicas),
     )
     return None if change == PartitionChange(old.index) else change
 

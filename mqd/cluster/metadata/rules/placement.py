@@ -1,8 +1,8 @@
 """Placement of replicas: never two on one host; not on a host with full disks while there is
 another; spread over the racks first, then to the hosts with the fewest replicas; leaders are
-balanced separately. Within a host, into the directory that holds the fewest.
+balanced separately. Within a host, a replica goes into the directory that holds the fewest.
 
-Deterministic: the same state gives the same response, whichever controller decides. Counts cover the
+Deterministic: the same state gives the same placement, whichever controller decides. Counts cover the
 whole cluster, so many small topics are spread like one large one.
 """
 
@@ -163,8 +163,8 @@ class Directories:
         self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
 
     def full(self, node: int, directory_id: str) -> bool:
-        """Nothing can be copied there at present: it has failed or has no space. "" = no directory
-        of the host has any.
+        """Whether nothing can be copied there at present: the directory has failed or has no space.
+        "": whether no directory of the host has any space.
         """
         reported = self._reported.get(node, ())
         floor = self._floor(node)
@@ -318,7 +318,7 @@ def _even_out(
 
 
 def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
-    """The least loaded host that may take it and whose balance improves; -1 = none."""
+    """The least loaded host that may take the replica, if that improves the balance; -1 = none."""
     fit = [
         node
         for node in takers
@@ -346,8 +346,8 @@ def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> b
 
 
 def _even_out_leaders(loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
-    """From hosts that lead more than the average to those that lead less, so that nothing moves
-    twice.
+    """Moves leaderships from hosts that lead more than the average to those that lead less, so that
+    nothing moves twice.
     """
     average = sum(loads.leaders.values()) / len(loads.leaders)
     count = 0

@@ -2,7 +2,7 @@
 lost host's replicas, a drained host, and internal topics that grow.
 
 During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas`
-and `removing_replicas` identify them. settle() ends it. When the target changes, replicas that were
+and `removing_replicas` identify them. compose_change() ends it. When the target changes, replicas that were
 added for the old target but are still needed leave at the end, and are `astray_replicas` until
 then: a cancel restores the replicas from before all of it. A reassignment of mqd's own carries
 `replacing`, the node whose replica it removes, which distinguishes it from a client's and allows
@@ -105,7 +105,7 @@ def reassign(
     target.replacing = replacing
     if not target.adding and not target.removing:
         target.replacing = -1
-    return view.settled(topic, target)
+    return view.change_to(topic, target)
 
 
 def _needed(partition: PartitionState) -> tuple[int, ...]:
@@ -162,7 +162,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
     target.replicas = base + astray
     target.directories = tuple(by_node[node] for node in target.replicas)
     target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
-    return view.settled(topic, target)
+    return view.change_to(topic, target)
 
 
 # -- mqd's own reassignments -----------------------------------------------------------------------
@@ -261,7 +261,7 @@ def replacements(
     return found
 
 
-def cancelled_replacements(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
+def cancel_replacements(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
     """The host is back (or is no longer drained): its replicas stay where they are, unless their
     successors are already in sync and needed.
     """
@@ -279,7 +279,7 @@ def _never(_topic: TopicState, _partition: PartitionState) -> bool:
     return False
 
 
-def grown_internal(
+def grow_internal_topics(
     view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Internal topics get the replication factor that a new topic would have by default, even if

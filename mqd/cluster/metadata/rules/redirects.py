@@ -60,7 +60,7 @@ def _count(tied: Sequence[PartitionState], node: int) -> int:
 
 
 def _tied(topic: TopicState, goal: PartitionState) -> list[PartitionState]:
-    """Its followers, except those that are still being moved to it."""
+    """The goal's followers, except those that are still being moved to its hosts."""
     return [
         one
         for one in followers(topic, goal.index)

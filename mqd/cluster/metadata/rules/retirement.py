@@ -16,9 +16,9 @@ All retiring partitions take every step together: no count between N and M is ev
 has at most two partitions, never three. Each step raises the leader epoch, which fences the leader
 of the previous step.
 
-From the first step to the last a retired partition has the same replicas and leader as the partition that
-takes its records, so its leader can redirect records within the host. While that is briefly not so
-(the leader of one of them has changed), clients get a retriable error. Moving replicas takes
+From the first step to the last a retired partition has the same replicas and leader as the partition
+that takes its records, so its leader can redirect records within the host. After a change of one of
+the two leaders this is briefly not so, and clients get a retriable error. Moving replicas takes
 longer: redirects.py keeps the two together in the meantime.
 
 M must divide N: then a producer that knows M partitions sends the keys of p to p mod M, and no key
@@ -50,7 +50,7 @@ from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 
-def going(topic: TopicState) -> bool:
+def is_retiring(topic: TopicState) -> bool:
     return bool(topic.partitions) and topic.partitions[-1].redirect >= 0
 
 
@@ -82,7 +82,7 @@ def retire(
             ErrorCode.INVALID_PARTITIONS,
             f"The topic {name} has {current} partition(s); {partition_count} would not be a decrease to at least 1.",
         )
-    if going(topic):
+    if is_retiring(topic):
         if retiring_from(topic) == partition_count:
             return []
         raise Refusal(
@@ -130,29 +130,29 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
         return changed(partition, change)
 
     for index in range(first if first < len(topic.partitions) else 0):
-        goal = after(topic.partitions[index], _ended(view, topic, topic.partitions[index]))
-        goal = after(goal, _better_led(view, topic, goal))
+        goal = after(topic.partitions[index], _end_reassignment(view, topic, topic.partitions[index]))
+        goal = after(goal, _move_leadership(view, topic, goal))
         if goal is not topic.partitions[index]:
             topic = msgspec.structs.replace(
                 topic, partitions=(*topic.partitions[:index], goal, *topic.partitions[index + 1 :])
             )
         for partition in followers(topic, index):
-            moved = after(partition, _moved(view, topic, partition, directories))
-            after(moved, _led_alike(view, topic, moved))
+            moved = after(partition, _move_replicas(view, topic, partition, directories))
+            after(moved, _follow_leader(view, topic, moved))
     return found
 
 
-def _ended(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
-    """Ends a reassignment that waited for the others (redirects.held)."""
-    return view.settled(topic, Target(goal)) if in_progress(goal) else None
+def _end_reassignment(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
+    """Ends a reassignment that waited for the retired partitions (redirects.held)."""
+    return view.change_to(topic, Target(goal)) if in_progress(goal) else None
 
 
-def _better_led(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
-    """The partitions cannot follow its leadership, so it moves to a host where more of them can."""
-    return _led(view, topic, goal, better_leader(topic, goal, view.may_lead))
+def _move_leadership(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
+    """Moves the goal's leadership to a host where more of the retired partitions can be led too."""
+    return _lead_from(view, topic, goal, better_leader(topic, goal, view.may_lead))
 
 
-def _moved(
+def _move_replicas(
     view: View, topic: TopicState, partition: PartitionState, directories: Directories
 ) -> PartitionChange | None:
     target = staying(topic.partitions[partition.redirect])
@@ -164,24 +164,24 @@ def _moved(
         return None  # another tick will find the disk in a better state
 
 
-def _led_alike(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Gives it the leader of the partition that takes its records, or ends a reassignment that
-    waited for the other.
+def _follow_leader(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
+    """Gives the retired partition the leader of the partition that takes its records, or ends a
+    reassignment that waited for that one.
     """
     leader = topic.partitions[partition.redirect].leader
     if leader not in (-1, partition.leader) and leader in partition.in_sync_replicas and view.may_lead(leader):
-        return _led(view, topic, partition, leader)
-    return view.settled(topic, Target(partition)) if in_progress(partition) else None
+        return _lead_from(view, topic, partition, leader)
+    return view.change_to(topic, Target(partition)) if in_progress(partition) else None
 
 
-def _led(view: View, topic: TopicState, partition: PartitionState, node: int) -> PartitionChange | None:
+def _lead_from(view: View, topic: TopicState, partition: PartitionState, node: int) -> PartitionChange | None:
     target = Target(partition)
     target.target_leader = node
-    return view.settled(topic, target) if node >= 0 else None
+    return view.change_to(topic, target) if node >= 0 else None
 
 
 def seal(view: View, topic: TopicState) -> list[Record]:
-    """All retiring partitions are on the hosts that their records will go to."""
+    """Seals the retiring partitions if all are on the hosts that their records will go to."""
     first = retiring_from(topic)
     if phase(topic) != RETIRE_NOT or first == len(topic.partitions):
         return []
@@ -193,21 +193,19 @@ def seal(view: View, topic: TopicState) -> list[Record]:
 
 
 def release(view: View, topic: TopicState) -> list[Record]:
-    """The seal has lasted long enough: new records are appended elsewhere from here on. No records
-    if it is not sealed.
+    """Begins to redirect new records: the seal has lasted long enough. No metadata records if the
+    topic is not sealed.
     """
     return _step(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
 
 
 def hide(view: View, topic: TopicState) -> list[Record]:
-    """All retiring partitions are empty."""
+    """Hides the retiring partitions, all of which are empty."""
     return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
 def vanish(view: View, topic: TopicState) -> list[Record]:
-    """The topic's retirement is over: reassignments that waited for the removed partitions end with
-    it.
-    """
+    """Removes the retired partitions. Reassignments that waited for them end."""
     if phase(topic) != RETIRE_HIDDEN:
         return []
     first = retiring_from(topic)

@@ -1,4 +1,4 @@
-"""What a topic with schedule.to must be: its records are delivered to another topic, and are kept
+"""The rules for a topic with schedule.to: its records are delivered to another topic, and are kept
 until then.
 """
 
@@ -21,7 +21,7 @@ def check(
     rules: ConfigRules,
     broker_config: Mapping[str, str],
 ) -> None:
-    """`config` is to be the configuration of topic `name`, `before` is it now. Raises Refusal."""
+    """`config`: the new configuration of topic `name`; `before`: the current one. Raises Refusal."""
     target = config.get(SCHEDULE_TO, "")
     if not target or all(config.get(key) == before.get(key) for key in (SCHEDULE_TO, CLEANUP)):
         return

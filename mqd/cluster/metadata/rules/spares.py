@@ -1,4 +1,4 @@
-"""Which topics may have acks.replicas: an in-sync set of so many members, the other replicas spares."""
+"""Which topics may have acks.replicas: an in-sync set of this size, and the other replicas spares."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,7 +13,7 @@ from mqd.protocol.errors import ErrorCode
 
 
 def check(state: MetadataState, config: Mapping[str, str], replica_counts: Iterable[int]) -> None:
-    """`config` is to be the configuration of a topic with partitions of so many replicas. Raises
+    """`config`: the new configuration of a topic; `replica_counts`: of its partitions. Raises
     Refusal.
     """
     count = acks_replicas(config)
@@ -26,7 +26,7 @@ def check(state: MetadataState, config: Mapping[str, str], replica_counts: Itera
         _refuse(f"{count} is more than the {fewest} replica(s) of a partition of the topic")
     minimum = int(config.get(MIN_IN_SYNC) or state.broker_configs.get("", {}).get(MIN_IN_SYNC) or 0)
     if minimum > count:
-        _refuse(f"{count} is less than {MIN_IN_SYNC}={minimum}; acks=all would never be taken")
+        _refuse(f"{count} is less than {MIN_IN_SYNC}={minimum}; acks=all would always be refused")
     if levels(state.features)[MQD_VERSION] < ACKS_REPLICAS_LEVEL:
         _refuse(
             f"it needs level {ACKS_REPLICAS_LEVEL} of {MQD_VERSION}, which all hosts must support; run"
@@ -34,10 +34,10 @@ def check(state: MetadataState, config: Mapping[str, str], replica_counts: Itera
         )
 
 
-def begun(
+def limited(
     state: MetadataState, config: Mapping[str, str], partitions: tuple[PartitionState, ...]
 ) -> tuple[PartitionState, ...]:
-    """Those of a new topic, with no more replicas in sync than that. Raises Refusal."""
+    """The partitions of a new topic, with at most acks.replicas replicas in sync. Raises Refusal."""
     check(state, config, (len(one.replicas) for one in partitions))
     count = acks_replicas(config) or None
     return tuple(msgspec.structs.replace(one, in_sync_replicas=one.in_sync_replicas[:count]) for one in partitions)

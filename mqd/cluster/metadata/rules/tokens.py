@@ -1,8 +1,8 @@
-"""Rules for delegation tokens (KIP-48, KIP-373): which principals may renew and expire one, and
-until when.
+"""Rules for delegation tokens (KIP-48, KIP-373): which principals may renew and expire a
+token, and until when.
 
-Pure functions of the state and the change, as in topics.py. Whether a principal may create a token
-for another, and the password of a token, are the acceptor's business. Times: wall clock of the host
+Pure functions of the state and the change, as in topics.py. The acceptor checks whether a principal
+may create a token for another, and computes the password of a token. Times: wall clock of the host
 that got the request; as in Kafka, a token is valid through the millisecond in which it expires.
 """
 

@@ -134,7 +134,7 @@ def create_topic(
     else:
         assignments = _automatic_assignments(state, change, place, rules)
     _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
-    partitions = spares.begun(state, config, _place(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS))
+    partitions = spares.limited(state, config, _place(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS))
     return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=partitions, config=config))]
 
 
@@ -274,7 +274,7 @@ def _spread(state: MetadataState, count: int, factor: int, place: Placement, int
 
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
-    """Checked before a client's number is turned into a list of that length."""
+    """Checks that the hosts have room, before a list of the length that a client chose is made."""
     most = limits(state, nodes, internal, place.partition_count_max)
     room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
     if count > room:

@@ -28,7 +28,7 @@ def of(state: MetadataState, name: str) -> list[str]:
 def create(
     state: MetadataState, change: messages.CreateTopic, config: dict[str, str], new_id: Callable[[], bytes]
 ) -> list[Record]:
-    """`config`: with view.of, checked by itself."""
+    """`config`: with view.of, already checked on its own."""
     base = state.topics.get(config[VIEW_OF])
     if levels(state.features)[MQD_VERSION] < VIEWS_LEVEL:
         _refuse(
@@ -58,7 +58,7 @@ def create(
 
 
 def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """A reader's offsets are only right for the filter they were read with. Raises Refusal."""
+    """A reader's offsets are valid only for the filter with which they were read. Raises Refusal."""
     if any(config.get(name) != before.get(name) for name in (VIEW_OF, VIEW_FILTER)):
         _refuse(
             f"{VIEW_OF} and {VIEW_FILTER} are given when the topic is created and never change; create another view"
@@ -66,7 +66,7 @@ def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
 
 
 def check_base(state: MetadataState, name: str) -> None:
-    """Whether the topic may be deleted. Raises Refusal."""
+    """Checks that the topic may be deleted. Raises Refusal."""
     views = of(state, name)
     if views:
         shown = ", ".join(views[:10]) + ("" if len(views) <= 10 else f" and {len(views) - 10} more")

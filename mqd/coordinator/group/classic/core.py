@@ -417,8 +417,8 @@ class ClassicGroup(Rebalancing):
         return NONE
 
     def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """The leader has decided. The assignment is written first (the shell holds the responses
-        back), then sent. A member that the leader left out gets an empty one.
+        """Handles the leader's assignment: it is written first (the shell holds the responses back),
+        then sent. A member that the leader left out gets an empty one.
         """
         for member in self.members.by_id.values():
             self.members.set_assignment(member, assignment.get(member.member_id, b""))

@@ -5,8 +5,8 @@ Invariants (check())
     M1  the votes counted for a protocol are the members that support it
     M2  `awaiting_join_count` is the number of members whose JoinGroup waits
     M3  an instance id names exactly the member that carries it, and no two members carry the same
-    M4  no id is a member's and pending (assigned to a client that has not joined with it) at once;
-        at most PENDING_MAX are pending
+    M4  no id is both a member's and pending (assigned to a client that has not joined with it); at
+        most PENDING_MAX are pending
     M5  everything with a deadline has a heap entry that is not later than it, so none is overlooked
     M6  `size_bytes` is the sum over all members and pending ids
 Bounds: the heap holds at most twice the current entries, plus HEAP_SLACK.
@@ -300,7 +300,7 @@ class Members:
         return pending is not None
 
     def supports_any(self, protocols: Iterable[str]) -> bool:
-        """Is there a protocol that every member supports?"""
+        """Whether every member supports one of these protocols."""
         count = len(self.by_id)
         return any(self.votes.get(name, 0) == count for name in protocols)
 

@@ -219,7 +219,7 @@ class ClassicState:
             else []
         )
         if len(set(instances)) != len(instances):
-            raise ValueError(f"GroupMetadata of {self.group_id}: an instance id is there twice")
+            raise ValueError(f"GroupMetadata of {self.group_id}: an instance id is listed twice")
         self._reset()
         if record is None:
             return

@@ -155,7 +155,7 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 
 def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
-    """Takes them from the topics with most of the member's partitions."""
+    """Gives up `count` partitions, of the topics of which the member has the most."""
     heap = [(-len(indexes), topic) for topic, indexes in mine.items()]
     heapq.heapify(heap)
     for _ in range(count):

@@ -6,7 +6,7 @@ sends it to JoinGroup, whose metadata lists the partitions it still owns; that i
 reconciliation. SyncGroup returns its assignment. There is no leader election and members do not
 wait for each other: each JoinGroup is answered immediately.
 
-Its next required request has a deadline of its rebalance timeout: JOIN from the first
+The request that it has to send next must arrive within its rebalance timeout: JOIN from the first
 REBALANCE_IN_PROGRESS on, SYNC from the JoinGroup on. When the last member of the consumer protocol
 has left and the configuration allows it, the group requests to become a classic one
 (`ConsumerGroup.downgrades`); group.py does that. Source: KIP-848 (online migration), Kafka's own
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from mqd.coordinator.actions import Action, Reply
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
-from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, has_news
+from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member, can_take_more
 from mqd.coordinator.group.consumer.records import ClassicMetadata, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
 from mqd.coordinator.group.consumer_protocol import Subscription, decode_subscription, encode_assignment
@@ -99,7 +99,7 @@ class ClassicSide:
         )
         member, bump = group.enrolled(known, message.member_id or event.new_member_id, description)
         group.refresh(bump)
-        group.maybe_assign(now_ms, at_once=True)
+        group.maybe_assign(now_ms, immediately=True)
         group.reconcile(member, self._owned(subscription), now_ms)
         group.deadlines.move(member, now_ms + message.session_timeout_ms)
         group.set_step(member, SYNC, now_ms + description.rebalance_timeout_ms)
@@ -216,7 +216,7 @@ class ClassicSide:
             if (
                 member.epoch < group.epoch
                 or member.state == REVOKING
-                or (member.state == WAITING and has_news(member, target, group.owners))
+                or (member.state == WAITING and can_take_more(member, target, group.owners))
             ):
                 self._expect_join(member, now_ms)
                 error = int(ErrorCode.REBALANCE_IN_PROGRESS)

@@ -51,7 +51,7 @@ class Cluster(Protocol):
 
 
 class FixedCluster:
-    """Topics as set(): for tests, tools and simulations."""
+    """The topics that set() was called for: for tests, tools and simulations."""
 
     def __init__(self, topics: dict[str, int] | None = None, settings: ConsumerSettings | None = None) -> None:
         self.matcher = RegexMatcher()

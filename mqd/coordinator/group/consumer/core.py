@@ -140,9 +140,9 @@ class ConsumerGroup(ModernGroup):
         if self.epoch > self.assignment_epoch:
             return "Assigning"
         # copied: the thread of the metrics reads it, too
-        return "Stable" if all(map(self._has_settled, list(self.members.values()))) else "Reconciling"
+        return "Stable" if all(map(self._is_stable, list(self.members.values()))) else "Reconciling"
 
-    def _has_settled(self, member: Member) -> bool:
+    def _is_stable(self, member: Member) -> bool:
         return member.state == STABLE and member.epoch in (self.assignment_epoch, LEFT_STATIC_EPOCH)
 
     @property
@@ -311,9 +311,7 @@ class ConsumerGroup(ModernGroup):
         self.members[member.member_id] = member
 
     def _renamed(self, old: Member, member_id: str) -> Member:
-        """A static member that comes back under another member id inherits everything, from epoch
-        0.
-        """
+        """A static member that comes back under a new member id inherits everything, from epoch 0."""
         target = self.target.get(old.member_id, NOTHING)
         current = Current(0, 0, STABLE, old.assigned, NOTHING)
         self.remove(old)
@@ -327,7 +325,7 @@ class ConsumerGroup(ModernGroup):
         return member
 
     def remove(self, member: Member) -> None:
-        """Its partitions are free immediately."""
+        """Removes the member; its partitions are free immediately."""
         del self.members[member.member_id]
         self._forget_description(member)
         self.owners.release(member.member_id, member.assigned)
@@ -364,7 +362,7 @@ class ConsumerGroup(ModernGroup):
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _leave_temporarily(self, member: Member) -> None:
-        """Its session continues; the partitions that it had to release are free."""
+        """For a static member: its session continues; the partitions that it had to release are free."""
         self.hold(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
         self.clear_step(member)
 
@@ -379,19 +377,19 @@ class ConsumerGroup(ModernGroup):
 
     # -- epochs ------------------------------------------------------------------------------------
 
-    def maybe_assign(self, now_ms: int, at_once: bool = False) -> None:
+    def maybe_assign(self, now_ms: int, immediately: bool = False) -> None:
         """Computes a target for the group's epoch, unless the last one is too recent."""
         if self.epoch == self.assignment_epoch:
             return
         counts = self.subscriptions.partition_counts
         size = len(self.members) + sum(counts.values())
-        if self.assignment_epoch and size > SMALL and now_ms < self._assign_after_ms and not at_once:
+        if self.assignment_epoch and size > SMALL and now_ms < self._assign_after_ms and not immediately:
             return
         specs = {
             member_id: MemberSpec(member.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id)
             for member_id, member in self.members.items()
         }
-        if all(member.epoch == 0 or self._has_settled(member) for member in self.members.values()):
+        if all(member.epoch == 0 or self._is_stable(member) for member in self.members.values()):
             self._rebalance_since_ms = now_ms  # epoch 0: a member that joins now
         found = ASSIGNORS[self.assignor](specs, counts)
         for member_id, partitions in found.items():

@@ -12,7 +12,7 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
     """`new_member_id`: the id for a client of version 0 that sends none. It is random, so the
-    caller supplies it. `reader`: the client, where there are rights. The handler checks
+    caller supplies it. `reader`: the client, where ACLs are enabled. The handler checks
     everything that needs no state.
     """
 

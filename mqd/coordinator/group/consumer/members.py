@@ -111,7 +111,7 @@ class Member(Watched):
 
     @property
     def topic_ids(self) -> frozenset[bytes]:
-        """Of the topics that it is subscribed to; only while it is in the group."""
+        """Ids of the topics that it is subscribed to; only while it is in the group."""
         assert self.resolved is not None
         return self.resolved.topic_ids
 
@@ -167,6 +167,6 @@ def _free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partit
     return found, unreleased
 
 
-def has_news(member: Member, target: Partitions, owners: Owners) -> bool:
+def can_take_more(member: Member, target: Partitions, owners: Owners) -> bool:
     """Whether a partition that the member waits for has become free."""
     return bool(_free(member.member_id, difference(target, member.assigned), owners)[0])

@@ -84,7 +84,7 @@ def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
 
 
 def is_full(message: ConsumerGroupHeartbeatRequest) -> bool:
-    """All fields are set: the member starts over, or has lost a response."""
+    """Whether all fields are set: the member starts over, or has lost a response."""
     subscribes = message.subscribed_topic_names is not None or message.subscribed_topic_regex is not None
     return message.member_epoch == 0 or (
         message.rebalance_timeout_ms != -1 and subscribes and message.topic_partitions is not None

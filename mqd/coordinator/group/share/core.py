@@ -3,7 +3,7 @@ of its offsets. Sans-I/O.
 
 Epochs are those of a consumer group (consumer/core.py), but members share partitions: none waits
 for another, and a member moves to the target with its next heartbeat. Only share-partitions whose
-state is initialized are assigned. A heartbeat that meets others initializes them: they are
+state is initialized are assigned. A heartbeat that finds others initializes them: they are
 recorded as initializing, a request goes to the share coordinator (an Effect), and its response makes
 them assignable, in a new epoch. States are deleted in the same two steps.
 
@@ -98,9 +98,7 @@ def _count(partitions: Partitions) -> int:
 
 
 class ShareGroup(ModernGroup):
-    """One group. `handle` is the only mutator once it is loaded. News are partitions that became
-    assignable since the last epoch.
-    """
+    """One group. `handle` is the only mutator once it is loaded."""
 
     records: ClassVar[Any] = records
     deadline_timer: ClassVar[str] = DEADLINE_TIMER
@@ -115,8 +113,8 @@ class ShareGroup(ModernGroup):
         self.effects: list[Effect] = []
         self.admin = offsets.OffsetsAdmin(self)
         self._initializing: dict[int, Partitions] = {}  # by token: without a response yet
-        self._retry_ms = 0  # of what is initializing
-        self._looked_epoch = -1  # in which everything was initialized or initializing
+        self._retry_ms = 0  # when the initializing ones are initialized again
+        self._checked_epoch = -1  # in which everything was initialized or initializing
         self._token = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ShareHeartbeat: self._on_heartbeat,
@@ -156,7 +154,7 @@ class ShareGroup(ModernGroup):
         return self._actions(replies)
 
     def forget_topics(self, names: frozenset[str]) -> list[Action]:
-        """Topics of these names were deleted; the share coordinator drops their states itself."""
+        """For topics that were deleted; the share coordinator drops their states itself."""
         gone = {
             topic_id
             for topic_id, name in self.states.names.items()
@@ -200,13 +198,13 @@ class ShareGroup(ModernGroup):
         settings = self.cluster.share_settings(self.group_id)
         self.deadlines.move(member, now_ms + settings.session_timeout_ms)
         self._maybe_initialize(now_ms)
-        told = message.member_epoch == 0 or message.subscribed_topic_names is not None or before != member.assigned
+        is_new = message.member_epoch == 0 or message.subscribed_topic_names is not None or before != member.assigned
         interval_ms = settings.heartbeat_interval_ms
         return ShareGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.epoch,
             heartbeat_interval_ms=min(interval_ms, SOON_MS) if self._initializing else interval_ms,
-            assignment=_assignment(member.assigned) if told else None,
+            assignment=_assignment(member.assigned) if is_new else None,
         )
 
     # -- members -----------------------------------------------------------------------------------
@@ -345,9 +343,9 @@ class ShareGroup(ModernGroup):
         """Initializes partitions that members may get, and again those without a response for too
         long."""
         late = bool(self.states.initializing) and now_ms >= self._retry_ms
-        if (self._looked_epoch == self.epoch and not late) or self.admin.is_deleting:
+        if (self._checked_epoch == self.epoch and not late) or self.admin.is_deleting:
             return
-        self._looked_epoch = self.epoch
+        self._checked_epoch = self.epoch
         under_way = NOTHING if late else self.states.initializing
         wanted = {
             topic_id: tuple(range(count)) for topic_id, count in self.subscriptions.partition_counts.items() if count
@@ -376,7 +374,7 @@ class ShareGroup(ModernGroup):
 
     def _on_states_changed(self, event: StatesChanged, now_ms: int, replies: list[Action]) -> None:
         if self.admin.on_states_deleted(event, replies):
-            self._looked_epoch = -1
+            self._checked_epoch = -1
             return
         self.admin.on_initialized(event, replies)
         asked = self._initializing.pop(event.token, None)
@@ -395,7 +393,7 @@ class ShareGroup(ModernGroup):
         )
         self.needs_new_epoch = self.needs_new_epoch or bool(done)
         if done != asked:
-            self._looked_epoch = -1  # the next heartbeat tries again
+            self._checked_epoch = -1  # the next heartbeat tries again
 
     def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None:
         """Names are those that the topics have now, or had."""

@@ -115,7 +115,7 @@ def _standbys(
 ) -> dict[str, list[Task]]:
     runs = {task: members[name].process_id for name, tasks in active.items() for task in tasks}
     has = {(process, task) for task, process in runs.items()}
-    backs: dict[tuple[str, str], int] = {}  # (process, member): tasks of the process that it stands by for
+    backs: dict[tuple[str, str], int] = {}  # (process, member): tasks of the process for which it has standbys
     load = {name: len(tasks) for name, tasks in active.items()}
     found: dict[str, list[Task]] = {name: [] for name in sorted(members)}
     before: dict[Task, list[str]] = {}

@@ -103,10 +103,10 @@ class StreamsGroup(ModernGroup):
             return "NotReady"
         if self.epoch > self.assignment_epoch:
             return "Assigning"
-        settled = all(
+        is_stable = all(
             member.current.state == STABLE and member.epoch == self.assignment_epoch for member in self.members.values()
         )
-        return "Stable" if settled else "Reconciling"
+        return "Stable" if is_stable else "Reconciling"
 
     def is_subscribed(self, topic: str) -> bool:
         return (
@@ -116,8 +116,8 @@ class StreamsGroup(ModernGroup):
         )
 
     def commit_error(self, event: CommitOffsets) -> int:
-        """An older epoch passes for tasks that the member has had since then: a commit may be under
-        way while the member moves to a new epoch.
+        """An older epoch is accepted for tasks that the member has had since then: a commit may be in
+        flight while the member moves to a new epoch.
         """
         if event.generation < 0 and (not self.members or (event.is_transactional and not event.member_id)):
             return 0
@@ -491,7 +491,7 @@ class StreamsGroup(ModernGroup):
         self.target = {name: tasks for name, tasks in self.target.items() if name in self.members}
         self.assignment_epoch = max(self.loaded_epoch(), self.first_epoch - 1 if self.epoch else 0)
         self.epoch = max(self.epoch, self.assignment_epoch)
-        # above what another coordinator has told members, and rising with each load
+        # above the epochs that another coordinator has sent to members, and rising with each load
         self.endpoint_epoch = now_ms // 1000 & 0x3FFFFFFF
         for name in broken:
             self.pending += records.member_tombstones(self.group_id, name)

@@ -43,7 +43,7 @@ def set_tasks(response: StreamsGroupHeartbeatResponse, tasks: Tasks) -> None:
 
 
 def endpoints(group: Group) -> list[StreamsGroupHeartbeatResponse.EndpointToPartitions]:
-    """Which partitions are where, for interactive queries."""
+    """Which endpoint has which partitions, for interactive queries."""
     return [
         _Response.EndpointToPartitions(
             user_endpoint=_Response.Endpoint(*member.description.endpoint),
