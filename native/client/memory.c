@@ -45,7 +45,7 @@ static uint32_t next(const struct mqd_client_memory *memory, uint32_t at, bool f
     return at < memory->chunk_count ? at : memory->chunk_count;
 }
 
-/* The end of the run that begins at `at`; looks at most `limit` chunks ahead. */
+/* The end of the run that begins at `at`; examines at most `limit` chunks. */
 static uint32_t run_end(const struct mqd_client_memory *memory, uint32_t at, uint32_t limit)
 {
     uint32_t end = next(memory, at, true);

@@ -17,8 +17,7 @@
  *       occur again: the batch goes back to QUEUED unreported.
  *   P5  a batch's memory is one run (client/memory.h): room for the frame's head, batch header,
  *       records, three closing bytes. The head's length is known only when the batch is closed (it
- *       ends with a varint of the batch's size), so the head is then written directly before the
- *       batch.
+ *       ends with a varint of the batch's size). It is then written directly before the batch.
  *
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
  *       has reported its outcome: under new ones no broker could recognize it, and it would be

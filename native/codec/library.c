@@ -1,5 +1,5 @@
-/* Opens the codecs' libraries and fills the table of their functions. They stay open for the life of
- * the process. */
+/* Opens the codecs' libraries and fills the table of their functions. They stay open until the
+ * process ends. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>

@@ -15,7 +15,7 @@
  *       kernel queues only delay it.
  *   W2  every accepted file operation causes exactly one DONE event; its entry is freed only then,
  *       so completions never overflow.
- *   W3  a stalled device leaves pool threads for the others (see io/pool.c).
+ *   W3  a stalled device leaves pool threads for other devices (see io/pool.c).
  */
 #ifndef MQD_POLL_H
 #define MQD_POLL_H

@@ -177,7 +177,9 @@ static void *thread_main(void *argument)
     struct start start = *(struct start *)argument;
     free(argument);
     struct mqd_pool *pool = start.pool;
-    pthread_setname_np(pthread_self(), "mqd-file"); /* by itself: another's name is a file, which the sandbox denies */
+    pthread_setname_np(
+        pthread_self(),
+        "mqd-file"); /* its own name: the name of another thread is set through a file, which the sandbox denies */
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
         uint32_t index = take_job(pool);

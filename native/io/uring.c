@@ -95,7 +95,7 @@ struct timespec_64 {
     int64_t seconds, nanoseconds;
 };
 
-#define WAY_OUT                                                                                                        \
+#define WHAT_TO_DO                                                                                                     \
     "; set io.backend=auto, or let io_uring be used (sysctl kernel.io_uring_disabled=0, a seccomp profile that "       \
     "permits it, a kernel of 5.17 or newer)"
 
@@ -123,15 +123,15 @@ static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URI
 static int check_offer(int fd, uint32_t features)
 {
     if ((features & FEATURES_NEEDED) != FEATURES_NEEDED)
-        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WAY_OUT,
+        return mqd_error_set(ENOSYS, "this kernel's io_uring is too old (features %x of %x)" WHAT_TO_DO,
                              features & FEATURES_NEEDED, FEATURES_NEEDED);
     struct probe probe;
     memset(&probe, 0, sizeof probe);
     if (syscall(SYS_io_uring_register, fd, REGISTER_PROBE, &probe, 64) != 0)
-        return mqd_error_system(errno, "the features of io_uring cannot be queried" WAY_OUT);
+        return mqd_error_system(errno, "the features of io_uring cannot be queried" WHAT_TO_DO);
     for (size_t i = 0; i < sizeof needed; i++)
         if (needed[i] > probe.last_op || !(probe.op[needed[i]].flags & 1))
-            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WAY_OUT, needed[i]);
+            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WHAT_TO_DO, needed[i]);
     return 0;
 }
 
@@ -146,7 +146,7 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     ring->submissions = mmap(NULL, ring->submissions_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring->fd,
                              OFFSET_SUBMISSIONS);
     if (ring->rings == MAP_FAILED || ring->submissions == MAP_FAILED)
-        return mqd_error_system(errno, "cannot map the queues of io_uring" WAY_OUT);
+        return mqd_error_system(errno, "cannot map the queues of io_uring" WHAT_TO_DO);
     uint8_t *base = ring->rings;
     ring->submission_head_word = (uint32_t *)(base + p->submission.head);
     ring->submission_tail_word = (uint32_t *)(base + p->submission.tail);
@@ -163,7 +163,7 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
     return 0;
 }
 
-/* The ring can do what we use and nothing else: seccomp filters do not see its operations. */
+/* Restricts the ring to the operations used here, because seccomp filters do not see them. */
 static int restrict_operations(int fd)
 {
     struct restriction allowed[sizeof needed / sizeof needed[0] + 3] = {
@@ -174,7 +174,7 @@ static int restrict_operations(int fd)
     for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
         allowed[i + 3] = (struct restriction){.kind = RESTRICT_OPERATION, .allowed = needed[i]};
     if (syscall(SYS_io_uring_register, fd, REGISTER_RESTRICTIONS, allowed, sizeof allowed / sizeof allowed[0]) != 0)
-        return mqd_error_system(errno, "io_uring cannot be restricted to the operations used" WAY_OUT);
+        return mqd_error_system(errno, "io_uring cannot be restricted to the operations used" WHAT_TO_DO);
     return 0;
 }
 
@@ -186,7 +186,7 @@ int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t c
     ring->fd = setup(&parameters, submission_count, completion_count);
     if (ring->fd < 0) {
         const char *hint = errno == ENOMEM ? "; the limit of locked memory (ulimit -l) may be too low" : "";
-        return mqd_error_system(errno, "io_uring is not available%s" WAY_OUT, hint);
+        return mqd_error_system(errno, "io_uring is not available%s" WHAT_TO_DO, hint);
     }
     ring->features = parameters.features;
     ring->taskrun_flag = parameters.flags & SETUP_TASKRUN_FLAG;
@@ -293,7 +293,8 @@ int mqd_uring_probe(void)
     if (fd >= 0)
         close(fd);
     mqd_uring_close(&ring);
-    return result == 0 ? 0
-                       : mqd_error_system(
-                             -result, "io_uring is available, but without multishot polls with a time limit" WAY_OUT);
+    return result == 0
+               ? 0
+               : mqd_error_system(-result,
+                                  "io_uring is available, but without multishot polls with a time limit" WHAT_TO_DO);
 }

@@ -21,10 +21,10 @@
  * equal delivery counts last equally long, so each count has a queue of its own. A new leader does
  * not know them: a failover loses the delay, nothing else.
  *
- * With FIFO the records of a key, known by its hash, are delivered one after the other: each one that has
- * an earlier one open is Waiting (persisted as Available), and they are linked in the order of their
- * offsets (share/fifo.c). A new leader knows no keys: it acquires nothing at or above an offset whose
- * earlier open records it has not seen (`hashed`).
+ * With FIFO the records of a key, known by its hash, are delivered one after the other: a record is
+ * Waiting (persisted as Available) while an earlier one of its key is open, and they are linked in
+ * the order of their offsets (share/fifo.c). A new leader knows no keys: it acquires nothing at or
+ * above an offset whose earlier open records it has not seen (`hashed`).
  *
  * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
  *   S1  an offset is acquired by at most one member: its cell names one row.
@@ -45,7 +45,7 @@
  *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
  *       a row is kept free for each queue of backoffs that is empty.
  *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. What is released
- *       keeps its place. Keys whose hashes happen to be equal wait for each other, nothing worse.
+ *       keeps its place. Keys with equal hashes wait for each other, with no other effect.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H

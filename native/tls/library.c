@@ -33,7 +33,7 @@ static bool find_all(void *handle)
     return !missing;
 }
 
-/* The library stays open for the life of the process. */
+/* The library stays open until the process ends. */
 static void open_once(void)
 {
     const char *name = getenv("MQD_TEST_LIBSSL"); /* tests: a name that does not exist */

@@ -15,7 +15,7 @@
 
 #define THREAD_COUNT_MAX 8
 #define STACK_BYTES (512u << 10)
-/* below the reactor: a storm of new clients must not delay the others */
+/* lower than the reactor's: many new clients must not delay the established ones */
 #define NICE 10
 
 struct queue {
@@ -65,7 +65,9 @@ static void step(struct mqd_tls *tls)
 static void *thread_main(void *argument)
 {
     struct mqd_tls_pool *pool = argument;
-    pthread_setname_np(pthread_self(), "mqd-tls"); /* by itself: another's name is a file, which the sandbox denies */
+    pthread_setname_np(
+        pthread_self(),
+        "mqd-tls"); /* its own name: the name of another thread is set through a file, which the sandbox denies */
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     pthread_mutex_lock(&pool->mutex);
     while (!pool->stopping) {

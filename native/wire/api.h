@@ -1,4 +1,4 @@
-/* What Python may call of wire/filter.h. */
+/* The functions of wire/filter.h that Python calls. */
 #ifndef MQD_WIRE_API_H
 #define MQD_WIRE_API_H
 
@@ -8,7 +8,7 @@
 
 #define MQD_FILTER_NODES_MAX 64
 #define MQD_FILTER_BYTES_MAX 16384
-/* whether it may be used */
+/* whether the filter is valid */
 bool mqd_filter_check(const uint8_t *filter, uint32_t filter_bytes);
 struct mqd_filtered {
     uint8_t *bytes; /* malloc'd: whole batches; NULL = none */
@@ -18,10 +18,10 @@ struct mqd_filtered {
     bool has_empty;
     uint8_t empty[61];
 };
-/* Reads the whole batches in size_bytes at `bytes` until those selected take output_bytes_max, or more with the last
- * one; records below from_offset are never selected. Returns 0 or a Kafka error code; `out` is to be freed in
- * either case. Any thread. */
 void mqd_filtered_free(struct mqd_filtered *filtered);
+/* Reads the whole batches in size_bytes at `bytes` until the selected ones take output_bytes_max, which only
+ * the last may exceed; records below from_offset are never selected. Returns 0 or a Kafka error code; `out` is to be
+ * freed in either case. Any thread. */
 int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                            int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out);
 

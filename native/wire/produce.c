@@ -34,7 +34,7 @@ static uint32_t topic_bytes_min(int16_t version)
     return by_id(version) ? 16 + 1 + 1 : flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
-/* Of a batch of format 2 as far as it is there. */
+/* Whether the batch, as far as it has arrived, is of format 2 and not transactional. */
 static inline bool is_plain(const struct mqd_produce_partition *partition)
 {
     const uint8_t *batch = partition->records;

@@ -1,4 +1,4 @@
-/* Opening a partition's log: the parts of mqd_recovery*.c. Runs off the reactor; may block.
+/* Opening a partition's log: shared by the files of log/recovery/. Runs off the reactor; may block.
  *
  * Three modes, chosen by mqd_recovery:
  *   clean    the clean-shutdown marker was found: only the end of the last segment is walked, by

@@ -9,8 +9,8 @@
  *   wait      at the leader, until it has records or a new high watermark
  *   response  received into a buffer of bounded size and parsed as it arrives; hostile until
  *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
- *   storing   the records of the response are written, and flushed with flush_on_ack; only then may
- *             the next request state it
+ *   storing   the records of the response are written, and flushed with flush_on_ack; only then
+ *             does the next request state the new position
  *
  * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
  * Truncations run on a helper thread while the partition rests.

@@ -51,7 +51,7 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
         mqd_followed_leave_session(followed);
         if (followed->put_off_ms > r->now_ms)
             mqd_followed_put_off(r, followed, followed->put_off_ms - r->now_ms);
-        return count; /* otherwise it is queued again when it becomes wanted */
+        return count; /* otherwise it is queued again when it can be fetched */
     }
     if (followed->in_session && same_fetch(&fetch, &followed->sent))
         return count;
@@ -169,7 +169,7 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
     drop_returned(fetchers, fetcher);
     if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
-        return; /* nothing is wanted */
+        return; /* nothing to fetch */
     struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.session_id = fetcher->session_id;
     head.session_epoch = fetcher->session_epoch;

@@ -94,7 +94,8 @@ static bool is_warm(struct walk *w)
     struct mqd_reactor *r = w->r;
     if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
         return true;
-    if (w->owned->warmed == w->from + 1) /* it was read ahead: where the kernel cannot report it, that is enough */
+    if (w->owned->warmed ==
+        w->from + 1) /* it was read ahead, which is enough where the kernel cannot report what is in memory */
         return true;
     if (w->owned->reads_ahead)
         return false;

@@ -47,7 +47,7 @@ enum mqd_share_owner_request_kind {
     MQD_SHARE_REQUEST_FORGET,  /* the session does not name the partition any more */
     MQD_SHARE_REQUEST_RELEASE, /* the same, and what its member holds is released */
     /* from the acceptor, without a response: the ranges' dead letters are written, or are not
-     * wanted. What becomes of it is in a WRITE. */
+     * wanted. The resulting states are in a WRITE. */
     MQD_SHARE_REQUEST_ARCHIVE
 };
 /* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
@@ -124,7 +124,7 @@ struct mqd_share_job {
     uint32_t records_max, bytes_max;       /* left of them */
     uint32_t records_kept, bytes_kept;     /* for ranks below that of this pass */
     int32_t rank;                          /* of this pass; -1: it has not begun */
-    uint8_t ranked;                        /* the parts have different ones */
+    uint8_t ranked;                        /* the parts have different ranks */
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
@@ -133,7 +133,7 @@ struct mqd_share_job {
     uint8_t accepts;  /* some acknowledgements are well-formed, of a partition that may be read */
     uint8_t fetches;  /* it requests records */
     uint8_t measures; /* bytes_min is not reached yet */
-    uint8_t acquired; /* some are */
+    uint8_t acquired; /* records were acquired */
     uint8_t failed;   /* an owner refused: the response is sent immediately */
     uint8_t expired;  /* it does not wait any longer */
     uint8_t ended;    /* no more is acquired; acknowledgements may be awaited */
