@@ -1,6 +1,6 @@
 /* tsan */
 /* The reactor's parts one by one, over real sockets and files, with both I/O backends;
- * test_reactor_mix.c does everything at once. */
+ * test_reactor_mix.c tests all of them together. */
 #include "mqd_reactor_test.h"
 
 static struct part part(int32_t partition, uint64_t mark, int32_t body_bytes)
@@ -64,7 +64,7 @@ BOTH(a_refused_batch_does_not_free_those_after_it)
     struct client client = client_open(b, 0), other = client_open(b, 0);
     struct part first = part(0, 1, 64), parts[2] = {part(0, 2, 64), part(4, 3, 5000)};
     first.batch.producer_id = parts[0].batch.producer_id = 5;
-    parts[0].batch.base_sequence = 17; /* out of order: refused by its owner, at once */
+    parts[0].batch.base_sequence = 17; /* out of order: refused by its owner, immediately */
     CHECK_EQUAL(client_produce(&client, 1, &first, 1).error[0], 0);
     struct frame frame = {0};
     put_produce(&frame, 1, 1, LIMIT_MS, parts, 2);

@@ -543,7 +543,7 @@ static void put_random(struct frame *frame, uint64_t *seed)
 }
 
 /* Responses of the acceptor, including impossible ones: a principal for the wrong request,
- * truncated blocks, success and the end at once. */
+ * truncated blocks, success and the end in one response. */
 static void answer_at_random(struct bench *b, const struct mqd_descriptor *one, uint64_t *seed)
 {
     uint8_t bytes[128];

@@ -82,7 +82,7 @@ BOTH(received_batches_are_written_after_a_disconnect_while_a_worker_stalls)
     bench_stop(b);
 }
 
-/* It left nothing unread, so the kernel does not report at once that it reads no responses. Its
+/* It left nothing unread, so the kernel does not report immediately that it reads no responses. Its
  * kernel keeps the connection for a second here, otherwise for a minute. */
 BOTH(a_full_close_is_not_kept_like_a_half_close)
 {

@@ -1,9 +1,9 @@
 /* tsan: long */
-/* queued.max.request.bytes is shared by all clients of a worker: a client that sends halves of
+/* queued.max.request.bytes is shared by all clients of a worker: a client that sends incomplete
  * requests gets no more than its share. */
 #include "mqd_counter_test.h"
 
-/* halves of 32764 bytes each: more than there is */
+/* incomplete requests of 32764 bytes each: more than there is */
 enum { HEAP_BYTES = 8 << 20, COUNT = 320, CRUMB_COUNT = 20, HALF_BYTES_MAX = 32000 };
 
 static void set_heap(struct bench *b, uint64_t bytes)
@@ -99,7 +99,7 @@ BOTH(partial_frames_are_evicted_for_complete_ones)
 BOTH(a_disconnect_without_room_is_noticed_later)
 {
     struct bench *b = bench_start(backend, small_heap);
-    /* all that is for halves, and no more */
+    /* all memory for incomplete requests, and no more */
     enum {
         SHARE_BYTES = HEAP_BYTES / 4 * 3,
         TAKEN_BYTES = 32764,

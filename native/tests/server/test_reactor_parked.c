@@ -129,8 +129,8 @@ BOTH(the_acceptor_dies_while_requests_are_parked)
     bench_stop(b);
 }
 
-/* The response to a request cannot be copied: its connection ends at once, and the request with it.
- * The rest of the response has no effect. */
+/* The response to a request cannot be copied: its connection ends immediately, and the request with
+ * it. The rest of the response has no effect. */
 BOTH(a_response_that_cannot_be_copied_ends_its_own_connection)
 {
     struct bench *b = bench_start(backend, NULL);

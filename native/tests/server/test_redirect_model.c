@@ -153,7 +153,8 @@ static void new_epoch(struct model *m, int log, int leader)
     m->leader[log] = leader;
     m->epoch[log]++;
     led(m, log);
-    for (int host = 0; host < HOSTS && moved; host++) /* at once, or the next leader's log would be no prefix of it */
+    for (int host = 0; host < HOSTS && moved;
+         host++) /* immediately, or the next leader's log would not be a prefix of it */
         follow(m, host, log);
     m->leader_changes++;
 }

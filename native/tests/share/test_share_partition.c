@@ -248,7 +248,7 @@ TEST(a_response_waits_for_the_write_that_carries_it)
     CHECK(o->answered[0] && !o->answered[1]);
     CHECK_EQUAL(run_request(o), MQD_SHARE_WRITE);
     CHECK(o->answered[1]);
-    CHECK_EQUAL(acknowledge(o, 2, MQD_SHARE_RENEW), 0); /* nothing to write: answered at once */
+    CHECK_EQUAL(acknowledge(o, 2, MQD_SHARE_RENEW), 0); /* nothing to write: answered immediately */
     CHECK_EQUAL(run_request(o), 0);
     CHECK_EQUAL(o->answers, 3);
     owner_end(o);

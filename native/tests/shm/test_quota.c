@@ -279,7 +279,7 @@ TEST(of_two_buckets_of_one_key_the_first_counts)
     free(control);
 }
 
-/* ---- several at once ---- */
+/* ---- several workers in parallel ---- */
 
 #define THREADS 4
 #define CHARGES 20000

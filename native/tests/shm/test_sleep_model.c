@@ -20,7 +20,7 @@ enum operation {
     STORE, /* word = value */
     FENCE,
     LOAD,     /* register = word */
-    EXCHANGE, /* register = word, word = value, at once and in order */
+    EXCHANGE, /* register = word, word = value, atomically and in order */
     IF_ZERO,  /* jump when the register is 0 */
     EVENT_WRITE,
     EVENT_WAIT, /* blocks until the eventfd was written; takes that */

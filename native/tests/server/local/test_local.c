@@ -69,8 +69,8 @@ BOTH(every_size_through_small_rings)
     local_bench_stop(b);
 }
 
-/* Many at once, in order; more than the submission ring and the reply ring hold; then a client
- * that disconnects without reading any of it. */
+/* Many requests in flight, answered in order, and more than the submission ring and the reply ring
+ * hold; then a client that disconnects without reading any response. */
 BOTH(pipelined_in_order)
 {
     struct bench *b = local_bench(backend, NULL);

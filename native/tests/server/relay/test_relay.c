@@ -110,7 +110,7 @@ BOTH(refused_while_the_host_cannot_be_reached)
     CHECK_EQUAL(mqd_reactor_relay_refuse(b->reactors[0], ++b->token, &options), 0);
     for (int i = 0; i < 2; i++)
         CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
-    CHECK_EQUAL(outcome((submit(&local, 3, 1, one_record(3, 3, 64)), &local)).error[0], NOT_LEADER); /* at once */
+    CHECK_EQUAL(outcome((submit(&local, 3, 1, one_record(3, 3, 64)), &local)).error[0], NOT_LEADER); /* immediately */
     /* other leaders are not affected */
     CHECK_EQUAL(outcome((submit(&local, 4, 1, one_record(0, 4, 64)), &local)).error[0], 0);
     struct client leader = fake_leader(b, MQD_RELAY_LANE_PLAIN, LIMIT_MS, 0);
@@ -398,7 +398,7 @@ BOTH(written_over_tls)
     CHECK_EQUAL(outcome(&local).error[0], NOT_LEADER);
     struct mqd_event ended = relay_event(b, MQD_EVENT_RELAY_ENDED);
     CHECK_CONTAINS(ended.text, "it is not node 1's");
-    CHECK_EQUAL(outcome((submit(&local, 2, -1, one_record(1, 2, 64)), &local)).error[0], NOT_LEADER); /* at once */
+    CHECK_EQUAL(outcome((submit(&local, 2, -1, one_record(1, 2, 64)), &local)).error[0], NOT_LEADER); /* immediately */
     relay_certificate(b, 1, &leader, &ca);
     relay_put_secure(b, client_open_of(b, 1, 0, 2, true).fd);
     for (int32_t i = 0; i < COUNT + UNDER_WAY; i++) {

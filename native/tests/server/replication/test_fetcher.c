@@ -161,10 +161,10 @@ BOTH(records_unknown_to_the_leader_are_truncated)
     assign_leader(two, 0, back);
     struct part other = part(0, 99, 1);
     CHECK_EQUAL(client_produce(&client, -1, &other, 1).error[0], 0);
-    CHECK_EQUAL(hold(two, 1), 0); /* compaction is putting files into place: the cut waits */
+    CHECK_EQUAL(hold(two, 1), 0); /* compaction is putting files into place: the truncation waits */
     assign_follower(two, 0, back);
     connect_to_leader(two);
-    for (int round = 0; round < 200; round++) { /* unheld it is cut within a few milliseconds */
+    for (int round = 0; round < 200; round++) { /* without the hold it is truncated within a few milliseconds */
         usleep(1000);
         listen_to(two);
     }
@@ -356,7 +356,7 @@ BOTH(a_follower_on_a_full_disk_does_not_keep_up)
     assign_leader(two, 0, role);
     follower_full(two, 1);
     connect_to_leader(two);
-    usleep(200000); /* without the disk's state it is proposed at once */
+    usleep(200000); /* without the disk's state it is proposed immediately */
     CHECK_EQUAL(proposed(two), 0);
     follower_full(two, 0);
     UNTIL(proposed(two) == 2);

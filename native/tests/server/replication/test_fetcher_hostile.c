@@ -54,7 +54,7 @@ BOTH(only_changed_partitions_are_sent_again)
     CHECK_EQUAL(request.count, 1);
     CHECK(request.one[0].offset == 5 && request.one[0].last_epoch == 4);
     CHECK_EQUAL(positions_of(two, FOLLOWED(0)).durable_offset, 5);
-    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 0); /* 4 is inside of what was written at once */
+    CHECK_EQUAL(positions_of(two, FOLLOWED(0)).high_watermark, 0); /* 4 is inside of what one write contained */
     answer(&fake, &request, (struct piece[]){{.partition = 0, .high_watermark = 5}}, 1);
     CHECK(receive(&fake, &request));
     CHECK(request.session_epoch == 2 && request.count == 0 && request.forgotten_count == 0);
@@ -149,7 +149,7 @@ BOTH(a_refused_partition_is_put_off)
     fake_stop(&fake);
 }
 
-/* A leader that may not know yet that it leads: retried at once, and then less and less
+/* A leader that may not know yet that it leads: retried immediately, and then less and less
  * often. */
 BOTH(a_leader_that_does_not_know_the_partition_yet_is_retried_soon)
 {
@@ -295,7 +295,7 @@ BOTH(a_response_may_come_in_any_pieces)
         frame_free(&frame);
         CHECK(receive(&fake, &request));
         CHECK_EQUAL(log_end(&fake, 0), 10);
-        /* it is cut to nothing */
+        /* nothing of it is left */
         answer(&fake, &request, (struct piece[]){{.partition = 0, .diverging_epoch = 2, .diverging_end = 0}}, 1);
         CHECK(receive(&fake, &request));
         while (!request.one[0].there) {

@@ -11,8 +11,8 @@ static void room_again(struct two *two)
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 
-/* Closing, truncating and commands at once: commands that wait for a partition at rest run in
- * order. */
+/* Closing, truncating and commands at the same time: commands that wait for a partition at rest run
+ * in order. */
 BOTH(commands_wait_for_a_partition_at_rest)
 {
     struct fake fake = fake_start(backend);

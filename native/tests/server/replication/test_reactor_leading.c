@@ -1,6 +1,6 @@
 /* tsan: long */
-/* A replicated partition on its leader, one property each. test_reactor_leading_mix.c does all
- * at once. */
+/* A replicated partition on its leader, one property each. test_reactor_leading_mix.c tests all of
+ * them together. */
 #include "mqd_leading_test.h"
 
 BOTH(an_acknowledgement_waits_for_every_member)

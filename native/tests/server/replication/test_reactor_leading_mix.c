@@ -1,6 +1,6 @@
 /* tsan: long */
-/* A leader of several replicas under everything at once: two followers that fetch in sessions and
- * without, stop, leave and come back as a new incarnation; producers with acks=all and acks=1
+/* A leader of several replicas under all of these together: two followers that fetch in sessions
+ * and without, stop, leave and come back as a new incarnation; producers with acks=all and acks=1
  * through both workers; consumers that wait; a controller that takes and refuses proposals, raises
  * epochs, takes the leadership away and gives it back.
  *
