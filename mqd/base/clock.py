@@ -14,9 +14,9 @@ def monotonic_ms() -> int:
 
 
 def seconds_to_tick(period_s: float) -> float:
-    """Seconds until the next multiple of `period_s` on the monotonic clock. Periodic tasks that wait for it
-    wake an idle process once for all tasks, not once for each. Never less than a tenth of a period:
-    a timer may fire a little early.
+    """Seconds until the next multiple of `period_s` on the monotonic clock. Periodic tasks that
+    wait for it wake an idle process once for all tasks, not once for each. Never less than a tenth
+    of a period: a timer may fire a little early.
     """
     left_s = period_s - time.monotonic() % period_s
     return left_s if left_s > period_s / 10 else left_s + period_s

@@ -1,6 +1,7 @@
 """The host's listeners for other hosts, the seeds of its cluster, and the cluster key.
 
-A host listens for others only if cluster.seeds, controller.listener or inter.broker.listener is set.
+A host listens for others only if cluster.seeds, controller.listener or inter.broker.listener is
+set.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""The settings that dedup.window.ms requires of a topic. Ids are read from its log by leaders, followers and
-restarted brokers alike: records must be readable as they are, and have the time of their append.
+"""The settings that dedup.window.ms requires of a topic. Ids are read from its log by leaders,
+followers and restarted brokers alike: records must be readable as they are, and have the time of
+their append.
 """
 
 from collections.abc import Mapping

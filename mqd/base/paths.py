@@ -15,8 +15,8 @@
 
 A Unix socket's name is at most 107 bytes. If DATA_DIR/run would be too long, run is a directory of
 this user in /tmp whose name depends only on DATA_DIR, so that every process and tool can derive it.
-Any user can derive it too, and create it first: it is used only if it belongs to this user alone, and
-a process that listens in it is trusted only if it runs as this user (trusts).
+Any user can derive it too, and create it first: it is used only if it belongs to this user alone,
+and a process that listens in it is trusted only if it runs as this user (trusts).
 """
 
 import hashlib

@@ -20,7 +20,7 @@ _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _SET_MODE_FILTER = 1
-# apply to all threads; do not turn on the CPU's mitigations, which slow down all code
+# apply to all threads; do not turn on mitigations in the CPU, which would slow down the process
 _ALL_THREADS, _SPECULATION_ALLOWED = 1, 4
 _X32_BIT = 0x40000000
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06

@@ -394,9 +394,9 @@ class KeeperClient:
             self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:
-        """Ends a supervisord that runs this broker alone. It does not restart the keeper, so the whole broker ends
-        without the keeper, even if no `mqd up` is there to stop it. Signalled by pidfd, so that no other process can
-        be hit.
+        """Ends a supervisord that runs this broker alone. It does not restart the keeper, so the
+        whole broker ends without the keeper, even if no `mqd up` is there to stop it. Signalled by
+        pidfd, so that no other process can be hit.
         """
         for fd, _ in self._parent_fds[1:]:
             try:

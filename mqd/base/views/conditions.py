@@ -13,7 +13,7 @@ native/wire/filter.h.
     name        = letters, digits, _ . - , beginning with a letter or _; or anything in double quotes
     value       = 'text', a quote in it doubled; or a whole number of at most 18 digits
 
-Text is compared byte by byte, in UTF-8. Numbers are compared with headers that are whole decimal numbers. A comparison
+Text is compared byte by byte, in UTF-8; numbers, with headers that are whole decimal numbers. A comparison
 with a header that the record does not have is false, != and NOT IN included; NOT (...) is the opposite of its operand.
 """
 

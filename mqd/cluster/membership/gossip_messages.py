@@ -246,8 +246,8 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """Raises ValueError if it is too long for a datagram: a host with such a long name cannot gossip, and
-    reports that at its start.
+    """Raises ValueError if it is too long for a datagram: a host with such a long name cannot
+    gossip, and reports that at its start.
     """
     data = encode(update)
     if len(data) > UPDATE_BYTES_MAX:

@@ -7,8 +7,8 @@ bytes in, bytes out.
 
 Both sides show certificates. Once TLS is established, each side sends a verdict inside it: whether
 the certificate belongs to the node that the handshake has authenticated. A verdict is a length of
-two bytes and a reason, which is empty if the certificate is accepted. TLS alone would close a refused connection without a
-reason that the other side could log.
+two bytes and a reason, which is empty if the certificate is accepted. TLS alone would close a
+refused connection without a reason that the other side could log.
 
 Invariants
     T1  no byte of the protocol is sent or read before both certificates are accepted by both sides

@@ -15,8 +15,9 @@ Hosts of two versions of mqd coexist during a rolling upgrade. These rules make 
     V3  a host that does not support the current levels does not take part: it is refused when it
         connects and when it registers, and refuses to start on such metadata
     V4  the level of mqd.version never falls: records that it allows may be in the log
-    V5  without a record of a feature in the log, its `unset` applies, the same in every version of mqd from the one
-        that introduced it on: a new version changes nothing until an operator raises the level
+    V5  without a record of a feature in the log, its `unset` applies, which is the same in every
+        version of mqd that has the feature: a new version changes nothing until an operator raises
+        the level
 
 A host ignores unknown messages and fields from other hosts (mqd.cluster.membership.peer_messages).
 In the metadata log it ignores unknown fields, but an unknown record stops it. V2 prevents both: a

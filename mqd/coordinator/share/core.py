@@ -19,10 +19,11 @@ Invariants (check())
         The log gives them to other records
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
-Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the state
-of lost records, and skips the records that get their offsets (P6); a start offset that is lower than the current one
-is ignored (P2), and so are state batches below it; an initialization without a start offset in the
-current state epoch changes nothing: it is a repetition, and the state may have been used since.
+Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the
+state of lost records, and skips the records that get their offsets (P6); a start offset that is
+lower than the current one is ignored (P2), and so are state batches below it; an initialization
+without a start offset in the current state epoch changes nothing: it is a repetition, and the state
+may have been used since.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ class Coordination:
     def _look(self) -> None:
         for each in (self.groups, self.ids):
             if each._loop is not None:
-                each.look()
+                each.check_partitions()
 
     # -- the link to workers -----------------------------------------------------------------------
 

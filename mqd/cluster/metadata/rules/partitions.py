@@ -1,9 +1,9 @@
 """Changes of one partition: in-sync set, eligible leaders, leader and reassignment are decided
 together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
 
-compose_change() is the only place that composes a PartitionChange. Callers state what they want (a smaller
-in-sync set, other replicas, another leader), and compose_change() computes the permitted change, so that
-after every change (P7, checked by MetadataState.check()):
+compose_change() is the only place that composes a PartitionChange. Callers state what they want (a
+smaller in-sync set, other replicas, another leader), and compose_change() computes the permitted
+change, so that after every change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
     * in-sync and eligible replicas are disjoint, and replicas
     * no replica is eligible while min.insync.replicas are in sync; when the set falls below that, a

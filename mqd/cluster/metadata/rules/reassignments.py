@@ -2,12 +2,12 @@
 lost host's replicas, a drained host, and internal topics that grow.
 
 During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas`
-and `removing_replicas` identify them. compose_change() ends it. When the target changes, replicas that were
-added for the old target but are still needed leave at the end, and are `astray_replicas` until
-then: a cancel restores the replicas from before all of it. A reassignment of mqd's own carries
-`replacing`, the node whose replica it removes, which distinguishes it from a client's and allows
-reverting it when that node returns. One that only adds (an internal topic grows) carries none and
-is never reverted.
+and `removing_replicas` identify them. compose_change() ends it. When the target changes, replicas
+that were added for the old target but are still needed leave at the end, and are `astray_replicas`
+until then: a cancel restores the replicas from before all of it. A reassignment of mqd's own
+carries `replacing`, the node whose replica it removes, which distinguishes it from a client's and
+allows reverting it when that node returns. One that only adds (an internal topic grows) carries
+none and is never reverted.
 """
 
 from collections.abc import Callable, Sequence

@@ -77,8 +77,8 @@ def _find_static(group: Group, message: ConsumerGroupHeartbeatRequest) -> Member
 
 
 def _is_released(member: Member) -> bool:
-    """Whether another client may take the member's place. A static member of the classic protocol stops without
-    notice, and may come back under the other protocol (KIP-848, online migration).
+    """Whether another client may take the member's place. A static member of the classic protocol
+    stops without notice, and may come back under the other protocol (KIP-848, online migration).
     """
     return member.is_classic or member.epoch == LEFT_STATIC_EPOCH
 
