@@ -1,8 +1,15 @@
-/* See tls/pool.h. */
+/* See tls/pool.h.
+ *
+ * The reactor takes no lock here: a thread of lower priority that held one might not get a CPU for
+ * many milliseconds, for which all connections of the reactor would wait. Sessions are passed in
+ * both directions by stacks that are taken as a whole, so that a word compared with an old one (ABA)
+ * does no harm. The mutex is the threads' own.
+ */
 #include "tls/pool.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +18,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/atomic.h"
 #include "base/error.h"
 
 #define THREAD_COUNT_MAX 8
@@ -23,30 +31,55 @@ struct queue {
 };
 
 struct mqd_tls_pool {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    int event_fd;
+    struct mqd_tls *submitted, *done; /* stacks, written with atomic operations: the last is the first */
+    sem_t waiting;                    /* sessions that no thread has taken; at the end also one for each thread */
     bool stopping;
+    int event_fd;
+    struct queue collected; /* the reactor's */
+    pthread_mutex_t mutex;  /* of the threads, for taken */
+    struct queue taken;
     uint32_t thread_count;
     pthread_t thread[THREAD_COUNT_MAX];
-    struct queue waiting, done;
 };
-
-static void append(struct queue *queue, struct mqd_tls *tls)
-{
-    mqd_tls_link(tls)->next = NULL;
-    if (queue->first)
-        mqd_tls_link(queue->last)->next = tls;
-    else
-        queue->first = tls;
-    queue->last = tls;
-}
 
 static struct mqd_tls *pop(struct queue *queue)
 {
     struct mqd_tls *tls = queue->first;
     if (tls)
         queue->first = mqd_tls_link(tls)->next;
+    return tls;
+}
+
+/* Returns true if the stack was empty. */
+static bool push(struct mqd_tls **stack, struct mqd_tls *tls)
+{
+    struct mqd_tls *first = mqd_load_relaxed(stack);
+    do
+        mqd_tls_link(tls)->next = first;
+    while (!mqd_compare_exchange(stack, &first, tls));
+    return !first;
+}
+
+/* The oldest of the queue, which is refilled from the stack when it is empty. NULL: none. */
+static struct mqd_tls *next_of(struct queue *queue, struct mqd_tls **stack)
+{
+    if (!queue->first) {
+        struct mqd_tls *tls = mqd_exchange(stack, NULL);
+        for (queue->last = tls; tls;) {
+            struct mqd_tls *older = mqd_tls_link(tls)->next;
+            mqd_tls_link(tls)->next = queue->first;
+            queue->first = tls;
+            tls = older;
+        }
+    }
+    return pop(queue);
+}
+
+static struct mqd_tls *take(struct mqd_tls_pool *pool)
+{
+    pthread_mutex_lock(&pool->mutex);
+    struct mqd_tls *tls = next_of(&pool->taken, &pool->submitted);
+    pthread_mutex_unlock(&pool->mutex);
     return tls;
 }
 
@@ -69,22 +102,16 @@ static void *thread_main(void *argument)
         pthread_self(),
         "mqd-tls"); /* its own name: the name of another thread is set through a file, which the sandbox denies */
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
-    pthread_mutex_lock(&pool->mutex);
-    while (!pool->stopping) {
-        struct mqd_tls *tls = pop(&pool->waiting);
-        if (!tls) {
-            pthread_cond_wait(&pool->changed, &pool->mutex);
-            continue;
-        }
-        pthread_mutex_unlock(&pool->mutex);
+    for (;;) {
+        while (sem_wait(&pool->waiting) != 0)
+            ; /* interrupted, by a debugger: signals are blocked */
+        if (mqd_load_acquire(&pool->stopping))
+            return NULL;
+        struct mqd_tls *tls = take(pool);
         step(tls);
-        pthread_mutex_lock(&pool->mutex);
-        if (!pool->done.first)
+        if (push(&pool->done, tls))
             eventfd_write(pool->event_fd, 1);
-        append(&pool->done, tls);
     }
-    pthread_mutex_unlock(&pool->mutex);
-    return NULL;
 }
 
 static int start_thread(struct mqd_tls_pool *pool)
@@ -112,7 +139,7 @@ struct mqd_tls_pool *mqd_tls_pool_create(int event_fd, uint32_t thread_count)
         return NULL;
     }
     pthread_mutex_init(&pool->mutex, NULL);
-    pthread_cond_init(&pool->changed, NULL);
+    sem_init(&pool->waiting, 0, 0);
     pool->event_fd = event_fd;
     int error = 0;
     while (pool->thread_count < thread_count && pool->thread_count < THREAD_COUNT_MAX && !error)
@@ -128,16 +155,15 @@ void mqd_tls_pool_destroy(struct mqd_tls_pool *pool)
 {
     if (!pool)
         return;
-    pthread_mutex_lock(&pool->mutex);
-    pool->stopping = true;
-    pthread_cond_broadcast(&pool->changed);
-    pthread_mutex_unlock(&pool->mutex);
+    mqd_store_release(&pool->stopping, true);
+    for (uint32_t i = 0; i < pool->thread_count; i++)
+        sem_post(&pool->waiting);
     for (uint32_t i = 0; i < pool->thread_count; i++)
         pthread_join(pool->thread[i], NULL);
     struct mqd_tls *tls;
-    while ((tls = pop(&pool->waiting)) || (tls = pop(&pool->done)))
+    while ((tls = take(pool)) || (tls = next_of(&pool->collected, &pool->done)))
         mqd_tls_free(tls);
-    pthread_cond_destroy(&pool->changed);
+    sem_destroy(&pool->waiting);
     pthread_mutex_destroy(&pool->mutex);
     free(pool);
 }
@@ -145,17 +171,13 @@ void mqd_tls_pool_destroy(struct mqd_tls_pool *pool)
 void mqd_tls_pool_submit(struct mqd_tls_pool *pool, struct mqd_tls *tls)
 {
     mqd_tls_link(tls)->lent = true;
-    pthread_mutex_lock(&pool->mutex);
-    append(&pool->waiting, tls);
-    pthread_cond_signal(&pool->changed);
-    pthread_mutex_unlock(&pool->mutex);
+    push(&pool->submitted, tls);
+    sem_post(&pool->waiting);
 }
 
 struct mqd_tls *mqd_tls_pool_collect(struct mqd_tls_pool *pool)
 {
-    pthread_mutex_lock(&pool->mutex);
-    struct mqd_tls *tls = pop(&pool->done);
-    pthread_mutex_unlock(&pool->mutex);
+    struct mqd_tls *tls = next_of(&pool->collected, &pool->done);
     if (tls)
         mqd_tls_link(tls)->lent = false;
     return tls;
