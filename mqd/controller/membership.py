@@ -166,7 +166,7 @@ class Membership:
             )
         if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
             return Refusal(
-                handshake.REFUSED_CLUSTER, f"it is of cluster {own.cluster_id}, this host of {theirs.cluster_id}"
+                handshake.REFUSED_CLUSTER, f"it belongs to cluster {own.cluster_id}, this host to {theirs.cluster_id}"
             )
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(

@@ -139,8 +139,8 @@ class Coordinator:
         return await asyncio.shield(self._creating)
 
     async def _create(self) -> bool:
-        """A new topic has nothing to load. Waiting, for some seconds at most, spares the first
-        clients COORDINATOR_LOAD_IN_PROGRESS on their first requests.
+        """Creates the topic and waits, for some seconds at most, until its partitions are loaded: they
+        are empty, and the first clients do not get COORDINATOR_LOAD_IN_PROGRESS.
         """
         if not await self._partitions.create():
             return False
@@ -187,7 +187,7 @@ class Coordinator:
             place.requests.discard(number)
 
     def post(self, name: str, event: object) -> None:
-        """An event that needs no response. Raises CoordinatorError."""
+        """Passes an event that needs no response to a core. Raises CoordinatorError."""
         place, shard = self._active(name)
         self._handle(place, shard, name, event)
 

@@ -67,7 +67,7 @@ LEAVE_S = 10.0  # together with the grace period less than supervisord's wait fo
 NOTICE_COUNT_MAX = 1024
 TOOL_COUNT_MAX = 128
 REFUSED_COUNT_MAX = 64  # connections refused per turn of the loop
-REST_S = 0.1  # pause when accept() fails and would fail again
+ACCEPT_PAUSE_S = 0.1  # pause when accept() fails and would fail again
 NO_LINGER = struct.pack("ii", 1, 0)  # closes with a reset
 HELLO_BYTES_MAX = 4096
 # A process that keeps dying is admitted with growing delays, from the third death within the window
@@ -186,7 +186,7 @@ class Keeper(BrokerState):
 
     def _pause_listener(self, listener: socket.socket, again: Callable[[], None]) -> None:
         self._forget(listener)
-        self._after(REST_S, again)
+        self._after(ACCEPT_PAUSE_S, again)
 
     def _drop_tool(self, connection: socket.socket) -> None:
         self._tools.pop(connection, None)
@@ -228,7 +228,7 @@ class Keeper(BrokerState):
             if process is not None:
                 process.answered_s, process.probed = time.monotonic(), False
         elif isinstance(message, ProbeQuery):
-            self._respond(connection, Probed(self._silent(message.within_s)))
+            self._respond(connection, Probed(self._probe_all(message.within_s)))
         elif isinstance(message, StatusQuery):
             self._respond(connection, self.status())
         elif isinstance(message, SetLogLevel):
@@ -264,7 +264,11 @@ class Keeper(BrokerState):
             and process.state != "dead"
             and self._ending is None
         ):
-            log.error("a process left the keeper without ending; killing it", process=process.name, pid=process.pid)
+            log.error(
+                "a process closed its connection to the keeper without ending; killing it",
+                process=process.name,
+                pid=process.pid,
+            )
             self._kill(process)
 
     @staticmethod
@@ -279,7 +283,7 @@ class Keeper(BrokerState):
         if number is None:
             self._respond(
                 connection,
-                Refused(f"{message.level!r} is not a log level; there are {', '.join(logging.SYSLOG_OF_LEVEL)}"),
+                Refused(f"{message.level!r} is not a log level; the levels are {', '.join(logging.SYSLOG_OF_LEVEL)}"),
             )
             return
         self.resources.control.log_level = number
@@ -413,8 +417,8 @@ class Keeper(BrokerState):
             log.info("the broker serves", after_ms=now_ms() - self.started_ms)
         self._publish()
 
-    def _silent(self, within_s: float) -> list[str]:
-        """Returns the serving processes that have not answered lately, and probes all of them."""
+    def _probe_all(self, within_s: float) -> list[str]:
+        """Probes all serving processes, and returns those that did not answer within `within_s`."""
         running = [process for process in self.processes if process.state == "running"]
         for process in running:
             if not process.probed:

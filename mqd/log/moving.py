@@ -191,7 +191,7 @@ class Copy:
                     self._copied[name] = done
                     self.copied_bytes += step
                     yield step
-                # immediately: the pause must not wait for earlier data
+                # immediately: finish(), while the partition is closed, must not wait for this data
                 os.fdatasync(target.fileno())
             self._copied[name] = done
             if limit is None:

@@ -143,7 +143,7 @@ class PartitionTimer:
     def _consumer(self, isolation_level: str) -> Consumer:
         consumer = Consumer(
             {
-                **self._reach(),
+                **self._connection_config(),
                 "group.id": self._name,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
@@ -153,13 +153,13 @@ class PartitionTimer:
         self._clients.append(consumer)
         return consumer
 
-    def _reach(self) -> dict[str, Any]:
+    def _connection_config(self) -> dict[str, Any]:
         return {"transport": "shm", "mqd.socket.path": str(self._socket_path), "client.id": "mqd-timer"}
 
     def _serve(self) -> None:
         self._producer = Producer(
             {
-                **self._reach(),
+                **self._connection_config(),
                 "transactional.id": f"{schedule_headers.GROUP_PREFIX}{self.topic.topic_id.hex()}-{self.index}",
                 "partitioner": "murmur2_random",
                 "allow.auto.create.topics": False,
@@ -185,7 +185,7 @@ class PartitionTimer:
         self._reading.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
         self._looking_up.assign([TopicPartition(self.topic.topic, self.index, log_start)])
         log.info(
-            "schedule is delivered",
+            "delivery of a schedule starts",
             topic=self.topic.topic,
             partition=self.index,
             target=self.topic.target,
@@ -193,7 +193,7 @@ class PartitionTimer:
             committed=progress.end_offset,
             pending=schedule.pending_count,
         )
-        self._turns(schedule, log_start)
+        self._run_schedule(schedule, log_start)
 
     def _log_start(self) -> int:
         found = self._reading.get_watermark_offsets(TopicPartition(self.topic.topic, self.index), TIMEOUT_S)
@@ -201,7 +201,7 @@ class PartitionTimer:
             raise Deferred("the partition's offsets are not known; retrying")
         return int(found[0])
 
-    def _turns(self, schedule: Schedule, log_start: int) -> None:
+    def _run_schedule(self, schedule: Schedule, log_start: int) -> None:
         committed_at = saved_at = trimmed_at = time.monotonic()
         saved_offset = -1
         wait_s = 0.0
@@ -230,7 +230,7 @@ class PartitionTimer:
                 wait_s = 0.0
             else:
                 wait_s = IDLE_S if next_ms is None else min(PENDING_S, max(0.001, (next_ms - _now_ms()) / 1000))
-                # when the work is due that was too early in this turn
+                # when the next commit, save and trim are due
                 due = [
                     committed_at + COMMIT_S if tick is not None and tick.progress != schedule.progress else math.inf,
                     saved_at + SAVE_S if schedule.can_save and saved_offset != schedule.end_offset else math.inf,

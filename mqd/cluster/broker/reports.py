@@ -76,7 +76,7 @@ class Reports:
         self._change_number = 0
         # partition -> leader epoch that ended with a worker
         self._lost: dict[tuple[bytes, int], int] = {}
-        self._silent: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
+        self._followed: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}
         # worker -> partitions it does not serve
@@ -121,9 +121,9 @@ class Reports:
 
         self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
         self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
-        self._silent = {
+        self._followed = {
             key: epoch
-            for key, epoch in self._silent.items()
+            for key, epoch in self._followed.items()
             if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch
         }
         self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
@@ -147,7 +147,7 @@ class Reports:
             if partition is not None and partition.leader == self.node_id:
                 self._lost[key] = partition.leader_epoch
                 workers.add(self._owner(*key))
-        self._silent.update(self._followed_by(workers))
+        self._followed.update(self._followed_by(workers))
         return self._repeat(now_ms)
 
     def _owner(self, topic_id: bytes, index: int) -> int:
@@ -185,9 +185,9 @@ class Reports:
         self._full[event.worker] = event.directories
         return self._repeat(now_ms)
 
-    def _waited_for(self) -> list[tuple[bytes, int]]:
-        """Partitions in a full directory of their owner that are in sync or eligible and do not
-        need this host. The controller applies the same test.
+    def _full_in_sync(self) -> list[tuple[bytes, int]]:
+        """Partitions in a full directory of their owner whose in-sync set has this replica and is
+        large enough without it. The controller applies the same test.
         """
         state, node = self._state, self.node_id
         return [
@@ -221,7 +221,7 @@ class Reports:
                 if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
             )
 
-    def _counted_on(self) -> list[tuple[bytes, int]]:
+    def _relied_on(self) -> list[tuple[bytes, int]]:
         """The failed partitions for which other hosts still rely on this replica, or may choose it
         because there is no leader.
         """
@@ -248,14 +248,14 @@ class Reports:
             return []
         self._repeat_at_ms = now_ms + self._options.heartbeat_ms // 2
         actions: list[Action] = []
-        if self._lost or self._silent:
+        if self._lost or self._followed:
             lost = [(topic_id, index, epoch) for (topic_id, index), epoch in self._lost.items()]
-            silent = [(topic_id, index, epoch) for (topic_id, index), epoch in self._silent.items()]
-            actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, silent))
+            followed = [(topic_id, index, epoch) for (topic_id, index), epoch in self._followed.items()]
+            actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, followed))
             if not self._lost:
                 # Sent as often as the leaderships were. If it is lost, the leaders detect the
                 # failure on their own.
-                self._silent.clear()
+                self._followed.clear()
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]
             actions += self._to_controller(peer.PartitionsEmptied(self.node_id, self.broker_epoch, emptied))
@@ -264,7 +264,7 @@ class Reports:
                 for key, epoch in self._emptied.items()
                 if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN
             }
-        failed, full = self._counted_on() if self._failed else [], self._waited_for() if self._full else []
+        failed, full = self._relied_on() if self._failed else [], self._full_in_sync() if self._full else []
         if failed or full:
             actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
         for (topic_id, index), directory in self._moved.items():

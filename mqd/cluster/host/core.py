@@ -139,13 +139,13 @@ class HostCore(TopicImages):
         workers already know (it had a new epoch) takes precedence over one that no worker received.
         If there is no such partition the slot was being cleared and is unused.
         """
-        homeless = [
+        without_slot = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
             for topic in event.state.topics.values()
             for partition in topic.partitions
             if self.node_id in partition.replicas and (topic.topic_id, partition.index) not in self._slots.used
         ]
-        for slot, (_, topic_id, index) in zip(event.torn, sorted(homeless)):
+        for slot, (_, topic_id, index) in zip(event.torn, sorted(without_slot)):
             self._slots.adopt((topic_id, index), slot)
             used.add(slot)
 

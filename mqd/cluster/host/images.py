@@ -100,7 +100,7 @@ class TopicImages(HostCommands):
                 or old.topic_id != topic.topic_id
                 or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config)
             ):
-                # sent once all of it has slots: the client that created it must find all of it
+                # sent once every partition has a slot: the client that created it must find them all
                 return []
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
@@ -136,7 +136,7 @@ class TopicImages(HostCommands):
                 )
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
-        # H6; _place_waiting comes back to these
+        # H6; _place_waiting adds these later
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
         if images or not topic.partitions:  # a view has none
@@ -164,7 +164,7 @@ class TopicImages(HostCommands):
             if slot >= 0 and log_dir != LOG_DIR_NONE:
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
-            # the replica has been removed since
+            # a new replica: a slot would be that of an earlier one, which was removed
             self._slots.give_up(key, self._version, self._alive)
             if key not in self._choosing and self._log_dirs:
                 actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
@@ -243,7 +243,9 @@ class TopicImages(HostCommands):
         return actions
 
     def _waits_for_slots(self, topic: TopicState) -> bool:
-        """The request is answered when the slots exist and every worker has them."""
+        """Whether partitions of the topic wait for slots. The request that created them is answered when
+        they have slots and every worker knows these.
+        """
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
 

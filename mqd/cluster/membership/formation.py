@@ -330,8 +330,8 @@ class FormationCore:
         if self._lost and responses[0].cluster_id != self._lost:
             return None
         newest = max(responses, key=lambda response: (response.generation, len(response.voters)))
-        # The cluster's id is derived from the founding voters. A later voter has the log that made
-        # it one.
+        # The cluster's id is derived from the founding voters. A voter that was added later has the
+        # log already.
         founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
         return Join(newest.cluster_id, newest.generation, newest.voters, founder)
 
@@ -361,11 +361,11 @@ class FormationCore:
                 reasons.append(f"{seed} {state.reason}")
             elif response.cluster_id:
                 reasons.append(
-                    f"{seed} is of cluster {response.cluster_id}"
-                    + (f", this host was of {self._lost}" if self._lost else "")
+                    f"{seed} belongs to cluster {response.cluster_id}"
+                    + (f", this host belonged to {self._lost}" if self._lost else "")
                 )
             elif response.lost:
-                reasons.append(f"{seed} was of a cluster and has lost its metadata")
+                reasons.append(f"{seed} belonged to a cluster and has lost its metadata")
             elif response.seeds != self.seeds:
                 reasons.append(f"{seed} names other seeds: {', '.join(response.seeds) or 'none'}")
             elif response.member.node_id in by_node:

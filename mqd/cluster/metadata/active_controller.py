@@ -356,11 +356,11 @@ class ActiveController(Maintenance):
         return records
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool, wall_ms: int = 0) -> list[Record]:
-        """One batch at a time: call it again until it returns nothing. `wall_ms`: as in events.Tick."""
-        stood_still = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
+        """Returns one batch; call it again until it returns nothing. `wall_ms`: as in events.Tick."""
+        was_paused = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
         # heartbeats may wait unread; without this, a paused controller would fence every broker
-        if stood_still:
+        if was_paused:
             self.sessions.restart(now_ms)
         if not lease_valid:
             return []

@@ -315,7 +315,7 @@ class QuorumCore(QuorumTransitions):
         self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
-        """As if the leader had resigned, except that it is unknown which replica has the newest
+        """Acts as if the leader had resigned, except that it is unknown which replica has the newest
         log. The others try in the order of their node ids, and one with too old a log learns that
         from their responses. The event is repeated, because replicas that have not received it refuse
         to vote. On a repetition only the first in that order tries again; the others keep their

@@ -56,6 +56,6 @@ def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaK
         raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy") from error
     if key.node_id != node_id:
         raise MetadataCorrupt(
-            f"{path} is of node.id {key.node_id}, this broker is node.id {node_id}: the directory is another broker's"
+            f"{path} has node.id {key.node_id}, this broker has node.id {node_id}: the directory is another broker's"
         )
     return key

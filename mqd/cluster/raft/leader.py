@@ -96,7 +96,7 @@ class Leadership:
         )
 
     def _majority_contact_ns(self, now_ns: int) -> int:
-        """The latest time since which a majority has been silent; this replica counts as heard."""
+        """The latest time since which a majority of the voters, this one included, has been heard."""
         heard = {voter.key: max(self.began_ns, self._contact_ns(voter.key)) for voter in self.core.voters}
         return majority_value(self.core.voters, {**heard, self.core.key: now_ns}, self.began_ns)
 
@@ -134,7 +134,7 @@ class Leadership:
         return now_ns >= self._majority_contact_ns(now_ns) + self.core.settings.check_quorum_ns
 
     def _announce(self, now_ns: int) -> None:
-        """To voters that have not fetched in this epoch and may not know of it."""
+        """Sends BeginEpoch to voters that have not fetched in this epoch and may not know of it."""
         silent = [
             voter.key for voter in self.core.voters if voter.key != self.core.key and self._contact_ns(voter.key) < 0
         ]
@@ -153,7 +153,7 @@ class Leadership:
         core.append((leader_change_batch(core.log.end_offset, self.epoch, core.key),))
 
     def refusal_of(self, proposal: Propose) -> str:
-        """The reason that it cannot be appended; "" = it can."""
+        """The reason that the proposal cannot be appended; "" = it can."""
         core = self.core
         size = sum(map(len, proposal.values))
         if not self.is_active or self._transfer is not None:

@@ -95,7 +95,7 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """`loaded`: result of LOADING. `note`: result of READING, None if there is none. `unwanted`: for
-    WRITING, nothing was written, because the group wants no letters any more.
+    WRITING, nothing was written, because these records are to have no letters.
     """
 
     token: int

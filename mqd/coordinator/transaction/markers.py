@@ -192,7 +192,7 @@ class Markers:
                 self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 
     def _is_closed(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
-        """Whether no open transaction is left there."""
+        """Whether the failure means that no open transaction is left in the partition."""
         if not isinstance(failure, (AppendError, CoordinatorError)):
             self._failed(job, partition, failure)
             return False
@@ -218,7 +218,7 @@ class Markers:
         return True
 
     def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
-        """A bug on our side must not leave the transaction open."""
+        """Logs a failure that only a bug can cause. It is retried too: the transaction must be ended."""
         log.error(
             "a transaction's marker failed; retrying",
             transactional_id=job.name,
