@@ -50,23 +50,14 @@ class TooLarge(Exception):
 class Batch:
     """Becomes one record batch."""
 
-    __slots__ = (
-        "done",
-        "ends_something",
-        "marker",
-        "producer_epoch",
-        "producer_id",
-        "records",
-        "refusal",
-        "size_bytes",
-    )
+    __slots__ = ("done", "changes_cores", "marker", "producer_epoch", "producer_id", "records", "refusal", "size_bytes")
 
     def __init__(self, producer_id: int, producer_epoch: int, marker: tuple[int, bool] | None = None) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.marker = marker  # (coordinator epoch, commit)
         # for a marker: called with None once written, or with the error code
         self.done: Callable[[int | None], None] | None = None
-        self.ends_something = False  # this marker has changed cores
+        self.changes_cores = False  # this marker has ended a transaction of cores
         self.refusal: int | None = None
         self.records: list[KeyValue] = []
         self.size_bytes = _OVERHEAD_BYTES
@@ -181,7 +172,7 @@ class Shard:
         self._armed = armed
         self._budget = budget
         self._units: list[Unit] = []  # the first one may be in flight
-        self.under_way = False
+        self.is_writing = False
         self.written_count = 0  # units
 
     # -- cores -------------------------------------------------------------------------------------
@@ -237,7 +228,7 @@ class Shard:
         if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
             done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
             return
-        unit = self._gathering()
+        unit = self._open_unit()
         batch = Batch(producer_id, producer_epoch, (coordinator_epoch, commit))
         batch.done = done
         unit.batches.append(batch)
@@ -245,7 +236,7 @@ class Shard:
         event = TransactionEnded(producer_id, producer_epoch, commit)
         self._epochs.pop(producer_id, None)
         names = self._transactions.pop(producer_id, {})
-        batch.ends_something = bool(names)
+        batch.changes_cores = bool(names)
         for name in names:
             entry = self._entries.get(name)
             if entry is None:
@@ -299,14 +290,14 @@ class Shard:
 
     # -- units -------------------------------------------------------------------------------------
 
-    def _gathering(self) -> Unit:
+    def _open_unit(self) -> Unit:
         """The unit that takes new Persists."""
-        if len(self._units) == (1 if self.under_way else 0):
+        if len(self._units) == (1 if self.is_writing else 0):
             self._units.append(Unit())
         return self._units[-1]
 
     def _persist(self, name: str, entry: _Entry, persist: Persist) -> None:
-        unit = self._gathering()
+        unit = self._open_unit()
         if not unit.take(persist):
             unit.is_due = True
             unit = Unit()
@@ -325,9 +316,9 @@ class Shard:
         """The next unit to write. None: nothing waits, or one is in flight (H1), or only lazy
         Persists wait and `is_late` is false. The caller must call written() or drop the shard.
         """
-        if self.under_way or not self._units or not (is_late or self._units[0].is_due):
+        if self.is_writing or not self._units or not (is_late or self._units[0].is_due):
             return None
-        self.under_way = self._units[0].is_due = True
+        self.is_writing = self._units[0].is_due = True
         return self._units[0]
 
     def refuse(self, batch: Batch, error: int) -> bool:
@@ -337,12 +328,12 @@ class Shard:
         if batch.marker is None:
             return False
         batch.refusal = error
-        return not batch.ends_something
+        return not batch.changes_cores
 
     def written(self) -> None:
         """The unit in flight is below the high watermark: replies that depend on it are released."""
         unit = self._units.pop(0)
-        self.under_way = False
+        self.is_writing = False
         self.written_count += 1
         self.end_offset += unit.offset_count
         for name in unit.names:
@@ -374,10 +365,10 @@ class Shard:
     @property
     def is_lazy(self) -> bool:
         """There is something to write, but only lazy Persists."""
-        return len(self._units) == 1 and not self.under_way and not self._units[0].is_due
+        return len(self._units) == 1 and not self.is_writing and not self._units[0].is_due
 
     def check(self) -> None:
-        assert not self.under_way or self._units, "H1"
+        assert not self.is_writing or self._units, "H1"
         for unit in self._units:
             assert sum(batch.producer_id < 0 for batch in unit.batches) <= 1, "H3"
             assert unit.batches, "H1"

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 PORT_DEFAULT = 9092
 _SWEEP_COUNT_MAX = 8192
-_TAKE_COUNT = 10
+_LOCK_ATTEMPT_COUNT = 10
 _IN_HOME = ".mqd"
 _DIRECTORIES_VARIABLE = "MQD_RUN_RENDEZVOUS"
 SOCKET_VARIABLE = "MQD_SOCKET"
@@ -151,12 +151,12 @@ def _lock_path(link: Path) -> Path:
     return link.with_name(f".{link.name}.lock")
 
 
-def _take(link: Path) -> int | None:
+def _lock(link: Path) -> int | None:
     """The descriptor that holds a name's lock. None: a live broker holds it, or the file is another
     user's.
     """
     path = _lock_path(link)
-    for _ in range(_TAKE_COUNT):
+    for _ in range(_LOCK_ATTEMPT_COUNT):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -194,12 +194,12 @@ def _sweep(directory: Path) -> None:
         return
     for name in {name[1:-5] if name.startswith(".") and name.endswith(".lock") else name for name in names}:
         link = directory / name
-        if not name.startswith(".") and (lock_fd := _take(link)) is not None:
+        if not name.startswith(".") and (lock_fd := _lock(link)) is not None:
             _remove(link, lock_fd)
 
 
 def _link(link: Path, socket_path: str) -> Published | None:
-    lock_fd = _take(link)
+    lock_fd = _lock(link)
     if lock_fd is None:
         return None
     try:
@@ -288,7 +288,7 @@ def _is_socket(path: str | os.PathLike[str]) -> bool:
 
 
 def _search(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | None, list[str]]:
-    """(name, socket path, obstacles)."""
+    """(name, socket path or None, obstacles): the first link that leads to a socket."""
     obstacles = []
     for directory in places:
         why = _distrust(directory)
@@ -321,9 +321,8 @@ def _names(addresses: Iterable[str], port: int) -> list[str]:
 
 def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequence[Path] | None = None) -> Rendezvous:
     """The client socket of the first of `bootstrap_servers` ("host:port,host:port") that is on this
-    host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly,
-    without verification. Never raises. Resolves names (which may take as long as the resolver
-    does).
+    host. `socket_path` (property mqd.socket.path) or $MQD_SOCKET gives it directly, without
+    verification. Never raises. Resolves names (which may take as long as the resolver does).
     """
     configured = socket_path or os.environ.get(SOCKET_VARIABLE)
     if configured:

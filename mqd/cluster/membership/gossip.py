@@ -117,7 +117,7 @@ class GossipCore:
         self._urgent_rounds = 0
         self._hint = ControllerHint()
         self._seeds: tuple[Address, ...] = tuple(seeds)
-        self._seed_is: dict[Address, Identity] = {}
+        self._seed_identities: dict[Address, Identity] = {}
         self._joined = False
         self._join_wait_ms = settings.join_interval_ms
         self._seed_tried_ms = 0
@@ -412,7 +412,7 @@ class GossipCore:
         return [
             seed
             for seed in self._seeds
-            if seed != (own.profile.host, own.profile.port) and self._seed_is.get(seed) != own.identity
+            if seed != (own.profile.host, own.profile.port) and self._seed_identities.get(seed) != own.identity
         ]
 
     def _on_join(self, _: object) -> None:
@@ -442,9 +442,9 @@ class GossipCore:
             return
         sender = (state.entries[0].alive.node_id, state.entries[0].alive.directory_id)
         if address in self._seeds:
-            self._seed_is[address] = sender
+            self._seed_identities[address] = sender
         if sender == membership.identity:
-            return  # this host itself, by one of its names
+            return  # this host itself, under one of its addresses
         # A host that is joining has no information that the others lack.
         membership.merge(state, spread=self._joined or event.exchange_id is None)
         self._learn_controller(state.controller_epoch, state.controller_id)
@@ -495,7 +495,7 @@ class GossipCore:
         }
         found = []
         for seed in self._other_seeds():
-            known = self.membership.members.get(self._seed_is.get(seed, (-1, b"")))
+            known = self.membership.members.get(self._seed_identities.get(seed, (-1, b"")))
             if seed not in living and (known is None or known.state not in (ALIVE, SUSPECT)):
                 found.append(seed)
         return found

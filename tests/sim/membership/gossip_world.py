@@ -486,7 +486,7 @@ def digest(core: GossipCore) -> tuple:
             for identity, m in membership.members.items()
         ),
         core._timer_count,
-        core._seed_is,
+        core._seed_identities,
         core._joined,
     )
 

@@ -148,7 +148,7 @@ class ClassicSide:
                 found[topic.topic_id] = indexes
         return found
 
-    # -- syncing, beating, leaving -----------------------------------------------------------------
+    # -- syncing, heartbeats, leaving --------------------------------------------------------------
 
     def _member(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         """Raises Refused."""
@@ -264,8 +264,8 @@ class ClassicSide:
 
     def maybe_downgrade(self) -> None:
         group = self.group
-        all_joined = self.member_count and self.member_count == len(group.members)
-        if all_joined and group.cluster.settings(group.group_id).downgrade:
+        all_classic = self.member_count and self.member_count == len(group.members)
+        if all_classic and group.cluster.settings(group.group_id).downgrade:
             group.downgrades = True
 
     def check(self) -> None:
