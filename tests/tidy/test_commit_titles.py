@@ -10,6 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SINCE = "797f2db182a90cb439f56c403c6d9c060c19afea"  # older ones are not checked
+# has 73 characters; it was pushed before the check ran, and other commits followed it
+TOO_LONG = frozenset({"d14876019b691defd06c8f6ce0a04ca410b5e5f5"})
 LENGTH_MAX = 72
 FORM = re.compile(r"[\w.,/() -]+: \S.*[^.]|Merge .+|Revert .+")
 
@@ -25,8 +27,9 @@ def titles() -> list[str]:
     known = subprocess.run(["git", "cat-file", "-e", f"{SINCE}^{{commit}}"], cwd=ROOT, capture_output=True)
     if known.returncode:
         return []
-    command = ["git", "log", "--format=%s", f"{SINCE}..HEAD"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    command = ["git", "log", "--format=%H %s", f"{SINCE}..HEAD"]
+    lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [title for commit, _, title in (line.partition(" ") for line in lines) if commit not in TOO_LONG]
 
 
 def test_titles_have_area_and_change() -> None:
