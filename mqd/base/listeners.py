@@ -134,10 +134,10 @@ def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Li
             config["listeners"],
         )
     listener = msgspec.structs.replace(listener, protocol=protocol)
-    proven = protocol == "SASL_SSL" or (
+    is_protected = protocol == "SASL_SSL" or (
         protocol == "SSL" and of_listener(config, listener.name).get("ssl.client.auth") == "required"
     )
-    if proven or config.get("listeners.insecure.allow") == "true":
+    if is_protected or config.get("listeners.insecure.allow") == "true":
         return listener
     if not listener.host:
         return msgspec.structs.replace(listener, host="127.0.0.1")

@@ -176,7 +176,7 @@ class BrokerSupervisor(Supervisor):
         self._failures: dict[str, int] = {}
         # older data belongs to an earlier run
         self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
-        options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._make_haste)
+        options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._poll_soon)
         receive = options.signal_receiver.receive
 
         def note_interruption(number: int, frame: Any) -> None:
@@ -191,7 +191,7 @@ class BrokerSupervisor(Supervisor):
         options.execve = forking.execve
         self._manager = systemd.Manager.take(os.environ, os.getpid())
         self._feeder = systemd.Feeder(self._manager, places.keeper_socket, options.get_socket_map())
-        self._says_stopping = False
+        self._is_stopping_notified = False
 
     def runforever(self) -> None:
         waker = _Waker()
@@ -209,7 +209,7 @@ class BrokerSupervisor(Supervisor):
 
     # -- waiting -----------------------------------------------------------------------------------
 
-    def _make_haste(self) -> None:
+    def _poll_soon(self) -> None:
         self._hurry = _HURRY_COUNT
 
     def _poll_timeout_s(self, timeout: float) -> float:
@@ -217,8 +217,8 @@ class BrokerSupervisor(Supervisor):
             self._check_ready()
         if self._is_ready:
             self._feeder.tick()
-        if self.options.mood < SupervisorStates.RUNNING and not self._says_stopping:
-            self._says_stopping = True
+        if self.options.mood < SupervisorStates.RUNNING and not self._is_stopping_notified:
+            self._is_stopping_notified = True
             self._manager.notify("STOPPING=1")
         if self._hurry:
             self._hurry -= 1
@@ -266,7 +266,7 @@ class BrokerSupervisor(Supervisor):
             restarts.write(self._places.run_dir, self._restarts)
 
     def _on_exit(self, event: Any) -> None:
-        self._make_haste()
+        self._poll_soon()
         process = event.process
         name = process.config.name
         if name == KEEPER:

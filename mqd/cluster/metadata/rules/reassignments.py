@@ -72,8 +72,8 @@ def reassign(
     replacing: int = -1,
 ) -> PartitionChange | None:
     """Starts a reassignment to these replicas, replacing any current one. Raises Refusal: a host
-    has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX on the way
-    (INVALID_REPLICA_ASSIGNMENT).
+    has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX replicas while it is in
+    progress (INVALID_REPLICA_ASSIGNMENT).
     """
     spares.check_reassigned(f"{topic.name}-{partition.index}", topic.config, len(replicas))
     # Replicas that the earlier reassignment was adding and this one does not want are dropped
@@ -92,11 +92,11 @@ def reassign(
     target = Target(partition)
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
-    on_the_way = (
+    what = (
         f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it"
         " in steps),"
     )
-    check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, on_the_way)
+    check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, what)
     target.directories = _directories(partition, target.replicas, directories)
     target.adding = tuple(node for node in replicas if node not in base)
     target.removing = leaving
@@ -192,7 +192,7 @@ def _failed(partition: PartitionState, directories: Directories) -> bool:
     )
 
 
-def _leaves(
+def _replica_to_replace(
     topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool
 ) -> tuple[int, tuple[int, ...]] | None:
     """(node to replace, candidate replicas); None: nothing to do. A move of mqd's own that goes to
@@ -244,7 +244,7 @@ def replacements(
             if under_way[False] >= moves_max:
                 return found
             stuck = bool(_stuck(partition, directories))
-            found_node = _leaves(topic, partition, leaving, stuck and _failed(partition, directories))
+            found_node = _replica_to_replace(topic, partition, leaving, stuck and _failed(partition, directories))
             if found_node is None:
                 continue
             node, base = found_node
@@ -253,7 +253,7 @@ def replacements(
             if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):
                 continue
             replicas = tuple(other if replica == node else replica for replica in base)
-            change = _tried(partial(reassign, view, topic, partition, replicas, directories, replacing=node))
+            change = _attempt(partial(reassign, view, topic, partition, replicas, directories, replacing=node))
             if change is not None:
                 loads.add((-1, other))
                 under_way[no_space] += 1
@@ -262,14 +262,14 @@ def replacements(
 
 
 def cancel_replacements(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
-    """The host is back (or is no longer drained): its replicas stay where they are, unless their
-    successors are already in sync and needed.
+    """Cancels the moves of replicas away from a host that is back (or no longer drained), except
+    moves whose new replicas are already in sync and needed.
     """
     found = []
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.replacing == node and in_progress(partition):
-                change = _tried(partial(cancel, view, topic, partition))
+                change = _attempt(partial(cancel, view, topic, partition))
                 if change is not None:
                     found.append((topic, change))
     return found
@@ -282,11 +282,11 @@ def _never(_topic: TopicState, _partition: PartitionState) -> bool:
 def grow_internal_topics(
     view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Internal topics get the replication factor that a new topic would have by default, even if
-    they are older than most hosts, as far as hosts have space: no replica is added on a full one.
-    A new replica whose disk has failed, or has had no space for so long that it has `waited`, is
-    placed on another host with space. Without the wait, a disk that the copy itself
-    has filled, and that has space again when the copy is deleted, would be chosen over and over.
+    """Adds replicas to internal topics, up to the replication factor that a new topic would have by
+    default: the topics may be older than most hosts. No replica is added on a full host. A new
+    replica whose disk has failed, or has had no space for so long that it has `waited`, is placed
+    on another host with space. Without the wait, a disk that the copy itself has filled, and that
+    has space again when the copy is deleted, would be chosen over and over.
     """
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
@@ -321,13 +321,13 @@ def grow_internal_topics(
             ):
                 loads.add((-1, other))
                 replicas = (*replicas, other)
-            change = _tried(partial(reassign, view, topic, partition, replicas, directories))
+            change = _attempt(partial(reassign, view, topic, partition, replicas, directories))
             if change is not None:
                 found.append((topic, change))
     return found
 
 
-def _tried(make: Callable[[], PartitionChange | None]) -> PartitionChange | None:
+def _attempt(make: Callable[[], PartitionChange | None]) -> PartitionChange | None:
     try:
         return make()
     except Refusal:
