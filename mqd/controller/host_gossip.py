@@ -77,7 +77,7 @@ def _log_dirs(config: Mapping[str, str]) -> list[str]:
     return [path for path in config["log.dirs"].split(",") if path]
 
 
-class _Numbers(NamedTuple):
+class _Resolved(NamedTuple):
     """The socket addresses of a host and port."""
 
     found: tuple[tuple[str, int], ...]
@@ -116,8 +116,8 @@ class HostGossip:
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._credentials = credentials
         self._places: tuple[tuple[str, int], ...] = ()  # of the other voters
-        self._numbers: dict[tuple[str, int], _Numbers] = {}  # of each one looked up
-        self._looking: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
+        self._resolved: dict[tuple[str, int], _Resolved] = {}  # of each one looked up
+        self._lookups: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
         # (node, whole host) -> the last notice that was logged
         self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}
         self._proofs = death_proofs.DeathProofs(key.node_id)
@@ -149,7 +149,7 @@ class HostGossip:
     async def stop(self) -> None:
         if self._feeding is not None:
             self._feeding.cancel()
-        self._looking.clear()
+        self._lookups.clear()
         death_notice.write_orders(self._run_dir, None)
         await self.gossip.stop()
 
@@ -228,8 +228,8 @@ class HostGossip:
         return _bytes(self._log_dirs, which)
 
     def _cpu_permille(self) -> int:
-        """Of the whole machine, 1000 per core, since the last call; from /proc/stat (user, nice,
-        system, irq, softirq).
+        """CPU use of the whole machine, 1000 per core, since the last call; from /proc/stat (user,
+        nice, system, irq, softirq).
         """
         try:
             words = Path("/proc/stat").read_text().split(None, 8)[1:8]
@@ -247,33 +247,33 @@ class HostGossip:
     # -- proof of death ----------------------------------------------------------------------------
 
     def _leave_orders(self) -> None:
-        """Sends the keeper the hosts to notify if this process ends unexpectedly. Host names are
-        resolved in the background, whenever the hosts change; unresolved ones are not notified.
+        """Writes for the keeper which hosts to notify if this process ends unexpectedly. Host names
+        are resolved in the background, whenever the hosts change; unresolved ones are not notified.
         """
         places = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
         if places != self._places:
             self._places = places
-            self._numbers = {
-                place: known._replace(until_s=0.0) for place, known in self._numbers.items() if place in places
+            self._resolved = {
+                place: known._replace(until_s=0.0) for place, known in self._resolved.items() if place in places
             }
         now_s = asyncio.get_running_loop().time()
         for place in places:
-            if place not in self._looking and (place not in self._numbers or now_s >= self._numbers[place].until_s):
-                response = self._looking[place] = gossip.look_up(*place)
+            if place not in self._lookups and (place not in self._resolved or now_s >= self._resolved[place].until_s):
+                response = self._lookups[place] = gossip.look_up(*place)
                 response.add_done_callback(partial(self._on_looked_up, place))
         self._write_orders()
 
     def _on_looked_up(self, place: tuple[str, int], response: asyncio.Future[list[tuple]]) -> None:
         error = response.exception()
-        if self._looking.pop(place, None) is None or place not in self._places:
+        if self._lookups.pop(place, None) is None or place not in self._places:
             return
         if error is None:
-            found = _Numbers(tuple((entry[4][0], entry[4][1]) for entry in response.result()), float("inf"))
+            found = _Resolved(tuple((entry[4][0], entry[4][1]) for entry in response.result()), float("inf"))
         else:
             log.debug("a host's name was not found", host=place[0], reason=str(error))
-            before = self._numbers.get(place, _Numbers((), 0.0))
+            before = self._resolved.get(place, _Resolved((), 0.0))
             found = before._replace(until_s=asyncio.get_running_loop().time() + LOOK_UP_AGAIN_S)
-        self._numbers[place] = found
+        self._resolved[place] = found
         self._try_orders()
 
     def _write_orders(self) -> None:
@@ -284,7 +284,7 @@ class HostGossip:
         orders = None
         numbers = tuple(
             dict.fromkeys(
-                number for place in self._places if place in self._numbers for number in self._numbers[place].found
+                number for place in self._places if place in self._resolved for number in self._resolved[place].found
             )
         )
         if words is not None and numbers:

@@ -154,7 +154,7 @@ class Peers:
         self._nodes: dict[int, _Node] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._shaking = 0
+        self._handshake_count = 0
         self._random = random.Random(os.urandom(8))
         self._ended = False
         self._turned_away = TurnedAway()
@@ -270,11 +270,11 @@ class Peers:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if self._shaking >= HANDSHAKES_MAX or self._ended:
+        if self._handshake_count >= HANDSHAKES_MAX or self._ended:
             writer.transport.abort()
             return
         self._tasks.add(task)
-        self._shaking += 1
+        self._handshake_count += 1
         side = self._credentials.responder(self._decide)
         ours: tuple[Reader, Writer] = reader, writer
         try:
@@ -288,7 +288,7 @@ class Peers:
             self._turn_away(side, writer, reason_of(error))
             side.peer = None
         finally:
-            self._shaking -= 1
+            self._handshake_count -= 1
         try:
             if side.peer is None:
                 return
