@@ -30,7 +30,7 @@ PACKET = struct.Struct("<IHH16sHH16s4xII8x")
 BATCH_COUNT = 64
 PAUSE_S = 0.1
 # connections of addresses that connect too fast and are held until they are closed; excess ones are
-# closed at once
+# closed immediately
 DELAYED_COUNT_MAX = 1024
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served.
@@ -60,7 +60,7 @@ class Acceptor:
     ) -> None:
         self._listeners = listeners
         self._limits = limits
-        self._resting: set[int] = set()  # listeners that are above their rate
+        self._paused_listeners: set[int] = set()  # listeners that are above their rate
         self._delayed: set[socket.socket] = set()
         self._handoff = Handoff(handoffs, connection_count, running)
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
@@ -90,7 +90,7 @@ class Acceptor:
     def _resume(self) -> None:
         if self._paused and self._loop is not None:
             self._paused = False
-            for listener_id in set(range(len(self._listeners))) - self._resting:
+            for listener_id in set(range(len(self._listeners))) - self._paused_listeners:
                 self._listen(listener_id)
 
     def _listen(self, listener_id: int) -> None:
@@ -113,7 +113,7 @@ class Acceptor:
             now_ns = time.monotonic_ns()
             wait_s = self._limits.wait_s(listener_id, now_ns)
             if wait_s:
-                self._rest_listener(listener_id, wait_s)
+                self._pause_listener(listener_id, wait_s)
                 return
             try:
                 connection, peer = listener.accept()
@@ -132,19 +132,19 @@ class Acceptor:
             else:
                 self._take(connection, listener_id, address, peer[1])
 
-    def _rest_listener(self, listener_id: int, wait_s: float) -> None:
+    def _pause_listener(self, listener_id: int, wait_s: float) -> None:
         assert self._loop is not None
-        self._resting.add(listener_id)
+        self._paused_listeners.add(listener_id)
         self._loop.remove_reader(self._listeners[listener_id].fileno())
-        self._loop.call_later(wait_s, self._wake_listener, listener_id)
+        self._loop.call_later(wait_s, self._resume_listener, listener_id)
 
-    def _wake_listener(self, listener_id: int) -> None:
-        self._resting.discard(listener_id)
+    def _resume_listener(self, listener_id: int) -> None:
+        self._paused_listeners.discard(listener_id)
         if not self._paused:
             self._listen(listener_id)
 
     def _close_later(self, connection: socket.socket, delay_s: float) -> None:
-        """The client would try again at once."""
+        """Delays the close: otherwise the client would reconnect immediately."""
         if len(self._delayed) >= DELAYED_COUNT_MAX:
             connection.close()
             return

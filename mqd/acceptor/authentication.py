@@ -1,7 +1,7 @@
 """Authentication of clients by SASL: which mechanisms a listener has, the exchanges under way, and
-what a failure costs its client.
+how long the response to a failure is delayed.
 
-An exchange lives here between two requests of its connection. It is lost with this process: the
+An exchange is kept here between the requests of its connection. It is lost with this process: the
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
 a few threads: a flood of them delays other authentications, nothing else.
 
@@ -35,7 +35,7 @@ from mqd.security.scram import ScramExchange, Shape, Verifier
 
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
-WAITING_MAX = 1024  # checks that may wait, some seconds of CPU time
+WAITING_MAX = 1024  # waiting checks: some seconds of CPU time
 WAITING_BYTES_MAX = 32 << 20  # total size of their tokens
 THREADS = 2
 FAILURES_MAX = 4096
@@ -300,8 +300,8 @@ class Authentication:
         return Step(response, principal, _lifetime_ms(options, expires_ms), is_token)
 
     def _proven(self, exchange: Exchange) -> tuple[str, int, bool]:
-        """The principal, when its credential expires (0 = never), whether that is a delegation
-        token."""
+        """The principal, when its credential expires (0 = never), and whether the credential is a
+        delegation token."""
         if isinstance(exchange, ScramExchange) and exchange.is_token:
             token = self._users.token(exchange.user)
             if token is None:
@@ -311,7 +311,7 @@ class Authentication:
         return f"User:{exchange.user}", expires_ms, False
 
     def _failed(self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str) -> float:
-        """How long its response is delayed, in seconds."""
+        """Records the failure. Returns how long the response is delayed, in seconds."""
         self.failed_count += 1
         user = error.user or underway.exchange.user
         log.warning(
@@ -384,7 +384,8 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
         return Authentication((), NoUsers(), b"", 0)
-    # until the cluster has a secret for them (rules/security.py); the same on all hosts
+    # The seed is used until the cluster has a secret for such salts (rules/security.py), and is the
+    # same on all hosts.
     in_cluster = bool(config.get("cluster.key.file"))
     key = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
     delay_ms = int(config["connection.failed.authentication.delay.ms"])

@@ -114,6 +114,7 @@ class Address:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # the client's address, used for access checks; "": not known (IPv6)
         # shown to others as the client's location: for a local client of another host, that host's
+        # address
         self.described_ip = described_ip or peer_ip
         self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
@@ -122,7 +123,7 @@ class Address:
         # (generation of the worker's process, connection id): identifies the connection as long as
         # it is open; (0, 0): none
         self.connection = connection
-        # a host of the cluster that sends requests of clients, to write its dead letters
+        # a host of the cluster that sends requests like a client's, to write its dead letters
         self.is_host = is_host
 
     @property
@@ -243,7 +244,7 @@ class BrokerState:
     # -- partitions --------------------------------------------------------------------------------
 
     def may_lead(self) -> bool:
-        """After the lease ends another host may already lead this host's partitions."""
+        """Whether this host has its lease: without it, another host may already lead its partitions."""
         deadline_ns = self.table.lease_deadline_ns
         return deadline_ns == INT64_MAX or time.clock_gettime_ns(time.CLOCK_BOOTTIME) < deadline_ns
 
@@ -285,7 +286,7 @@ class BrokerState:
         return topic.partitions[index] if topic is not None and 0 <= index < len(topic.partitions) else None
 
     def unserved_error(self, partition: messages.PartitionImage) -> int:
-        """The reason that view() is None; always retriable."""
+        """The error code for a partition whose view() is None; always retriable."""
         if partition.leader not in (-1, self.node_id) or not self.may_lead():
             return int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         return int(ErrorCode.KAFKA_STORAGE_ERROR if partition.owner == OWNER_NONE else ErrorCode.LEADER_NOT_AVAILABLE)

@@ -1,6 +1,6 @@
 """Expiry of this broker's certificates: warnings in the log as it comes near, and a metric.
 
-Read by a thread, at the start and after a change of their files; an event loop would wait for the
+A thread reads their files, at the start and after each change; the event loop would wait for the
 disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily once it has expired.
 """
 
@@ -83,7 +83,7 @@ class Certificates:
             try:
                 self._found[name] = min(map(ends_of, chains()))
             except (ConfigError, OSError, ValueError):
-                continue  # it is not used either: the listener that fails to load it logs that
+                continue  # the listener fails to load it too, and logs that
         self.ends = {name: ends.timestamp() for name, ends in self._found.items()}
 
     def _warn(self, name: str, ends: datetime.datetime, days: int) -> None:

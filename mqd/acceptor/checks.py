@@ -1,7 +1,7 @@
 """Checks that workers request before they write a batch (CHECK, native/server/check/check.c): may
 these partitions be written in this transaction, and does every record of this batch have a key?
 
-The coordinator answers for transactions. A batch whose topic has another compression.type is
+The transaction coordinator decides the first question. A batch whose topic has another compression.type is
 compressed to it on a thread and returned. Workers check compressed batches themselves, unless the
 codec's library is missing: then this process decompresses them, checks their records in C, and
 lists those without a key (KIP-467). The batch stays in the worker's arena, lent until the response;
@@ -34,9 +34,9 @@ THREADS = 2
 MESSAGE_BYTES_MAX = 190
 
 _REFUSAL = struct.Struct("=IHH")  # struct mqd_check_refusal
-# of a record batch's header
+# offsets in a record batch's header
 _LENGTH_AT, _LENGTH_END, _CRC_AT, _ATTRIBUTES_AT = 8, 12, 17, 21
-_LZ4_FLAGS_AT, _LZ4_INDEPENDENT = 4, 0x20  # of an LZ4 frame's header
+_LZ4_FLAGS_AT, _LZ4_INDEPENDENT = 4, 0x20  # in an LZ4 frame's header
 log = logging.get("acceptor.checks")
 
 
@@ -59,9 +59,7 @@ class Compression(NamedTuple):
 
 class Transactions(Protocol):
     async def check(self, payload: bytes) -> list[int] | int:
-        """The payload of a CHECK: an error code for each partition, or one for all, in the form for
-        a Produce of that version.
-        """
+        """Handles the payload of a CHECK. Returns an error code for each partition, or one for all."""
         ...
 
 

@@ -4,7 +4,7 @@
                                   moment and closed, unanswered
     max.connection.creation.rate  of the broker and of a listener: above it nothing is accepted, and
                                   connections wait in the kernel's queue
-    max.connections.per.ip        of an address: as for max.connections of a listener
+    max.connections.per.ip        of an address: enforced like max.connections of a listener
     max.connections               of a listener: the worker that gets the connection counts
                                   (native/shm/tally.h), and closes those above; of the broker: each
                                   worker adds up the connections of all workers (server/handoff.c)
@@ -119,7 +119,7 @@ class ConnectionLimits:
 
     def address_delay_s(self, address: bytes, now_ns: int) -> float:
         """0: the connection is admitted, and counts. Otherwise it does not count, and is closed
-        after this time: a client that tries again at once does so at this pace.
+        after this time: a client that reconnects immediately does so at this pace.
         """
         per_s = self._address_per_s.get(address, self._default_per_s)
         if per_s is None:

@@ -3,8 +3,8 @@
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
 The controller may be restarted at any time. A change in flight then has an unknown outcome: it is
-answered with REQUEST_TIMED_OUT, never with a definite failure. One that could not be sent is sent
-when the controller is back, or times out too. Bounds: REQUESTS_MAX changes in flight, further ones
+answered with REQUEST_TIMED_OUT, never with a definite failure. A change that could not be sent is
+sent when the controller is back, or times out too. Bounds: REQUESTS_MAX changes in flight, further ones
 are refused; MESSAGE_BYTES_MAX per message.
 """
 
@@ -52,7 +52,7 @@ class MetadataFault(Exception):
 
 
 class ControllerClient:
-    """`on_metadata` is called in order with every message except Answers, before any later response
+    """`on_metadata` is called in order with every message except responses, before any later response
     is delivered.
     """
 

@@ -107,8 +107,8 @@ class InternalPartitions:
         ):
             return None
         if view.leader_epoch > image.leader_epoch:
-            # the worker learned of it first: the metadata do not show yet which host led it in
-            # between
+            # the worker learned of the leadership first: the metadata does not show yet which host
+            # led the partition in between
             return None
         return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
@@ -256,7 +256,8 @@ class Coordinators:
                 coordinator.check_partitions()
 
     def _concerns(self, message: object) -> bool:
-        """Partitions of internal topics may have been added, removed or moved to another host."""
+        """Whether partitions of internal topics may have been added, removed or moved to another
+        host."""
         if isinstance(message, messages.PartitionsPut):
             return self._broker.metadata.names.get(message.topic_id) in INTERNAL_TOPICS
         return isinstance(message, messages.Image) or (
@@ -264,8 +265,8 @@ class Coordinators:
         )
 
     def _forget_gone(self) -> None:
-        """Removes the offsets of deleted topics and partitions, as Kafka does. One that was created
-        again since starts without them.
+        """Removes the offsets of deleted topics and partitions, as Kafka does. A topic that has been
+        created again since then starts without offsets.
         """
         if not self._gone:
             return

@@ -3,8 +3,8 @@ their movers (mqd/coordinator/share/letters.py).
 
 A mover's transactional id names its share-partition; its requests are those of a transactional
 client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
-handled here or by the coordinator's host, like those of a local client (local/relay.py). The
-note is the metadata of an offset of the group NOTE_GROUP + the share group. Letters go to the owner
+handled here or by the coordinator's host, like those of a local client (local/relay.py). Its note is
+the metadata of an offset of the group NOTE_GROUP + the share group. Letters go to the owner
 of their partition like a coordinator's records, on another host through its acceptor.
 
 This runs in the acceptor and not in a process of its own, because the written states pass through
@@ -96,7 +96,8 @@ _TRANSIENT = frozenset(
         ),
     )
 )
-# struct mqd_share_owner_request (native/server/share/share.h), then first, last, no types of each range
+# struct mqd_share_owner_request (native/server/share/share.h), then for each range its first and last
+# offset and a count of 0 types
 _REQUEST = struct.Struct("=16sQiIIIHBBB3x")
 _REQUEST_ARCHIVE = 5
 _RANGE = struct.Struct("=qqI")
@@ -115,7 +116,7 @@ class Owners(Protocol):
 
 
 class Figures(NamedTuple):
-    """Of a group on this host."""
+    """The dead letters of one group on this host."""
 
     written: int  # since the start of this process
     waiting: int
@@ -147,9 +148,9 @@ class DeadLetters:
         broker: BrokerState,
         coordinators: Coordinators,
         owners: Owners,
-        response: Callable[[Address, bytes], Awaitable[bytes | None]],
+        respond: Callable[[Address, bytes], Awaitable[bytes | None]],
     ) -> None:
-        self._respond = response  # a request's frame, as a client's
+        self._respond = respond  # handles a request's frame like a client's
         self._broker, self._coordinators, self._owners = broker, coordinators, owners
         self._states: ShareStates = coordinators.share_states
         self.peers: Peers | None = None
@@ -180,7 +181,7 @@ class DeadLetters:
     # -- what owners read and write ----------------------------------------------------------------
 
     async def ask(self, api_key: int, request: Any) -> Any:
-        """An owner's READ or WRITE, of one share-partition: the response."""
+        """Handles an owner's READ or WRITE of one share-partition. Returns the response."""
         (topic,) = request.topics
         (one,) = topic.partitions
         name = core_name(request.group_id, topic.topic_id, one.partition)
@@ -340,7 +341,7 @@ class DeadLetters:
         return Outcome(step.token)
 
     async def _load(self, mover: _Mover, step: Step) -> None:
-        """No READ or WRITE of the owner comes in between."""
+        """The owner's READs and WRITEs wait until the loaded state is applied."""
         message = ReadShareGroupStateRequest
         part = message.Partition(partition=mover.partition, leader_epoch=mover.core.leader_epoch)
         request = message(group_id=mover.group_id, topics=[message.Topic(topic_id=mover.topic_id, partitions=[part])])
@@ -445,7 +446,7 @@ class DeadLetters:
                 raise Failed(f"topic {name} cannot be created: {response.message or error_name(response.error)}")
             image = self._broker.metadata.topics.get(name)
         if image is None or not image.partitions:
-            raise Failed(f"topic {name} is not there yet")
+            raise Failed(f"topic {name} does not exist on this host yet")
         problem = problem_of_name(name, str(self._broker.broker_value(TOPIC_PREFIX) or ""))
         if problem or image.internal:
             raise Failed(problem or f"topic {name} is internal")
@@ -467,7 +468,8 @@ class DeadLetters:
         return count, {one.offset: Copied(one.key, one.value, one.headers) for one in found}
 
     async def _append(self, topic: str, index: int, batch: bytes) -> None:
-        """Raises AppendError or PeerError. Then it may have been written, and FENCING follows."""
+        """Raises AppendError or PeerError: the batch may have been written then, and FENCING
+        follows."""
         node_id = leader_elsewhere(self._broker, topic, index)
         if node_id < 0:
             await self._coordinators.log.append(topic, index, batch)
@@ -486,7 +488,8 @@ class DeadLetters:
             raise AppendError(error, unknown=True)
 
     async def serve(self, frame: bytes) -> bytes:
-        """Another host's letters for partitions that this one leads. Raises ProtocolError."""
+        """Appends another host's dead letters to partitions that this host leads. Raises
+        ProtocolError."""
         request: Any
         header, request = decode_request(frame, KNOWN)
         responses = []
@@ -502,7 +505,7 @@ class DeadLetters:
             responses.append(ProduceResponse.TopicResponse(name=topic.name, partition_responses=parts))
         return encode_response(header, ProduceResponse(responses=responses))
 
-    # -- requests as a client's --------------------------------------------------------------------
+    # -- requests like a client's ------------------------------------------------------------------
 
     async def _done(self, request: object, version: int) -> Any:
         """The response, without an error. Raises Failed."""

@@ -106,6 +106,6 @@ class Disks:
         directory. It waits for earlier work as long as that makes progress.
         """
         turn, threads = self._loads[log_dir]
-        # a hanging directory blocks at most its own turns, and those not for long
+        # a hanging directory delays only its own loads, and not for long
         async with turn, self._slots:
             return await threads.run(work)

@@ -170,27 +170,27 @@ async def _handled(
 ) -> Outcome:
     context = Context(broker, address)
     handler = handler_of(header.api_key)
-    judged = rights.judge(context, header, request)
-    if judged.request is None:
-        return Outcome(_encode(header, judged.denied))
+    authorized = rights.authorize(context, header, request)
+    if authorized.request is None:
+        return Outcome(_encode(header, authorized.denied))
     if broker.relaying is not None:
-        if judged.denied is not None:
-            frame = encode_request(judged.request, header.api_version, header.correlation_id, header.client_id)
+        if authorized.denied is not None:
+            frame = encode_request(authorized.request, header.api_version, header.correlation_id, header.client_id)
         elsewhere = await broker.relaying.respond(
-            address, header, judged.request, frame, lambda part: handler(context, header, part)
+            address, header, authorized.request, frame, lambda part: handler(context, header, part)
         )
         if elsewhere is not None:
-            if isinstance(elsewhere, bytes) and judged.denied is None:
+            if isinstance(elsewhere, bytes) and authorized.denied is None:
                 return Outcome(elsewhere)
             if isinstance(elsewhere, bytes):
                 elsewhere = decode_response(elsewhere, header.api_key, header.api_version)[1]
-            return Outcome(_encode(header, judged.completed(elsewhere)))
-    handling = handler(context, header, judged.request)
+            return Outcome(_encode(header, authorized.completed(elsewhere)))
+    handling = handler(context, header, authorized.request)
     if throttle.counts_time(context, header):
         response = await throttle.charged(handling, context, header, began)
     else:
         response = await handling
-    response = judged.completed(response)
+    response = authorized.completed(response)
     return Outcome(
         _encode(header, response) if response is not None else None,
         context.cacheable,

@@ -72,7 +72,7 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
 
 
 def _empty(response: object, field: Field) -> object:
-    """In place of null, where the version has none."""
+    """The value to use instead of null, where the version does not permit null."""
     if field.struct is not None and not field.is_array:
         return _class_of(response, field)()
     if field.type == "string":

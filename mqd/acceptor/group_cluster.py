@@ -1,5 +1,5 @@
-"""This broker's consumer groups' view of the cluster: mqd/coordinator/group/consumer/cluster.py
-over the acceptor's metadata. A partition is visible once every worker serves it.
+"""The cluster as this broker's groups see it: implements mqd/coordinator/group/consumer/cluster.py
+with the acceptor's metadata. A partition is visible once every worker serves it.
 """
 
 import time
@@ -65,7 +65,7 @@ class BrokerCluster:
 
     @property
     def has_dead_letters(self) -> bool:
-        """Without them what is rejected is archived at once."""
+        """Without them rejected records are archived immediately."""
         return has_dead_letters(self._in_force())
 
     def _in_force(self) -> Mapping[str, int]:

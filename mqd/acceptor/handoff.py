@@ -1,4 +1,4 @@
-"""Passing an accepted socket to a worker, the least loaded first."""
+"""Passes accepted sockets to workers, to the least loaded first."""
 
 from __future__ import annotations
 

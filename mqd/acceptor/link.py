@@ -63,7 +63,7 @@ PARK_S = 0.05
 WAIT_FOR_MEMBERS = frozenset({11, 14})
 # SaslHandshake, ApiVersions, SaslAuthenticate: nearly always answered without waiting, and before
 # they wait they use nothing that needs a task (mqd/base/tasks.py).
-ANSWERED_AT_ONCE = frozenset({17, 18, 36})
+ANSWERED_IMMEDIATELY = frozenset({17, 18, 36})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 ARCHIVE_TOKENS = 1 << 61
@@ -268,7 +268,7 @@ class Link:
         assert self._loop is not None
         work = self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame)
         api_key = int.from_bytes(frame[:2], "big")
-        if api_key in ANSWERED_AT_ONCE:
+        if api_key in ANSWERED_IMMEDIATELY:
             try:
                 rest = begin(work)
             except Exception:
@@ -344,7 +344,7 @@ class Link:
                 self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, flags | native.RESPONSE_NONE, 0))
             else:
                 self._respond(worker, token, body, flags, version)
-        if not self._in_turn:  # which sends what it has found
+        if not self._in_turn:  # a turn sends waiting pieces at its end
             self._send_waiting()
             self._endpoint.flush()
 
@@ -427,7 +427,7 @@ class Link:
         self._endpoint.flush()
 
     def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None:
-        """MQD_SHARE_REQUEST_ARCHIVE for the worker that owns the slot. What becomes of it is in a WRITE."""
+        """MQD_SHARE_REQUEST_ARCHIVE for the worker that owns the slot. The outcome arrives as a WRITE."""
         self._archived += 1
         token = ARCHIVE_TOKENS | self._archived
         self._put(owner, _Piece(token, payload, DescriptorKind.SHARE, 0, 0, slot, owner_generation))

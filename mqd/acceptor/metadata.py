@@ -14,7 +14,7 @@ from mqd.security.authorizer import Authorizer
 
 
 def _shown_as(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
-    """The view with the partitions of its base. What may only be done to a topic with a log of its own compares
+    """The view with the partitions of its base. Operations that are only for topics with logs of their own check
     Metadata.log_of().
     """
     if base is None:  # it waits for slots of this host
@@ -61,8 +61,8 @@ class Metadata:
         # Partition of an internal topic -> the newest leader epoch in which another host leads it,
         # or may have led it, since take_led_elsewhere().
         self._elsewhere: dict[tuple[str, int], int] = {}
-        self.election_count = 0  # leaders of partitions of the cluster, since this process started
-        self.unclean_count = 0  # in all partitions of the cluster, since this process started
+        self.election_count = 0  # elections of partition leaders in the cluster, since this process started
+        self.unclean_count = 0  # the unclean ones of these
         self._unclean: list[tuple[str, messages.PartitionImage]] = []  # since take_unclean()
         # topic -> number of remaining partitions, since take_gone()
         self._gone: dict[str, int] = {}
@@ -72,7 +72,7 @@ class Metadata:
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
-        """Messages that are not metadata (answers, commands) change nothing."""
+        """Messages that are not metadata (responses, commands) change nothing."""
         match message:
             case messages.Several():
                 for part in message.parts:
@@ -225,7 +225,7 @@ class Metadata:
         self._put_views(topic.name, message.version)
 
     def _put_views(self, name: str, version: int) -> None:
-        """Of a topic that has changed."""
+        """Updates the views of a topic that has changed."""
         for view in self._views.get(name, {}).values():
             self._put_shown(_shown_as(view, self.topics[name]), version)
 
@@ -294,7 +294,7 @@ class Metadata:
         )
 
     def is_alive(self, node_id: int) -> bool:
-        """A broker that clients may connect to."""
+        """Whether clients may connect to the broker."""
         broker = self.brokers.get(node_id)
         return broker is not None and not broker.fenced
 

@@ -1,6 +1,6 @@
 """Checks before partitions of a topic are retired: no transaction may be open on one of them; and
 before others are added in their place no transaction may be open that wrote to the removed ones.
-Only the leaders know.
+Only the leaders of the partitions know that.
 
 A transaction that begins between the response and the first step of a retirement ends normally, and
 no transaction writes to a removed partition:
@@ -96,7 +96,7 @@ async def refusal_to_add(
     context: Context, header: RequestHeader, change: messages.AddPartitions
 ) -> tuple[int, str] | None:
     """(error code, reason) if a transaction is open that wrote to a removed partition, or if that
-    cannot be determined. Its marker goes to where the records went, as long as there is no
+    cannot be determined. The transaction's marker goes to where the records went, as long as there is no
     partition with that index, and the partition count is the same as then; otherwise readers of
     committed records would wait for it forever. The controller refuses the change if other
     partitions have been removed than this host knows (AddPartitions.first_leader_epoch).

@@ -1,11 +1,10 @@
 """The rights that each request needs: one table, checked before the handler runs. The rights are
 those of Kafka's KafkaApis and ControllerApis.
 
-A rule applies to a request as a whole (WholeRule) or to each of its elements (ElementRule). The
-elements that are denied are
-answered here with Kafka's error code, and the handler gets the request without them. Rights that
-the table cannot express are checked by the handlers (Context.authorize). An API that is not in the
-table is denied to all: BY_HANDLER and OPEN are entries too.
+A rule applies to a request as a whole (WholeRule) or to each of its elements (ElementRule). Denied
+elements are answered here with Kafka's error code, and the handler gets the request without them.
+Rights that the table cannot express are checked by the handlers (Context.authorize). An API that is
+not in the table is denied to all: BY_HANDLER and OPEN are entries too.
 
 Requests of other hosts of the cluster, which have proven that they hold its key, are not checked.
 """
@@ -29,7 +28,7 @@ DENIED: dict[int, int] = {
     ResourceType.CLUSTER: int(ErrorCode.CLUSTER_AUTHORIZATION_FAILED),
     ResourceType.TRANSACTIONAL_ID: int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
 }
-"""By resource type: the error code where it is denied."""
+"""By resource type: the error code of a denial."""
 
 # (context, header, request, the request again, or its element) -> 0 or Kafka's error code
 Check = Callable[[Context, RequestHeader, Any, Any], int]
@@ -43,11 +42,11 @@ class ElementRule(NamedTuple):
     field: str  # of the request
     response_field: str  # of the response
     check: Check
-    parts: str = ""  # field of an element: what it lists does not appear in the response to a denied one
-    is_group_first: bool = False  # the handler looks at the group even if no element is left; see Judged
+    parts: str = ""  # field of an element that lists its parts: the response to a denied element omits them
+    is_group_first: bool = False  # the handler checks the group even if no element is left; see Authorized
 
 
-class Judged(NamedTuple):
+class Authorized(NamedTuple):
     """`request`: the part for the handler; None: nothing is left. `denied`: the response to the
     rest, to be joined with the handler's, unless that is an error of the whole request and
     `is_group_first`.
@@ -69,27 +68,27 @@ class Judged(NamedTuple):
         return response
 
 
-def judge(context: Context, header: RequestHeader, request: object) -> Judged:
+def authorize(context: Context, header: RequestHeader, request: object) -> Authorized:
     if context.broker.authorizer is None or context.address.is_trusted:
-        return Judged(request)
+        return Authorized(request)
     for rule in RIGHTS.get(header.api_key, (NOT_LISTED,)):
         if isinstance(rule, WholeRule):
             error = rule.check(context, header, request, request)
             if error:
-                return Judged(None, _failed(header, None if _is_refused_alone(header) else request, error))
+                return Authorized(None, _failed(header, None if _is_refused_alone(header) else request, error))
         else:
-            return _judge_each(context, header, request, rule)
-    return Judged(request)
+            return _authorize_elements(context, header, request, rule)
+    return Authorized(request)
 
 
-def _judge_each(context: Context, header: RequestHeader, request: Any, rule: ElementRule) -> Judged:
+def _authorize_elements(context: Context, header: RequestHeader, request: Any, rule: ElementRule) -> Authorized:
     allowed: list[Any] = []
     denied: dict[int, list[Any]] = {}
     for element in getattr(request, rule.field):
         error = rule.check(context, header, request, element)
         (denied.setdefault(error, []) if error else allowed).append(element)
     if not denied:
-        return Judged(request)
+        return Authorized(request)
     elements: list[object] = []
     for error, some in denied.items():
         if rule.parts:
@@ -99,7 +98,7 @@ def _judge_each(context: Context, header: RequestHeader, request: Any, rule: Ele
     refused = message_class(header.api_key, "Response")(**{rule.response_field: elements})
     is_asked = allowed or rule.is_group_first
     rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_asked else None
-    return Judged(rest, refused, rule.response_field, rule.is_group_first)
+    return Authorized(rest, refused, rule.response_field, rule.is_group_first)
 
 
 def _is_refused_alone(header: RequestHeader) -> bool:

@@ -1,6 +1,6 @@
-"""Prunes `__share_group_state`: what is before the snapshots of all share-partitions is deleted.
+"""Prunes `__share_group_state`: deletes the records before the snapshots of all share-partitions.
 
-Kafka's share coordinator deletes what is before the oldest snapshot that still counts, and makes
+Kafka's share coordinator deletes the records before the oldest snapshot in use, and makes
 snapshots of idle share-partitions now and then so that this offset advances. Here a prune makes
 them: each share-partition of a partition of the log writes a snapshot, then everything before the
 first of them goes. A prune is due when it deletes at least as many records as it writes.

@@ -60,7 +60,7 @@ def counts_time(context: Context, header: RequestHeader) -> bool:
 
 
 def _charge(context: Context, header: RequestHeader, kind: QuotaKind, units: int) -> int:
-    """For how many ns the client must wait."""
+    """Charges the client. Returns for how many ns it must wait."""
     user, client_id = context.address.user.encode(), (header.client_id or "").encode()
     return context.broker.quotas.charge(user, client_id, kind, units, time.monotonic_ns())
 
@@ -78,7 +78,7 @@ class TopicChanges:
     def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:
         self._context, self._header, self._strict = context, header, strict
         self._is_on = _is_limited(context, QuotaKind.MUTATION)
-        # one change at a time, so that each is judged by what the one before it cost
+        # one change at a time, so that each is charged before the next is checked
         self.turn: AbstractAsyncContextManager[object] = asyncio.Lock() if self._is_on else nullcontext()
         self.throttle_time_ms = 0
 

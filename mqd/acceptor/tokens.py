@@ -1,8 +1,8 @@
 """The delegation tokens of the cluster as this host knows them: the metadata have their ids, owners
 and times; their passwords are computed here, from delegation.token.secret.key.
 
-A verifier of SCRAM takes a millisecond, so it is kept: at most one for each token and mechanism, and
-at most VERIFIERS_MAX.
+Computing a SCRAM verifier takes a millisecond, so verifiers are kept: at most one for each token and
+mechanism, and at most VERIFIERS_MAX.
 """
 
 from collections import OrderedDict

@@ -118,7 +118,7 @@ class TransactionService:
         return response
 
     async def joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointResponse:
-        """The same for joint transactions."""
+        """Like identify(), for joint transactions."""
         try:
             response = await self._with_spare(transactional_id, make_event)
         except CoordinatorError as error:

@@ -152,7 +152,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 
 
 def _entity(form: Form) -> tuple[Entity, list[str]]:
-    """And its options of `mqd quota`."""
+    """The entity that the form names, and its options of `mqd quota`."""
     found: Entity = {}
     words: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),

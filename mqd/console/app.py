@@ -155,7 +155,7 @@ def _to_login(request: Request) -> Response:
 
 
 def _target(text: str) -> str:
-    """A page of the console, never an external address."""
+    """The page to open after a login: one of the console, never an external address."""
     parts = urlsplit(text)
     is_ours = text.startswith("/") and not text.startswith(("//", "/\\")) and not parts.netloc and text.isprintable()
     return text if is_ours else "/"

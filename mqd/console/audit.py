@@ -13,7 +13,7 @@ COMMAND_MAX = 4000  # characters; a key in it may be large
 
 
 class Audit:
-    """Appends to a file (0600), or to stderr. Thread-safe. A change that cannot be written down is not
+    """Appends to a file (0600), or to stderr. Thread-safe. A change that cannot be recorded is not
     made: write() raises OSError before it.
     """
 

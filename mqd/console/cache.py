@@ -24,7 +24,9 @@ class Cache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        self._turns: dict[Hashable, tuple[threading.Lock, int]] = {}  # and how many callers wait for it or have it
+        self._turns: dict[
+            Hashable, tuple[threading.Lock, int]
+        ] = {}  # lock, number of callers that hold it or wait for it
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:

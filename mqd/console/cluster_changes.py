@@ -1,4 +1,4 @@
-"""Changes of the cluster's own work: transactions that hang, replicas that move."""
+"""Changes of work in progress in the cluster: hanging transactions, moving replicas."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def whole_number(form: Form, name: str, what: str) -> int:
 
 
 def abort(settings: Settings, form: Form) -> Change:
-    """By its id; or, if it is unknown to all coordinators, by its partition and first offset."""
+    """Aborts a transaction by its id or, if no coordinator knows it, by its partition and first offset."""
     if form.get("id", "").strip():
         return _abort_by_id(settings, form["id"].strip())
     topic = needed(form, "topic", "a transactional id, or a topic, partition and offset")

@@ -99,7 +99,7 @@ def parse(page: str, time_s: float) -> Scrape:
 
 
 def clock_ahead_s(clock_s: float | None, began_s: float, ended_s: float) -> float:
-    """How far a clock that was read between two times of this host's is outside of them."""
+    """How far a clock's time that was read between two times of this host lies outside of them."""
     return 0.0 if clock_s is None else clock_s - min(max(clock_s, began_s), ended_s)
 
 
@@ -227,7 +227,7 @@ class Sampler:
         return found
 
     def free_share(self) -> float | None:
-        """Of the fullest log directory."""
+        """The free share of the fullest log directory."""
         with self._lock:
             scrapes = list(self._last.values())
         shares = []

@@ -94,14 +94,14 @@ def checked(options: Options) -> Options:
             f"--listen {options.host}: give the names that browsers use for the page: --allow-host NAME", EXIT_USAGE
         )
     if security.has_sasl:
-        kept = {name: value for name, value in security.settings.items() if name not in _OF_A_USER}
+        kept = {name: value for name, value in security.settings.items() if name not in _USER_SETTINGS}
         security = ClientSecurity({**kept, "sasl.mechanisms": mechanism})
     return msgspec.structs.replace(
         options, security=security, hosts=frozenset(name.lower() for name in hosts), has_login=security.has_sasl
     )
 
 
-_OF_A_USER = ("sasl.username", "sasl.password", "sasl.tokenauth")
+_USER_SETTINGS = ("sasl.username", "sasl.password", "sasl.tokenauth")
 
 
 def of_user(security: ClientSecurity, name: str, password: str) -> ClientSecurity:

@@ -259,11 +259,11 @@ def _log_directories(cluster: Cluster, requested: Any, missing: list[str]) -> An
 DESCRIBE_CONFIGS = 32
 TOPIC_RESOURCE = 2
 _SOURCES = {1: "this topic", 2: "the broker", 3: "all brokers", 4: "the broker's file", 5: "default"}
-_OF_TOPIC = 1
+_TOPIC_SOURCE = 1
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Of one partition. None: no broker reports it."""
+    """One partition. None: no broker reports it."""
 
     index: int
     leader: int
@@ -363,7 +363,7 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
             one.name,
             one.value,
             _SOURCES.get(one.config_source, "?"),
-            one.config_source == _OF_TOPIC,
+            one.config_source == _TOPIC_SOURCE,
             one.is_sensitive,
             _otherwise(one),
             one.documentation or "",
@@ -375,18 +375,18 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
 def _otherwise(config: Any) -> str | None:
     """Synonyms may have other units (log.retention.hours of retention.ms): they are left out."""
     alike = (config.name, f"log.{config.name}")
-    return next((one.value for one in config.synonyms if one.source != _OF_TOPIC and one.name in alike), None)
+    return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in alike), None)
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Of a topic in the list. None: not known."""
+    """Figures of a topic in the list. None: not known."""
 
     records: int | None
     size: int | None
 
 
 def numbers(settings: Settings, names: list[str]) -> dict[str, Numbers]:
-    """Of the topics of one page of the list."""
+    """The figures of the topics on one page of the list."""
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics(names)
         partitions = [(name, index) for name, indexes in known.items() for index in indexes]
@@ -467,7 +467,7 @@ class Behind(msgspec.Struct, frozen=True):
 
 
 def behind(settings: Settings, groups: list[Group]) -> dict[str, Behind]:
-    """Of the groups of one page of the list."""
+    """The lags of the groups on one page of the list."""
     found: dict[str, Behind] = {}
     with Cluster(settings.bootstrap) as cluster:
         positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}

@@ -1,4 +1,4 @@
-"""What the page of queues shows: share groups, their backlog, and what became of failed records."""
+"""The data of the page of queues: share groups, their backlog, and their failed records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 def queues(settings: Settings, known: list[Group]) -> list[Queue]:
-    """Of the share groups of one page of the list. Raises CliError."""
+    """The queues of the share groups on one page of the list. Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
         begun = {one.group: share_groups.offsets(cluster, one.group, with_deliveries=True) for one in known}
         topics = {one.group: _letters_topic(cluster, one.group) for one in known}
@@ -72,7 +72,7 @@ def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
 
 
 def _oldest(settings: Settings, begun: dict[tuple[str, int], share_groups.Begun]) -> float | None:
-    """None: nothing waits, or it cannot be read."""
+    """The age of the oldest waiting record; None: nothing waits, or it cannot be read."""
     places = {partition: one.offset for partition, one in begun.items() if one.lag}
     if not places:
         return None
@@ -83,7 +83,7 @@ def _oldest(settings: Settings, begun: dict[tuple[str, int], share_groups.Begun]
 
 
 def _letters_topic(cluster: Cluster, name: str) -> str:
-    """ "" where there is none, or this user may not see it."""
+    """The topic of the group's dead letters; "": there is none, or this user may not see it."""
     resource = DescribeConfigsRequest.Resource(resource_type=GROUP_RESOURCE, resource_name=name)
     (found,) = cluster.first.request(DESCRIBE_CONFIGS, DescribeConfigsRequest(resources=[resource])).results
     if found.error_code:

@@ -17,7 +17,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.librdkafka import base_config, unreachable
 from mqd.console.filters import Filter
 
-LOOKED_AT_MAX = 10_000  # records that a search for the newest reads, over all partitions
+NEWEST_READ_MAX = 10_000  # records that a search for the newest reads, over all partitions
 COUNT_MAX = 500
 LIVE_S = 900.0
 SILENT_S = 15.0
@@ -70,7 +70,7 @@ def _places(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]
     served = [place for place in chosen if place in firsts and place in ends]
     if not served:
         raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page says why")
-    tail = max(1, LOOKED_AT_MAX // len(served))
+    tail = max(1, NEWEST_READ_MAX // len(served))
     if query.keep.is_empty:
         tail = min(query.count, tail)
     places = {}
@@ -106,8 +106,8 @@ def _consumer(settings: Settings) -> Consumer:
 def search(
     settings: Settings, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
-    """Yields a step from time to time, even while nothing is found. `shape` converts a message at
-    once to the form that is kept: messages may be large. `is_sorted`: the newest are Records, found
+    """Yields a step from time to time, even while nothing is found. `shape` converts a message
+    immediately to the form that is kept: messages may be large. `is_sorted`: the newest are Records, found
     in the last step, by time; else they come as they are found, those of each partition. Raises
     CliError, KafkaException.
     """
@@ -128,7 +128,7 @@ def search(
                 heard = time.monotonic()
                 index, offset, error = message.partition() or 0, message.offset() or 0, message.error()
                 if error is not None:
-                    _judge(error)
+                    _raise_unless_transient(error)
                     if error.code() == KafkaError._PARTITION_EOF and not is_live:
                         position[index] = places[index][1]
                         is_open.discard(index)
@@ -181,7 +181,7 @@ def _count(step: Step, position: dict[int, int], places: dict[int, tuple[int, in
         step.scanned = sum(min(end, position[index]) - start for index, (start, end) in places.items())
 
 
-def _judge(error: KafkaError) -> None:
+def _raise_unless_transient(error: KafkaError) -> None:
     passing = (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
     if error.code() not in passing and not error.retriable():
         raise KafkaException(error)
@@ -206,7 +206,7 @@ def read_one(settings: Settings, topic: str, partition: int, offset: int) -> Any
             error = message.error()
             if error is None:
                 return message if message.offset() == offset else None
-            _judge(error)
+            _raise_unless_transient(error)
             if error.code() == KafkaError._PARTITION_EOF:
                 return None
         raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")

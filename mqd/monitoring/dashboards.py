@@ -25,7 +25,7 @@ class Panel(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """Filled from the values of a label."""
+    """A variable of a dashboard, filled from the values of a label."""
 
     name: str
     metric: str
@@ -342,7 +342,7 @@ def queries() -> list[tuple[str, str]]:
 
 
 def document(board: Dashboard) -> str:
-    """Grafana's JSON."""
+    """The dashboard in Grafana's JSON."""
     return json.dumps(
         {
             "uid": board.uid,

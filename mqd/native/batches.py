@@ -125,7 +125,7 @@ class RecordPlaces:
     def walk(
         self, data: bytes, position: int, next_offset: int, end_offset: int
     ) -> tuple[WalkStop, int, int, numpy.ndarray]:
-        """From `position` on: (why it stopped, position of the stop, offset after the last
+        """Walks from `position` on. Returns (why it stopped, position of the stop, offset after the last
         processed batch, int64[n, 4] of key position and size, value position and size; size -1 =
         null).
         """

@@ -361,7 +361,7 @@ class Producer:
             raise failure()
 
     def next_send_us(self) -> int:
-        """In the clock of send()."""
+        """When send() must be called next, in its clock; INT64_MAX: no batch is open."""
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:
@@ -403,7 +403,7 @@ class Producer:
         return lib.mqd_producer_outstanding_bytes(self.pointer)
 
     def close(self) -> None:
-        """Must precede the close of its Client."""
+        """Must be called before its Client is closed."""
         if self._pointer != ffi.NULL:
             pointer, self._pointer = self._pointer, ffi.NULL
             lib.mqd_producer_close(pointer)

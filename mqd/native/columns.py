@@ -170,7 +170,7 @@ class ArrowRows:
         return native
 
     def _grow(self) -> None:
-        """For one record that is larger than a buffer."""
+        """Makes room for one record that is larger than a buffer."""
         rows = self._buffers.rows
         name = {
             "KEYS": "keys",

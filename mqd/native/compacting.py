@@ -67,7 +67,7 @@ class Compaction:
     """One compaction of a partition's sealed segments; the order of calls:
     native/log/compaction/api.h. One thread at a time.
 
-    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (look again
+    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (try again
     later), or the system's errno.
     """
 
@@ -80,7 +80,7 @@ class Compaction:
             raise failure(directory)
 
     def step(self, bytes_max: int) -> int:
-        """CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS and
+        """Returns a CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS and
         COMPRESS, the caller passes the converted data of `unconverted` to resume().
         """
         return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
@@ -129,7 +129,7 @@ class Compaction:
 def compact_swap_prepare(
     directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool
 ) -> None:
-    """From here on recovery from a crash finishes the swap; before, it undoes it."""
+    """Prepares a swap: from here on recovery from a crash finishes it; before, it undoes it."""
     check(
         lib.mqd_compact_swap_prepare(
             os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions

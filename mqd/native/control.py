@@ -284,8 +284,8 @@ class Control:
         return lib.mqd_control_lease_deadline_ns(self._memory)
 
     def set_api_versions(self, version: int, body: bytes) -> None:
-        """Acceptor: the ready-made ApiVersions body of one request version (0..7), at most 4080
-        bytes.
+        """Called by the acceptor: the prebuilt ApiVersions body for one request version (0..7), at most
+        4080 bytes.
         """
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
 
@@ -296,7 +296,7 @@ class Control:
         lib.mqd_control_set_share_version(self._memory, level)
 
     def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
-        """Keeper. DEAD raises the generation, which voids everything lent to or by the dead
+        """Called by the keeper. DEAD raises the generation, which voids everything lent to or by the dead
         process."""
         lib.mqd_endpoint_set_state(self._memory, endpoint, state, pid)
 
@@ -353,7 +353,7 @@ class Control:
             raise NativeError(E_INVALID, f"no partition slot {slot}: there are {PARTITION_SLOT_COUNT}")
 
     def publish_quotas(self, rules: Sequence[QuotaRule], burst_ns: Sequence[int]) -> None:
-        """Controller. `burst_ns`: by QuotaKind. Resets the token buckets."""
+        """Called by the controller. `burst_ns`: by QuotaKind. Resets the token buckets."""
         c_rules = ffi.new("struct mqd_quota_rule[]", max(len(rules), 1))
         for rule, one in zip(c_rules, rules, strict=False):
             user, client_id = self._quota_key(one.user.encode()), self._quota_key(one.client_id.encode())
@@ -399,7 +399,7 @@ class Control:
         return used, torn
 
     def _used_slots(self) -> list[int]:
-        """Of some of them it may turn out that they are torn, or by now free."""
+        """The slots that seem to be used: some may prove to be torn, or free by now."""
         slots = ffi.new("uint32_t[]", PARTITION_SLOT_COUNT)
         return ffi.unpack(slots, lib.mqd_slots_used(self._memory, slots))
 

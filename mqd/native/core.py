@@ -4,8 +4,7 @@ package.
 1. A failing call raises NativeError with the cause and the way out; `check` and `failure` create it
    from the core's last error on this thread.
 2. `bytes_of` checks that a buffer is contiguous and, unless the caller allows read-only, writable.
-   It keeps the
-   buffer alive as long as its result lives.
+   Its result keeps the buffer alive.
 
 Concurrency: calls of `lib` release the GIL. An error is read on the thread whose call failed,
 before its next call.

@@ -94,7 +94,7 @@ assert _PRODUCER_VIEW.size == ffi.sizeof("struct mqd_producer_view")
 
 
 def producer_views(payload: bytes) -> list[ProducerView]:
-    """The payload of DESCRIBED."""
+    """Parses the payload of DESCRIBED."""
     return [ProducerView(*fields[:7]) for fields in _PRODUCER_VIEW.iter_unpack(payload)]
 
 

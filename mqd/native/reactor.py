@@ -197,7 +197,7 @@ def _slow(event: Any) -> SlowRequest:
 
 
 class Reactor:
-    """The native loop of one worker, on a thread of its own. Commands return at once; each is
+    """The native loop of one worker, on a thread of its own. Commands return immediately; each is
     answered by one event with the same token.
 
     A command raises NativeError (E_FULL) when 4096 are in flight.
@@ -237,12 +237,14 @@ class Reactor:
         return Backend(lib.mqd_reactor_backend(self._reactor))
 
     def is_quiet(self) -> bool:
-        """Nothing is connected, to be flushed, or has happened for a second. EventKind.RESUMED ends it."""
+        """Whether nothing is connected or to be flushed, and nothing has happened for a second.
+        EventKind.RESUMED ends it.
+        """
         return bool(lib.mqd_reactor_is_quiet(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
         """Sets the limits of attachments by shared memory for this worker, and of their memory;
-        effective at once.
+        effective immediately.
         """
         check(lib.mqd_reactor_set_local_max(self._reactor, count, size_bytes))
 
@@ -300,7 +302,7 @@ class Reactor:
     def topic_place(
         self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int, int]]
     ) -> None:
-        """By partition index: (slot of this host's replica or -1, leader's node id or -1, leader
+        """`partitions`, by index: (slot of this host's replica or -1, leader's node id or -1, leader
         epoch, redirect or -1, retiring, which worker of the leader's host owns it).
         """
         places = _places(partitions)
@@ -445,7 +447,7 @@ class Reactor:
         partition.give_away()
 
     def partition_close(self, token: int, slot: int) -> None:
-        """The event's `partition` may then be closed, its files deleted."""
+        """After the event its `partition` can be closed, and its files deleted."""
         check(lib.mqd_reactor_partition_close(self._reactor, token, slot))
 
     def set_options(self, token: int, slot: int, options: LogOptions) -> None:

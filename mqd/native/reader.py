@@ -92,7 +92,7 @@ class ReadState(msgspec.Struct):
 
 
 class SegmentReader:
-    """One partition from an offset on. Raises NativeError (an OSError): EPIPE when the attachment
+    """Reads one partition from an offset on. Raises NativeError (an OSError): EPIPE when the attachment
     has ended, ETIMEDOUT, EIO.
     """
 
@@ -118,7 +118,7 @@ class SegmentReader:
     def of_file(
         cls, path: str | os.PathLike[str], base_offset: int, offset: int = 0, isolation_level: int = 0
     ) -> SegmentReader:
-        """One .log file by itself, without a broker."""
+        """Reads one .log file by itself, without a broker."""
         return cls(lib.mqd_segment_reader_open_file(os.fsencode(path), base_offset, offset, isolation_level))
 
     @classmethod

@@ -11,8 +11,7 @@ Decoding trusts no byte:
  4. Every failure raises ProtocolError, with message, field and position. The fast path pays nothing
     for it: the failing line of the generated code identifies the field.
 
-Encoding writes any bytes-joinable message of that version: fields that the version lacks are
-omitted, and so are tagged fields with their default value.
+Encoding omits fields that the version lacks, and tagged fields with their default value.
 
 The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one
 struct call together with the length that follows them. Concurrency: compiling twice in two threads

@@ -2,9 +2,9 @@
 
 A frame here excludes the 4-byte length word. Request header v1: api_key int16, api_version
 int16, correlation_id int32, client_id nullable string (int16 length, in flexible versions too); v2
-adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. ApiVersions answers
-with header v0 whatever its version (KIP-511), so that a client that does not know the version can
-read the error.
+adds tagged fields. Response header v0: correlation_id; v1 adds tagged fields. The response to
+ApiVersions has header v0 in every version (KIP-511), so that a client that does not know the version
+can read the error.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _FIRST = struct.Struct(">hhih")
 
 
 def decode_request_header(frame: bytes, spoken: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
-    """Raises UnsupportedVersion (with the header as far as it goes) for an API or version not in
+    """Raises UnsupportedVersion (with the fields of the header that could be read) for an API or version not in
     `spoken`, ProtocolError for a truncated header.
     """
     if len(frame) < 8:

@@ -26,7 +26,7 @@ _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
 def hide_memory(config: Mapping[str, str]) -> str:
-    """Applies it; returns what is in force as text, "" for nothing."""
+    """Prevents core files, unless core.files.allow; returns what is in force as text, "" for nothing."""
     if config.get("core.files.allow") == "true":
         return ""
     return _in_force([("no core files", sandbox.hide_memory)])

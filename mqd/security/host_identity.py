@@ -90,10 +90,10 @@ class HostIdentity:
                 raise ConfigError(
                     f"cluster.tls={MODES[mode]} needs {name}; `mqd up --secure` makes the files and sets it", name
                 )
-        self._seen = self._look()
+        self._seen = self._state()
         self.files, self.server, self.client = self._read()
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
+    def _state(self) -> tuple[tuple[int, int, int], ...]:
         """A different result means that the files have changed."""
         found = []
         for path in self._paths.values():
@@ -109,7 +109,7 @@ class HostIdentity:
         """Whether changed files are in use now. Raises ConfigError if they have changed and are
         unusable; the previous ones stay in use.
         """
-        seen = self._look()
+        seen = self._state()
         if seen == self._seen:
             return False
         self._seen = seen

@@ -73,12 +73,12 @@ def make_request() -> tuple[bytes, bytes]:
 
 
 def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
-    """As issue(), for another's key. Returns the certificates. Raises ValueError."""
+    """Like issue(), for the key of a request. Returns the certificates. Raises ValueError."""
     return _sign(authority, _requested(request), name, _names(hosts), now)
 
 
 def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
-    """As issue_host(), for another's key. Returns the certificates. Raises ValueError."""
+    """Like issue_host(), for the key of a request. Returns the certificates. Raises ValueError."""
     return _sign(authority, _requested(request), *_host(node_id), now)
 
 

@@ -99,14 +99,14 @@ class ServerTls:
 
     def __init__(self, config: Mapping[str, str], listener: Listener) -> None:
         self._config, self._listener = config, listener
-        self._seen, self._checked_s = self._look(), time.monotonic()
+        self._seen, self._checked_s = self._state(), time.monotonic()
         self._context = context(config, listener)
 
     def current(self) -> ssl.SSLContext:
         now = time.monotonic()
         if now >= self._checked_s + POLL_S:
             self._checked_s = now
-            seen = self._look()
+            seen = self._state()
             if seen != self._seen:
                 self._seen = seen
                 self._reload()
@@ -120,7 +120,7 @@ class ServerTls:
         else:
             log.info("certificate reloaded", listener=self._listener.name)
 
-    def _look(self) -> list[tuple[int, int, int]]:
+    def _state(self) -> list[tuple[int, int, int]]:
         return [file_state(path) for path in tls_files.files(self._config, self._listener)]
 
 

@@ -1,4 +1,4 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-512, the server's side (RFC 5802, RFC 7677), as Kafka speaks it: names
+"""SCRAM-SHA-256 and SCRAM-SHA-512, the server's side (RFC 5802, RFC 7677), as in Kafka: names
 and passwords are UTF-8 without SASLprep, there is no channel binding, and `tokenauth=true` in the
 first message marks the user as a delegation token. Clients that cannot send this (librdkafka) may
 use a token, too: a name that no user has is looked up among the tokens.
@@ -110,7 +110,7 @@ def shape_of(mechanism: str, salt: bytes, iterations: int) -> Shape:
 
 
 def usual_shapes(mechanism: str) -> dict[Shape, int]:
-    """Those of users that `mqd user` creates: ITERATIONS_MIN for generated passwords,
+    """The shapes of users that `mqd user` creates: ITERATIONS_MIN for generated passwords,
     ITERATIONS_MAX for typed ones.
     """
     return {Shape(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)}
@@ -141,7 +141,7 @@ def decoy(
 
 
 def decoy_of_any(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
-    """The same for PLAIN, where the client does not choose the mechanism of the verifier."""
+    """Like decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
     shape = _drawn(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
     return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})
 

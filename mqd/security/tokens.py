@@ -1,4 +1,4 @@
-"""Delegation tokens (KIP-48): a token's id is known, its password is the HMAC of the id by a secret
+"""Delegation tokens (KIP-48): a token's id is public, its password is the HMAC of the id by a secret
 that all hosts of the cluster have. The ids alone, as in the metadata log, reveal no password.
 """
 

@@ -67,11 +67,11 @@ def main() -> int:
     gc.freeze()
     gc.enable()
 
-    async def life() -> int:
+    async def serve() -> int:
         return await Worker(client, places.run_dir, places.logs_dir).run()
 
     try:
-        return asyncio.run(life())
+        return asyncio.run(serve())
     except Exception as error:
         # mqd up shows the cause and remedy of errors that the user can fix
         mendable = isinstance(error, (NativeError, ConfigError))

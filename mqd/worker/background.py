@@ -1,6 +1,6 @@
 """Threads for blocking work. `urgent` ones open and close partitions; `slow` ones, at low priority,
 do work that no caller waits for. Each log directory has its own threads, so that a hanging one
-blocks none of the others'.
+does not block work in the others.
 
 Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for files elsewhere; threads
 are created on first use.
@@ -55,7 +55,7 @@ class Background:
         self._slow: dict[int, ThreadPoolExecutor] = {}
 
     async def urgent(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Several at a time for each log directory."""
+        """Runs `work`; several at a time for each log directory."""
         if log_dir not in self._urgent:
             self._urgent[log_dir] = ThreadPoolExecutor(
                 URGENT_COUNT, "urgent" if log_dir == ELSEWHERE else f"urgent-{log_dir}"
@@ -63,8 +63,8 @@ class Background:
         return await asyncio.get_running_loop().run_in_executor(self._urgent[log_dir], work, *arguments)
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
-        """One at a time for each log directory: a stalled disk delays only its own work, and pieces
-        of it never overlap.
+        """Runs `work`, one at a time for each log directory: a stalled disk delays only its own work, and
+        pieces of it never overlap.
         """
         if log_dir not in self._slow:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)

@@ -1,7 +1,8 @@
 """The worker's view of the metadata. Sans-I/O: messages of the controller in, one list of changes
 out.
 
-    catalog.on_image(image) / on_topic_put / on_partitions_put / on_topic_removed / on_brokers / on_broker_config / on_several  -> Changes
+    catalog.on_image(image) / on_topic_put / on_topic_removed / on_broker_config / on_message /
+    on_several  -> Changes
 
 Invariants
     W1  every worker knows every topic (it reads any partition); it owns those partitions whose
@@ -21,7 +22,7 @@ Invariants
         change counts as applied, and again whenever anything in it changes; once it has had one, it
         gets them until it is closed.
     W7  a view (view.of) is put again whenever the places of its base topic change: the reactor never
-        reads a view from a slot that its base has no more.
+        reads a view from a slot that its base no longer has.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -104,12 +105,12 @@ class Catalog:
 
     @property
     def caught_up(self) -> bool:
-        """The metadata have reached the host's current registration (W5)."""
+        """Whether the metadata has reached the host's current registration (W5)."""
         own = self.cluster.brokers.get(self.cluster.node_id)
         return self._incarnation is None or (own is not None and own.incarnation == self._incarnation)
 
     def left_behind(self, topic_id: bytes, index: int) -> bool:
-        """According to the metadata this host has no such replica of an existing topic."""
+        """Whether, according to the metadata, this host has no such replica of an existing topic."""
         topic = self.topics.get(topic_id)
         return (
             topic is not None
@@ -119,8 +120,8 @@ class Catalog:
         )
 
     def failed(self, key: Key, may_pass: bool = False) -> None:
-        """It could not be opened, but stays wanted (W4). `may_pass`: for lack of space, memory or
-        descriptors.
+        """The partition could not be opened, but stays wanted (W4). `may_pass`: for lack of space,
+        memory or descriptors.
         """
         self._failed[key] = may_pass
 
@@ -145,7 +146,7 @@ class Catalog:
         return next((topic for topic in self.topics.values() if topic.name == view.config[VIEW_OF]), None)
 
     def slots_of(self, matches: Callable[[str], bool]) -> list[int]:
-        """The slots of all replicas on this host of topics whose name is wanted."""
+        """The slots of all replicas on this host of topics whose name matches."""
         return [
             partition.slot
             for topic in self.topics.values()
@@ -300,8 +301,8 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _is_deleted(self, topic: TopicImage, key: Key) -> bool:
-        """W5. W5: otherwise the partition only belongs to another worker, or its directory is
-        offline."""
+        """Whether this host's replica is deleted (W5): otherwise the partition only belongs to another
+        worker, or its directory is offline."""
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
         if key[1] < len(topic.partitions):

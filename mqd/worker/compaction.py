@@ -1,7 +1,7 @@
 """Compacts this worker's partitions, one at a time, dirtiest first (mqd/log/compaction.py decides),
 on a low-priority thread, throttled.
 
-    look -> plan -> keys of the dirty range -> group after group: rewritten (.cleaned), swapped in
+    list -> plan -> keys of the dirty range -> group after group: rewritten (.cleaned), swapped in
     -> cleaner-offset-checkpoint
 
 W1  the swap of a group and every move of the log start hold the partition's `files_lock`: neither
@@ -115,7 +115,7 @@ class Compactor:
         self._log = logging.get("worker.compaction")
         partitions.before_close = self.release
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""

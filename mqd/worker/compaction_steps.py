@@ -22,8 +22,8 @@ class Uncleanable(Exception):
 
 
 def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[Stored]:
-    """Ascending, the active one last. With first timestamps for those that may be dirty. Raises
-    OSError.
+    """The segments in ascending order, the active one last, with the first timestamps of those that may
+    be dirty. Raises OSError.
     """
     found = segments.list_segments(path, active_base, cache)
     ends = [one.base_offset for one in found[1:]] + [1 << 63]

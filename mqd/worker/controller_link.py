@@ -1,4 +1,4 @@
-"""The connection to the controller: subscribe, receive in order, answer; reconnect when it ends.
+"""The connection to the controller: subscribes, receives in order, responds, and reconnects.
 
     4-byte big-endian length, then msgpack (mqd/cluster/host/messages.py).
 
@@ -69,8 +69,8 @@ class ControllerLink:
             await _shielded(self._on_message(message))
 
     def send(self, message: ToController) -> None:
-        """To the currently connected controller; dropped if there is none (it will send its image
-        again).
+        """Sends to the currently connected controller; the message is dropped if there is none (the
+        next one will send its image).
         """
         if self._writer is None or self._writer.is_closing():
             return

@@ -50,11 +50,11 @@ class Forwarding:
         self._credentials = credentials
         self._identity: Identity | None = None
         self._cluster = Cluster()
-        # of hosts that were dialled: epoch and address
-        self._lives: dict[int, tuple[int, str, int]] = {}
+        # node id -> epoch and address of the run that was dialled
+        self._incarnations: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Way, asyncio.Task[None]] = {}
-        # Subset of these: the reactor has the result, and may request the next one before this is
-        # finished.
+        # The subset of _dialling with a result: the reactor has it, and may request the next connection
+        # before the task has ended.
         self._answered: set[Way] = set()
         self._again: set[Way] = set()  # the reactor has requested another
         self._backoff_ms: dict[Way, int] = {}
@@ -70,12 +70,12 @@ class Forwarding:
             Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
         )
         self._cluster = cluster
-        for node_id, life in list(self._lives.items()):
-            if self._life(node_id) != life:
-                del self._lives[node_id]
+        for node_id, incarnation in list(self._incarnations.items()):
+            if self._incarnation(node_id) != incarnation:
+                del self._incarnations[node_id]
                 self._later(self._run(self._reactor.relay_remove, node_id))
 
-    def _life(self, node_id: int) -> tuple[int, str, int] | None:
+    def _incarnation(self, node_id: int) -> tuple[int, str, int] | None:
         broker = self._cluster.brokers.get(node_id)
         return (
             (broker.epoch, broker.inter_broker_host, broker.inter_broker_port)
@@ -84,7 +84,7 @@ class Forwarding:
         )
 
     def on_requested(self, event: native.Event) -> None:
-        """MQD_EVENT_RELAY_REQUESTED."""
+        """Handles MQD_EVENT_RELAY_REQUESTED."""
         way = Way(event.offset, event.log_dir, event.level)
         if way not in self._dialling:
             self._dial(way)
@@ -93,9 +93,9 @@ class Forwarding:
 
     def _dial(self, way: Way) -> None:
         task = self._dialling[way] = asyncio.get_running_loop().create_task(self._make(way))
-        task.add_done_callback(lambda _: self._on_over(way))
+        task.add_done_callback(lambda _: self._on_done(way))
 
-    def _on_over(self, way: Way) -> None:
+    def _on_done(self, way: Way) -> None:
         del self._dialling[way]
         self._answered.discard(way)
         if way in self._again:
@@ -104,7 +104,7 @@ class Forwarding:
                 self._dial(way)
 
     def on_ended(self, event: native.Event) -> None:
-        """MQD_EVENT_RELAY_ENDED."""
+        """Handles MQD_EVENT_RELAY_ENDED."""
         way = next((way for way, token in self._tokens.items() if token == event.token), None)
         if way is not None:
             self._log.info(
@@ -122,17 +122,17 @@ class Forwarding:
 
     async def _make(self, way: Way) -> None:
         try:
-            life = self._life(way.leader)
-            if self._identity is None or life is None:
+            incarnation = self._incarnation(way.leader)
+            if self._identity is None or incarnation is None:
                 raise OSError("the leader's host is not registered, or has no listener for other hosts")
-            self._lives[way.leader] = life
-            # it may have fewer now than when the partition was placed
+            self._incarnations[way.leader] = incarnation
+            # the host may have fewer workers now than when the partition was placed
             workers = max(self._cluster.brokers[way.leader].worker_count, 1)
             connection = await dial(
                 self._credentials,
                 self._identity,
-                life[1],
-                life[2],
+                incarnation[1],
+                incarnation[2],
                 way.leader,
                 way.leader_worker % workers,
                 CONNECT_S_MAX,

@@ -42,7 +42,7 @@ class LogDirectory:
         self.index = index
         self.path = path
         self.failure = ""
-        self.settled = False
+        self.pruned = False
         self.doubtful = False
         self.guard = SpaceGuard(reserve_bytes)
         self.timestamps = TimestampCache(scan)
@@ -113,14 +113,14 @@ class LogDirectory:
             ):
                 path.unlink(missing_ok=True)
 
-    def settle(self, keep: list[tuple[str, int]]) -> None:
+    def prune(self, keep: list[tuple[str, int]]) -> None:
         """Blocking. Every worker has its own checkpoints now: drops the entries carried for others.
         Worker 0 removes the files of workers that no longer exist.
         """
         if self._writer is None or self.failure:
             return
         self._writer.drop_carried(keep)
-        self.settled = True
+        self.pruned = True
         if not keep:
             self._unmark_doubtful()
         if self._worker == 0:
@@ -152,10 +152,10 @@ class LogDirectory:
             )
 
     def mark_clean(self, generation: int) -> None:
-        """Blocking. The last write (see checkpoints). Not before settling: its own file may still
+        """Blocking. The last write (see checkpoints). Not before prune(): this worker's file may still
         hold other workers' partitions.
         """
-        if not self.settled:
+        if not self.pruned:
             return
         try:
             checkpoints.write_clean_shutdown(self.path, self._worker, generation, self._files)

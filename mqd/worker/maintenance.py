@@ -3,8 +3,9 @@ pure functions (mqd/log/retention, space; mqd/shm/credits); this module connects
 the disk and the reactor.
 
     every second       free space of each log directory; credits of connections and of local memory;
-                       settling of checkpoints; rarely while nothing is connected (quiet.py)
-    CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll; likewise
+                       pruning of checkpoints; rarely while nothing is connected (quiet.py)
+    CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll; rarely while nothing is
+                       connected
     FREE_SPACE_S       retention by free space, when configured
     log.retention.check.interval.ms   retention by age and size
 
@@ -12,8 +13,8 @@ U1  the log start moves in the reactor first, then in the checkpoint, then files
     are deleted even when the checkpoint cannot be written (a full disk must be able to make room):
     recovery uses the first segment's base if the checkpoint is older.
 U2  a tick that takes longer than its period delays the next one; ticks of one kind never overlap.
-U3  each log directory has its own checkpoints, retention and settling: one that does not respond
-    delays none of the others.
+U3  each log directory has its own checkpoints, retention and pruning: one that does not respond
+    does not delay the others.
 """
 
 import asyncio
@@ -106,7 +107,7 @@ class Upkeep:
         self._files = files
         self._quiet = quiet or Quiet()
         self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
-        self._settle_at: int | None = None
+        self._prune_at: int | None = None
         self._space_requests: dict[int, asyncio.Future[int]] = {}
         # a log directory has become full, or has space again
         self.on_space: Callable[[], None] = lambda: None
@@ -116,7 +117,7 @@ class Upkeep:
         """To be run until cancelled."""
         found: list[Coroutine[Any, Any, None]] = [
             self._every(self._quiet.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
-            self._every(self._quiet.ticks(TICK_S, self._is_settling), self.maybe_settle, "settling"),
+            self._every(self._quiet.ticks(TICK_S, self._is_prune_due), self.maybe_prune, "pruning of checkpoints"),
         ]
         for log_dir in self._partitions.log_dirs:
             found.append(self._checkpoint_loop(log_dir))
@@ -147,8 +148,8 @@ class Upkeep:
     def _space_is_awaited(self) -> bool:
         return bool(self._space_requests) or any(log_dir.guard.full for log_dir in self._partitions.log_dirs)
 
-    def _is_settling(self) -> bool:
-        return self._settle_at is not None
+    def _is_prune_due(self) -> bool:
+        return self._prune_at is not None
 
     def _frees_space(self) -> bool:
         return broker_number(self._partitions.broker_config, "retention.free.bytes") >= 0
@@ -157,14 +158,14 @@ class Upkeep:
 
     async def _tick(self) -> None:
         self.adjust_credits()
-        await self.look_at_space()
+        await self.measure_space()
 
-    async def look_at_space(self) -> None:
+    async def measure_space(self) -> None:
         """Also runs before the worker is ready: a full disk refuses writes from the first request
-        on. Waits SPACE_ANSWER_S at most.
+        on. Waits SPACE_RESPONSE_S at most.
         """
         await asyncio.gather(
-            *(self._look_at_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure)
+            *(self._measure_space(log_dir) for log_dir in self._partitions.log_dirs if not log_dir.failure)
         )
 
     def adjust_credits(self) -> None:
@@ -186,7 +187,7 @@ class Upkeep:
         broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
         self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max), broker_count_max)
 
-    async def _look_at_space(self, log_dir: LogDirectory) -> None:
+    async def _measure_space(self, log_dir: LogDirectory) -> None:
         config = self._partitions.broker_config
         log_dir.guard.reserve_bytes = broker_number(config, "log.dirs.free.bytes.min")
         request = self._space_requests.get(log_dir.index)
@@ -228,21 +229,21 @@ class Upkeep:
 
     # -- checkpoints -------------------------------------------------------------------------------
 
-    def settle_when_applied(self, version: int) -> None:
+    def prune_when_applied(self, version: int) -> None:
         """The checkpoints for this image are written; when every worker has applied it, theirs are
         too.
         """
-        if self._settle_at is None:
-            self._settle_at = version
+        if self._prune_at is None:
+            self._prune_at = version
 
-    async def maybe_settle(self) -> None:
-        if self._settle_at is None or self._control.metadata_version < self._settle_at:
+    async def maybe_prune(self) -> None:
+        if self._prune_at is None or self._control.metadata_version < self._prune_at:
             return
-        self._settle_at = None
+        self._prune_at = None
         failed = self._partitions.failed_names()
         # no directory waits for a hanging one
         await asyncio.gather(
-            *(self._background.slow(log_dir.index, log_dir.settle, failed) for log_dir in self._partitions.log_dirs)
+            *(self._background.slow(log_dir.index, log_dir.prune, failed) for log_dir in self._partitions.log_dirs)
         )
 
     def on_rolled(self) -> None:

@@ -121,7 +121,7 @@ class Mover:
         return 0, ""
 
     async def _give_up(self, move: _Move) -> None:
-        """Not while it is switching: that ends by itself."""
+        """Cancels the move, unless it is switching: that ends by itself."""
         if move.switching:
             return
         if self._moves.get(move.owned.key) is move:
@@ -247,7 +247,7 @@ class Mover:
         return ready
 
     def _is_between(self, slot: int) -> bool:
-        """Served from neither directory, and not because the new one failed."""
+        """Whether the partition is served from neither directory, and not because the new one failed."""
         return slot not in self._partitions.failures and any(
             move.switching and move.owned.slot == slot for move in self._moves.values()
         )
@@ -264,14 +264,14 @@ class Mover:
                 await self._end_without(move)
             elif move.switching and owned.log_dir == move.target:
                 if key in self._partitions.open:  # Y3; otherwise its opening is retried
-                    await self._settle(move)
+                    await self._finish(move)
             elif move.switching and image:
                 self._report(move)
             elif not move.switching and owned.log_dir != move.owned.log_dir:
                 await self._give_up(move)
 
     async def _end_without(self, move: _Move) -> None:
-        """The topic was deleted."""
+        """Ends the move because the topic was deleted."""
         if not move.switching:
             await self._give_up(move)
             return
@@ -283,7 +283,7 @@ class Mover:
         ):
             await self._discard(log_dir, move.copy.path, owned)
 
-    async def _settle(self, move: _Move) -> None:
+    async def _finish(self, move: _Move) -> None:
         del self._moves[move.owned.key]
         source, target = self._log_dirs[move.owned.log_dir], self._log_dirs[move.target]
         try:

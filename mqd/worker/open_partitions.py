@@ -70,7 +70,7 @@ class OpenPartitions:
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
         self.scanned_bytes = 0  # bytes that opening had to read, in total
-        # Requests that tasks which work on its files release it.
+        # makes tasks that work on the partition's files release it
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
         self._clustered = False  # the reactor knows of other replicas
         self._deleting: set[asyncio.Task[None]] = set()
@@ -147,7 +147,7 @@ class OpenPartitions:
         return points, starts
 
     def high_watermarks(self, log_dir: int) -> list[Entry]:
-        """Of the partitions with several replicas, as published."""
+        """The published high watermarks of the partitions with several replicas."""
         replicated = [
             opened.owned
             for opened in self.open.values()
@@ -212,7 +212,7 @@ class OpenPartitions:
             if owned.replicated
         ]
         await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)
-        # a partition that could not be opened was not checked in this life, so there must be no
+        # a partition that could not be opened was not checked by this process, so there must be no
         # marker
         if written and not any(owned.log_dir == log_dir.index for owned in self._catalog.failed_partitions()):
             await self._background.slow(log_dir.index, log_dir.mark_clean, generation)

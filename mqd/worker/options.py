@@ -25,8 +25,8 @@ def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
     """The fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the effective
-    settings. `internal`: for its own topics the replication counts only flushed records, whatever
-    the settings.
+    settings. `internal`: it is an internal topic, of which replication counts only flushed records,
+    whatever the settings.
     """
     effective = topic_effective(broker, topic)
 
@@ -109,7 +109,7 @@ def listener_flags(listeners: Iterable[Listener]) -> list[int]:
 
 
 def _rights(config: Mapping[str, str]) -> int:
-    """enum mqd_rights."""
+    """A value of enum mqd_rights."""
     if not broker_value(config, "authorizer.class.name"):
         return 0
     return 2 if broker_value(config, "authorizer.log.only") else 1

@@ -7,7 +7,7 @@ and everything else is checked every TICK_S.
 
 A hidden partition is removed only when its leader has reported it unused: a late or lost report, or
 a suspended process, is never taken for the absence of producers. For the same reason time is summed
-over checks (LOOK_S_MAX each at most): while this process or the machine was suspended, no producer
+over checks (CHECK_S_MAX each at most): while this process or the machine was suspended, no producer
 could write. Concurrency: the event loop's thread.
 """
 
@@ -25,7 +25,7 @@ from mqd.worker.partitions import PartitionSet
 from mqd.worker.quiet import Quiet
 
 TICK_S = 1.0
-LOOK_S_MAX = 2 * TICK_S
+CHECK_S_MAX = 2 * TICK_S
 USED_S = 1.0  # USED_MS of native/server/redirect.c: a use this soon after another is not reported
 
 
@@ -130,7 +130,7 @@ class PartitionReporter:
                     assignment.broker_epoch,
                 )
         now_s = self._monotonic()
-        passed_s, self._checked_s = min(now_s - self._checked_s, LOOK_S_MAX), now_s
+        passed_s, self._checked_s = min(now_s - self._checked_s, CHECK_S_MAX), now_s
         unused, self._unused = self._unused, {}
         for topic_id in self._catalog.retiring:
             led = [

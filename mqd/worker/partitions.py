@@ -89,7 +89,7 @@ class PartitionSet(OpenPartitions):
             self._log.warning("reactor did not know a removed topic", reason=str(error))
 
     async def _put_brokers(self, brokers: list[BrokerImage]) -> None:
-        """A host alone has no other broker to direct clients to."""
+        """A single host has no other broker to direct clients to."""
         node_id = self._catalog.cluster.node_id
         if self._clustered or any(broker.node_id != node_id for broker in brokers):
             self._clustered = True
@@ -393,7 +393,7 @@ class PartitionSet(OpenPartitions):
         task.add_done_callback(self._deleting.discard)
 
     async def _delete_tree(self, log_dir: LogDirectory, path: Path) -> None:
-        """One file at a time, so that checkpoints of the directory get their turn. The next start
+        """Deletes one file at a time, so that checkpoints of the directory get their turn. The next start
         finds the remains after a crash.
         """
         steps = directories.delete_tree(path, self._files)

@@ -38,7 +38,7 @@ class Quiet:
         self._resumed.set()
 
     async def ticks(self, period_s: float, is_needed: Callable[[], bool] = never) -> AsyncIterator[None]:
-        """Without end: at multiples of the period. `is_needed`: there is work although the reactor is quiet."""
+        """Ticks without end, at multiples of the period. `is_needed`: there is work although the reactor is quiet."""
         pace = Pace(self, is_needed)
         while True:
             self._resumed.clear()

@@ -40,7 +40,7 @@ from mqd.worker.host_connections import Dialled, dial
 
 CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
-LIVED_S = 5.0  # a connection that lasted this long resets the back-off
+STABLE_S = 5.0  # a connection that lasted this long resets the back-off
 IN_SYNC, CATCH_UP, THROTTLED = range(3)  # enum mqd_fetcher_lane
 _FORGOTTEN_MAX = 1024
 _NOT_REGISTERED = "this host is not registered"
@@ -190,7 +190,7 @@ class Replication:
             self._log.warning("reactor refused a command for other hosts", reason=str(error))
 
     def on_ended(self, event: native.Event) -> None:
-        """MQD_EVENT_FETCHER_ENDED."""
+        """Handles MQD_EVENT_FETCHER_ENDED."""
         for link, connection in self._connections.items():
             if connection.token == event.token:
                 connection.token = 0
@@ -239,7 +239,7 @@ class Replication:
                 # a new epoch or address: reconnect immediately; the new connection replaces the old
                 # one
                 continue
-            backoff_s = BACKOFF_S_MIN if loop.time() - began_s > LIVED_S else min(backoff_s * 2, BACKOFF_S_MAX)
+            backoff_s = BACKOFF_S_MIN if loop.time() - began_s > STABLE_S else min(backoff_s * 2, BACKOFF_S_MAX)
             connection.changed.clear()
             with contextlib.suppress(TimeoutError):
                 # wait_for loses a cancellation that comes with the event
@@ -256,10 +256,10 @@ class Replication:
 
     async def _give(self, link: Link, connection: _Connection, made: Dialled) -> None:
         connection.token = 0
-        if self._identity is None:  # since the dial
+        if self._identity is None:  # lost since the dial
             made.socket.close()
             raise OSError(_NOT_REGISTERED)
-        # before only the reactor owns the connection
+        # built before detach(): from then on only the reactor owns the connection
         options = self._options(link, self._identity.node_id, made.tls)
         event = await self._commands.run(self._reactor.fetcher_put, made.socket.detach(), options)
         if event.token in self._ended:

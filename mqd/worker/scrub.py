@@ -3,9 +3,9 @@ position of damage. A damaged segment is still served, because the rest of it is
 consumers verify checksums themselves.
 
 When a segment is due
-    found when its partition was opened     at a random time within FIRST_PASS_MS, so that a start does not read the whole disk at once. Random, not by name:
-                                            if the broker restarts often, each run begins with other
-                                            segments
+    found when its partition was opened     at a random time within FIRST_PASS_MS, so that a start
+                                            does not read the whole disk. Random, not by name: if the
+                                            broker restarts often, each run begins with other segments
     sealed since                            at a random time within SEALED_MS
     verified                                log.scrub.interval.ms later
     damaged                                 at most a day later, and it is then logged again
@@ -101,7 +101,8 @@ class ScrubPlan:
         return [base for base in self._sealed.get(segment[0], ()) if base > segment[1]]
 
     def due(self, now_ms: int) -> SegmentKey | None:
-        """It stays due until it is rescheduled by one of the three methods below, or is gone."""
+        """The segment to check now; None: there is none. It stays due until it is rescheduled by one of
+        the three methods below, or is gone."""
         while self._heap:
             when, segment = self._heap[0]
             if self._due.get(segment) == when:
@@ -149,7 +150,7 @@ class _Piece(msgspec.Struct):
 
 
 class _NotOurs(Exception):
-    """Closed, deleted or truncated since."""
+    """The segment was closed, deleted or truncated in the meantime."""
 
 
 class Scrubber:
@@ -209,7 +210,7 @@ class Scrubber:
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def _survey_pause_s(self, survey_s: float) -> float:
-        """A segment is checked at most a minute late: of an interval of seven hours or more, that is nothing."""
+        """A segment is checked at most a minute late: negligible for intervals of seven hours or more."""
         return self._pace.seconds(survey_s) if survey_s == SURVEY_S_MAX else survey_s
 
     # -- survey ------------------------------------------------------------------------------------
@@ -302,7 +303,7 @@ class Scrubber:
             )
             self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
         else:
-            await self._judge(segment, opened, path, found)
+            await self._record(segment, opened, path, found)
 
     async def _verify(self, segment: SegmentKey, opened: OpenPartition, path: Path) -> Damage | None:
         """Returns the first bad batch that can still be read. Raises OSError; _NotOurs."""
@@ -357,7 +358,7 @@ class Scrubber:
         """A failed write may have truncated the log."""
         return base < self._control.slot_view(opened.owned.slot).log_end_segment
 
-    async def _judge(self, segment: SegmentKey, opened: OpenPartition, path: Path, found: Damage | None) -> None:
+    async def _record(self, segment: SegmentKey, opened: OpenPartition, path: Path, found: Damage | None) -> None:
         now_ms = clock.monotonic_ms()
         if found is None:
             self._plan.verified(segment, now_ms)
@@ -401,10 +402,10 @@ class Scrubber:
 
 
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
-    """Checks the batches from a batch's start on that PIECE_BYTES hold. If they do not hold even
-    one, or it looks bad, or the disk cannot read them, checks the file itself to its end, or to the
-    first bad batch. `next_offset`: no batch may begin below it. Raises OSError; an unreadable disk
-    is a problem of the segment.
+    """Checks the whole batches within PIECE_BYTES of `position`, the start of a batch. If there is not
+    one whole batch, or the first looks bad, or the disk cannot read them, checks the file itself to its
+    end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises OSError; an
+    unreadable disk is a problem of the segment.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -451,7 +452,7 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
 
 
 def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
-    """The native walk needs a file: one in memory."""
+    """Scans a file in memory, because the native walk needs a file."""
     copy = os.memfd_create("mqd-scrub", os.MFD_CLOEXEC)
     try:
         done = 0

@@ -7,8 +7,8 @@ until it has caught up:
         reports that it does not serve the partition, so that another replica leads. It repeats that
         while there is no leader and it is in sync, because the controller would take the absence of
         reports for recovery and make it the leader again.
-    H2  it follows, and counts again once a leader has added it to the in-sync set: then it has
-        everything.
+    H2  it follows, and counts as a replica again once a leader has added it to the in-sync set: then it
+        has everything.
     H3  a sole replica is never treated like this: no other replica has more.
     H4  after an unclean election the operator may delete the file while the broker is down.
 Pure except for the file.
@@ -52,7 +52,7 @@ def unmark(path: Path, files: Files) -> None:
 
 
 def is_requested(assignment: Assignment) -> bool:
-    """It is to lead, or is the next candidate: in sync while there is no leader. A replica that is
+    """Whether the replica is to lead, or is the next candidate: in sync while there is no leader. A replica that is
     only eligible is elected as soon as it is available, and is in sync then. One that is neither
     may be an operator's choice (H4).
     """

@@ -43,7 +43,7 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
 
 
 def log_line(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
-    """MQD_EVENT_SLOW."""
+    """Handles MQD_EVENT_SLOW."""
     if event.slow is None or event.slow.api_key in WAITS:
         return
     where = {"partition": catalog.partition_name(event.slot)} if event.slot != native.SLOT_NONE else {}

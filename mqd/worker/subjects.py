@@ -55,17 +55,17 @@ class Subjects:
         self._log = logging.get("worker.rights")
 
     def on_requested(self, event: native.Event) -> None:
-        """MQD_EVENT_SUBJECT_REQUESTED."""
+        """Handles MQD_EVENT_SUBJECT_REQUESTED."""
         host, _, principal = event.text.partition(" ")
         self._live[event.token] = principal, host
         self._aside(self._put(event.token))
 
     def on_gone(self, event: native.Event) -> None:
-        """MQD_EVENT_SUBJECT_GONE."""
+        """Handles MQD_EVENT_SUBJECT_GONE."""
         self._live.pop(event.token, None)
 
     def on_denied(self, event: native.Event) -> None:
-        """MQD_EVENT_DENIED."""
+        """Handles MQD_EVENT_DENIED."""
         principal, host = self._live.get(event.token, ("unknown", ""))
         self._audit.denied(principal, host, event.level, event.offset, event.text, self._only_logged, event.log_dir)
 
@@ -82,7 +82,7 @@ class Subjects:
         self._rules.replace(bindings)
 
     async def apply(self) -> None:
-        """The rules may have changed."""
+        """To be called when the rules may have changed (J1)."""
         if self._generation == self._rules.generation:
             return
         self._generation = self._rules.generation

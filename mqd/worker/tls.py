@@ -38,7 +38,7 @@ class _State(NamedTuple):
 
 
 class TlsListeners:
-    """`secret`: of session tickets."""
+    """`secret`: for the keys of session tickets."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class TlsListeners:
         self._rules = {index: tls_files.principal_rules(config, listener) for index, listener in self._listeners}
 
     def load(self) -> None:
-        """Before the reactor starts. Raises ConfigError."""
+        """Called before the reactor starts. Raises ConfigError."""
         for index, listener in self._listeners:
-            self._seen[index] = self._look(listener)
+            self._seen[index] = self._state(listener)
             self._reactor.listener_tls(0, index, self._context(listener))
         if self._credentials.host is not None:
             try:
@@ -78,7 +78,7 @@ class TlsListeners:
         self._using = asyncio.get_running_loop().create_task(self._use_host())
 
     async def _use_host(self) -> None:
-        """For new connections; existing ones keep their context."""
+        """Sets the context of new connections; existing ones keep theirs."""
         if self._credentials.host is None:
             return
         try:
@@ -98,7 +98,7 @@ class TlsListeners:
         await asyncio.Event().wait()  # nothing to do; the task must not end
 
     async def _maybe_reload(self, index: int, listener: Listener) -> None:
-        state = await asyncio.to_thread(self._look, listener)
+        state = await asyncio.to_thread(self._state, listener)
         if state == self._seen[index]:
             return
         files_changed = state.files != self._seen[index].files
@@ -132,15 +132,15 @@ class TlsListeners:
     def _context(self, listener: Listener) -> TlsContext:
         return tls_files.context(self._config, listener, self._secret, time.time())
 
-    def _look(self, listener: Listener) -> _State:
-        def about(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    def _state(self, listener: Listener) -> _State:
+        def identity(path: str | os.PathLike[str]) -> tuple[int, int, int]:
             try:
                 status = os.stat(path)
             except OSError:
                 return 0, 0, 0
             return status.st_ino, status.st_size, status.st_mtime_ns
 
-        files = tuple(about(path) for path in tls_files.files(self._config, listener))
+        files = tuple(identity(path) for path in tls_files.files(self._config, listener))
         return _State(int(time.time()) // tls_files.TICKET_EPOCH_S, files)
 
 

@@ -74,7 +74,7 @@ from mqd.worker.subjects import Subjects
 from mqd.worker.tls import TlsListeners
 
 _DESCRIPTORS_SPARE = 256
-CONNECTIONS_AT_RUN_TIME = 65536  # max.connections can be raised to so many without a restart
+CONNECTIONS_AT_RUN_TIME = 65536  # max.connections can be raised up to this number without a restart
 RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills the worker after 25 s
 PROBE_S = 2.0
@@ -100,7 +100,7 @@ class Worker:
         self._checked_left_behind = False
         self._side_tasks: set[asyncio.Task[Any]] = set()
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- start and end -----------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Returns the process's exit status."""
@@ -302,9 +302,9 @@ class Worker:
             await self._name_hung()
             self._leave()
         # otherwise a short run could not be marked clean
-        settled = await self._unless_hung("settling the checkpoints", self._upkeep.maybe_settle())
+        pruned = await self._unless_hung("pruning of checkpoints", self._upkeep.maybe_prune())
         hung = await self._partitions.close_all(self._client.welcome.generation)
-        if hung or not compacted or not settled:
+        if hung or not compacted or not pruned:
             self._leave()
         self._commands.drain()
         self._commands.unwatch()
@@ -408,10 +408,10 @@ class Worker:
                 self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version, image=True)
         self._report_full_directories()
-        self._upkeep.settle_when_applied(image.version)
+        self._upkeep.prune_when_applied(image.version)
         if not self._ready:
             await self._mover.unmark_all()
-            await self._upkeep.look_at_space()
+            await self._upkeep.measure_space()
             self._ready = True
             self._client.ready(f"partitions={len(self._partitions.open)}")
             watchdog.start(asyncio.get_running_loop(), "worker")
@@ -571,7 +571,8 @@ class Worker:
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Returns when they have ended. Cancelling this waits for none of them (a gather would)."""
+    """Cancels the tasks, and returns when they have ended. If the caller is cancelled, it does not wait
+    for them (gather would)."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks)

@@ -42,7 +42,7 @@ async def authenticate(side: handshake.Initiator | handshake.Responder, connecti
 
 
 class Channel:
-    """`tls`: of the connection, not begun; None: it continues as it is."""
+    """`tls`: begins on the connection in begin(); None: the connection remains without TLS."""
 
     def __init__(self, connection: socket.socket, tls: HostTls | None) -> None:
         self.socket = connection
@@ -67,7 +67,7 @@ class Channel:
                 raise
 
     async def _part(self, tls: HostTls) -> None:
-        """The reason reaches the peer before the connection ends."""
+        """Sends the reason to the peer before the connection ends."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(FAREWELL_S):

@@ -2,7 +2,7 @@
 and requests to coordinators.
 
 One connection to each host, opened on first use and reopened after it ended; requests share it
-concurrently. A connection lives as long as the peer is registered with the same epoch at the same
+concurrently. A connection is kept as long as the peer is registered with the same epoch at the same
 address: a restarted host is a new peer.
 
 Bounds: IN_FLIGHT_MAX requests to one host; further ones are refused. Concurrency: the event loop's

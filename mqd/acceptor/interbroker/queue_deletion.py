@@ -50,13 +50,13 @@ class QueueDeletion:
         )
 
     async def delete(self) -> None:
-        """For all partitions that this host leads, once."""
+        """One round for all partitions that this host leads."""
         topics = self._topics()
         state = self._broker.metadata.topics.get(self._share.topic)
         if not topics or state is None:
             return
         leaders = {partition.leader for partition in state.partitions}
-        responses = await asyncio.gather(*(self._ask(leader, frozenset(topics)) for leader in leaders))
+        responses = await asyncio.gather(*(self._query(leader, frozenset(topics)) for leader in leaders))
         ends = deletable([response for response in responses if response is not None], len(state.partitions))
         await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in ends.items()))
 
@@ -81,7 +81,7 @@ class QueueDeletion:
 
     # -- queries and responses ---------------------------------------------------------------------
 
-    async def _ask(self, node_id: int, topic_ids: frozenset[bytes]) -> Starts | None:
+    async def _query(self, node_id: int, topic_ids: frozenset[bytes]) -> Starts | None:
         """None: it does not respond, or is not known."""
         if node_id == self._broker.node_id:
             return await self._starts(topic_ids)
@@ -115,7 +115,7 @@ class QueueDeletion:
         )
 
     async def _starts(self, topic_ids: frozenset[bytes]) -> Starts:
-        """Of the share-partitions that this host coordinates."""
+        """The start offsets of the share-partitions that this host coordinates."""
         if not self._broker.may_lead():
             return Starts(frozenset(), {})
         places = [place for place in self._share.places if place.shard is not None]

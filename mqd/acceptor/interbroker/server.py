@@ -63,7 +63,7 @@ def own_identity(metadata: Metadata, node_id: int) -> Identity | None:
     return Identity(node_id, own.directory_id, metadata.cluster_id)
 
 
-def judge(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> Identity | Refusal:
+def admission(hello: Hello, metadata: Metadata, node_id: int, worker_count: int) -> Identity | Refusal:
     """Whether a host that holds the cluster's key may connect."""
     identity = own_identity(metadata, node_id)
     peer = metadata.brokers.get(hello.identity.node_id)
@@ -199,10 +199,10 @@ class InterbrokerServer:
             connection.close()  # a worker has its own copy
 
     def _decide(self, hello: Hello) -> Identity | Refusal:
-        return judge(hello, self._metadata, self._node_id, len(self._handoffs))
+        return admission(hello, self._metadata, self._node_id, len(self._handoffs))
 
     def _hand(self, connection: socket.socket, hello: Hello, address: tuple, tls: bool) -> None:
-        """Immediately or not at all: the peer reconnects."""
+        """Hands the connection over immediately or not at all: the peer then reconnects."""
         local = connection.getsockname()
         packet = PACKET.pack(
             MAGIC,

@@ -3,7 +3,7 @@
 inter-broker connection, and from the group coordinator as effects of its share groups.
 
 The coordinator of a share-partition is the leader of its partition of `__share_group_state`. A
-local one is called at once; for others, one request per share-partition goes to their host.
+local coordinator is called directly; for others, one request per share-partition goes to their host.
 Whatever fails on the way is an error of that share-partition, and retriable; a write may then have
 been applied.
 
@@ -41,7 +41,7 @@ log = logging.get("acceptor.share")
 
 
 class _Api(NamedTuple):
-    version: int  # the version that hosts use between each other
+    version: int  # the version used between hosts
     event: Callable[[int, Any], object]  # (request number, partition of the request)
 
 
@@ -86,7 +86,7 @@ class ShareStates:
         self._groups = groups
         self._settings = settings
         self._has_dead_letters = has_dead_letters
-        # answers an owner's READ or WRITE: who writes its dead letters learns from them
+        # handles an owner's READ or WRITE; DeadLetters sets it, to observe them
         self.of_owner: Callable[[int, Any], Awaitable[Any]] | None = None
         # topic id, partition, a time -> the first offset of that time or later, -1; and an error
         self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
@@ -111,7 +111,7 @@ class ShareStates:
         return settings.packed(begin, self._has_dead_letters()) + bytes(codec.encode(response, version))
 
     async def _begin(self, response: Any, duration_ms: int) -> int:
-        """Where a share-partition without a start begins: -1 is its end."""
+        """The offset at which a share-partition without a start begins; -1: at its end."""
         since_ms = int(time.time() * 1000) - duration_ms
         found = 0
         for topic in response.results:

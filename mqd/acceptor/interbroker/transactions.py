@@ -94,7 +94,7 @@ class RemoteMarkers:
                 task.add_done_callback(self._tasks.discard)
 
     async def _send(self, node_id: int, markers: list[tuple[MarkerToWrite, "asyncio.Future[object]"]]) -> None:
-        """Answers every marker whatever happens: nothing else completes the futures."""
+        """Completes every marker's future, whatever happens: nothing else does."""
         errors = [int(ErrorCode.COORDINATOR_NOT_AVAILABLE)] * len(markers)
         try:
             request = WriteTxnMarkersRequest(markers=[_marker(marker) for marker, _ in markers])
@@ -102,7 +102,7 @@ class RemoteMarkers:
             assert isinstance(response, WriteTxnMarkersResponse)
             found = [one.topics[0].partitions[0].error_code for one in response.markers]
             if len(found) != len(markers):
-                raise PeerError(f"{len(found)} answers to {len(markers)} markers")
+                raise PeerError(f"{len(found)} results for {len(markers)} markers")
             errors = found
         except (PeerError, IndexError) as error:
             log.info(

@@ -15,7 +15,7 @@ bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id 32
 NUL-terminated. The client's principal follows, if rights are on (principals.py).
 
 Bounds: HELLO_COUNT_MAX clients that have not sent hello, each for HELLO_S; beyond that the oldest
-is dropped. WAITING_COUNT_MAX that wait for room in a worker's hand-off socket.
+is dropped. At most WAITING_COUNT_MAX clients wait for room in a worker's hand-off socket.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class LocalClients:
         elif isinstance(hello, Hello):
             hello = (
                 f"the client would connect by TCP to {hello.server}, and this broker does not listen there: a broker in"
-                " another network namespace or container has the path of the client's; the client uses TCP"
+                " another network namespace or container has the same socket path; the client uses TCP"
             )
             refuse(connection, native.E_STALE, hello)
         elif hello is not None:

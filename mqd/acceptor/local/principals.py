@@ -1,4 +1,4 @@
-"""Which principal a local client is: the user of its process, as the kernel names it.
+"""The principal of a local client: the user of its process, according to the kernel.
 
 The broker's own user is a super user (principal.BROKER): it could read every file and attach to
 every process of the broker anyway. Any other user id is looked up, and its login name mapped by
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from mqd.base.config import broker_value
 from mqd.security.principal import BROKER, local_rules, mapped, super_users, user
 
-KEPT_S = 60.0  # user databases may be far away
+KEPT_S = 60.0  # a look-up may need the network
 KEPT_COUNT_MAX = 1024
 
 

@@ -11,14 +11,13 @@ this broker, so this broker sends the request on its behalf.
 
 Invariants
     E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
-        judged by the address that the client has on its own host, whichever host sent it; only
-        RELAYED APIs are accepted. A host says of its own requests that they are (`is_host`)
+        checked with the address that the client has on its own host, whichever host sent it; only
+        RELAYED APIs are accepted. A host marks requests of its own with `is_host`
     E2  when the other host is unreachable or does not answer, the request is answered here as by a
         host that is not the coordinator (NOT_COORDINATOR and the like), which clients retry: each
         of these requests may be carried out twice (Kafka's clients do the same after a lost
         connection)
-    E3  ListOffsets is split by leaders; each part is answered by its leader, or by this host's
-        refusal
+    E3  ListOffsets is split by leaders; each part is answered by its leader, or refused by this host
 Bounds: those of mqd/acceptor/interbroker/client.py and server.py. The connections are separate from
 those for markers, which must not wait behind a JoinGroup. Concurrency: the event loop's thread.
 """
@@ -219,8 +218,8 @@ def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:
 
 
 def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
-    """By the other host that leads. -1: this host leads, or none does, or the partition does not
-    exist.
+    """The request's parts by the other host that leads. Key -1: this host leads, or none does, or the
+    partition does not exist.
     """
     parts: dict[int, dict[str, list[ListOffsetsRequest.Partition]]] = {}
     for topic in request.topics:
@@ -278,8 +277,8 @@ def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
 
 
 async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
-    """Another host's request on behalf of a client: the response's frame. None: the connection must
-    end. `respond(address, frame)` -> the response's frame.
+    """Serves another host's request on behalf of a client. Returns the response's frame; None: the
+    connection must end. `respond(address, frame)` -> the response's frame.
     """
     try:
         correlation_id, envelope = _open(frame)
@@ -307,7 +306,7 @@ async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[byte
 
 
 def may_be_relayed(api_key: int, version: int) -> bool:
-    """E1."""
+    """Whether E1 permits the request."""
     return api_key in RELAYED and (api_key != ADD_PARTITIONS_TO_TXN or version <= ADD_PARTITIONS_CLIENT_MAX)
 
 

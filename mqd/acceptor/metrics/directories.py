@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The last result of `query`, which runs again when the response is older than `kept_s`, and
-    than REST times the CPU time that it took: a costly query runs less often.
+    """The last result of `query`, which runs again when the result is older than `kept_s`, and than
+    REST times the CPU time of the query: a costly query runs less often.
     """
 
     def __init__(self, query: Callable[[], T], kept_s: float) -> None:
@@ -29,7 +29,7 @@ class Kept(Generic[T]):
         self._cost_s = 0.0
 
     def refresh(self) -> None:
-        """Starts the query unless it is running or the response is fresh."""
+        """Starts the query unless it is running or the result is fresh."""
         with self._lock:
             if self._thread is not None or time.monotonic() - self._known_at <= max(self._kept_s, REST * self._cost_s):
                 return
@@ -50,7 +50,7 @@ class Kept(Generic[T]):
             self._thread = None
 
     def known(self) -> T | None:
-        """Waits for the running query, at most ANSWER_S. None: there has never been a response."""
+        """Waits for the running query, at most RESPONSE_S. None: there has never been a result."""
         thread = self._thread
         if thread is not None:
             thread.join(max(0.0, self._started_at + RESPONSE_S - time.monotonic()))

@@ -85,7 +85,7 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
 
 
 def _dead_letters(broker: Broker) -> Iterator[Any]:
-    """Of share-partitions that this host leads."""
+    """Dead letters of the share-partitions that this host leads."""
     written = CounterMetricFamily(
         "mqd_dead_letters", "Dead letters of a share group, written by this host", labels=["group"]
     )

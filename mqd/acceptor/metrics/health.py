@@ -1,4 +1,4 @@
-"""What /health/live and /health/ready answer: whether the acceptor's loop runs, and whether this
+"""The results of /health/live and /health/ready: whether the acceptor's loop runs, and whether this
 broker can serve clients.
 
 Both are decided in the acceptor's loop, so that a loop that hangs answers neither; nothing is

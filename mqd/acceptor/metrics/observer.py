@@ -1,4 +1,4 @@
-"""What the acceptor counts of its own requests, and the metrics page's server.
+"""Counters of the acceptor's own requests, and the start of the metrics page's server.
 
 The page (mqd/acceptor/metrics/page.py) is imported at the first scrape: prometheus_client and the
 HTTP servers that it imports are a seventh of all that an acceptor would load before it serves.

@@ -111,10 +111,10 @@ _POWERS = 32
 
 
 class _Directory(NamedTuple):
-    """`sizes`: bytes, by topic and partition. `space` None: the directory is unusable."""
+    """`sizes`: bytes, by topic and partition. `file_system` None: the directory is unusable."""
 
     sizes: dict[tuple[str, int], int]
-    about: os.statvfs_result | None = None
+    file_system: os.statvfs_result | None = None
 
 
 class _Reports(NamedTuple):
@@ -189,7 +189,7 @@ class Metrics:
         yield from cluster_metrics.collect(self._broker.metadata, self._broker.node_id)
         used, total = self._observer.arena_extents()
         yield GaugeMetricFamily(
-            "mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold answers", value=used
+            "mqd_acceptor_arena_extents_used", "Extents of the acceptor's arena that hold responses", value=used
         )
         yield GaugeMetricFamily("mqd_acceptor_arena_extents_max", "Extents of the acceptor's arena", value=total)
         yield GaugeMetricFamily(
@@ -375,9 +375,9 @@ class Metrics:
         total = GaugeMetricFamily("mqd_log_dir_total_bytes", "Size of the file system", labels=["directory"])
         for path, directory in zip(self._broker.log_dirs, self._directories, strict=True):
             measured = directory.known()
-            about = measured.about if measured is not None else None
-            if about is None:
+            space = measured.file_system if measured is not None else None
+            if space is None:
                 continue
-            free.add_metric([str(path)], about.f_bavail * about.f_frsize)
-            total.add_metric([str(path)], about.f_blocks * about.f_frsize)
+            free.add_metric([str(path)], space.f_bavail * space.f_frsize)
+            total.add_metric([str(path)], space.f_blocks * space.f_frsize)
         yield from (free, total)

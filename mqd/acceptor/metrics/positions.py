@@ -1,4 +1,4 @@
-"""How far groups have come, read by a thread other than their coordinators': it copies what changes
+"""The positions of groups, read by a thread other than their coordinators': it copies what changes
 in one step of the interpreter, and retries what changed during the copy. A group that changes at the
 same time appears in its old or its new state.
 """
@@ -27,15 +27,15 @@ class Position(NamedTuple):
 
 
 def groups(broker: Broker) -> list[Group]:
-    """Those that this host coordinates."""
+    """The groups that this host coordinates."""
     if broker.coordinators is None:
         return []
     return [core for core in _cores(broker.coordinators.groups) if isinstance(core, Group) and core.is_shown]
 
 
 def positions(broker: Broker) -> list[Position]:
-    """In order of group, topic and partition. Of share groups: where this host coordinates the
-    share-partition's state.
+    """In order of group, topic and partition. For share groups only those share-partitions whose
+    state this host coordinates.
     """
     return sorted([*_committed(broker), *_of_share_groups(broker)])
 

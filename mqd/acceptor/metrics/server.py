@@ -93,12 +93,12 @@ class Checks(Protocol):
     """How the acceptor decides health checks."""
 
     def check(self, path: str, decided: Callable[[list[str]], None]) -> None:
-        """Calls `decided` in the acceptor's thread with what is wrong, one line each."""
+        """Calls `decided` in the acceptor's thread with the faults, one line each."""
 
 
 class _Client:
-    """`to_send` None: the request is incomplete, or what is at `waiting` is not ready yet. Times
-    are time.monotonic().
+    """`to_send` None: the request is incomplete, or the response for the path `waiting` is not ready
+    yet. Times are time.monotonic().
     """
 
     __slots__ = ("deadline_s", "events", "moved_s", "received", "in_handshake", "socket", "to_send", "waiting")

@@ -33,7 +33,7 @@ def read(path: Path) -> bytes:
 
 
 class Token:
-    """The token of the file as it is; the previous one while the file cannot be used."""
+    """The token that is in the file now; the previous one while the file cannot be used."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -19,9 +19,9 @@ def _plus(left: _Counts, right: _Counts) -> _Counts:
 
 
 class Topics:
-    """Sums over partitions. Partition slots count from zero when another partition gets them; their
-    plain sum would fall when a replica moves away, and Prometheus would take that for a restart and
-    count the rest twice. So increases are summed here, from scrape to scrape.
+    """Sums over partitions. A slot's counts restart from zero when another partition gets the slot. Their
+    plain sum would fall when a replica moves away; Prometheus would take that for a restart and count
+    the rest twice. So increases are summed here, from scrape to scrape.
     """
 
     def __init__(self) -> None:

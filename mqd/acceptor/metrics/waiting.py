@@ -1,8 +1,8 @@
 """How long the first record that a group has not read, or a share group has not finished, has waited,
 by its timestamp.
 
-Read from the files of this host's replicas, one log directory at a time, in the thread that
-measures it (see directories.py): if a directory hangs, only the ages of its own groups are missing.
+Timestamps are read from the files of this host's replicas, for each log directory in the thread that
+measures the directory (see directories.py): if a directory hangs, only the ages of its own groups are missing.
 Bound: LOOKUPS_MAX reads a measurement, the oldest results first; a group's earlier age, which is
 too high if it has moved, is shown until its turn comes.
 """

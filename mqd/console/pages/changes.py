@@ -20,8 +20,8 @@ ROWS_MAX = 200
 
 
 class Kind:
-    """A change: its form is the template `form`, filled with `fields` of the URL. ask.html shows those
-    of the URL, under `heading`, and asks for `inputs`, each with its placeholder.
+    """A change: its form is the template `form`, filled with `fields` of the URL. ask.html shows the
+    fields that the URL has, under `heading`, and asks for `inputs`, each with its placeholder.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
 
 
 def command_of(query: Query, bootstrap: str, at: str) -> str:
-    """Without the filters, which only the console has."""
+    """The equivalent mqd command, without the filters, which only the console has."""
     place = {
         "newest": f"-{query.count}", "beginning": "beginning", "offset": str(query.at), "time": f"@{at or '-1h'}",
         "live": "end",

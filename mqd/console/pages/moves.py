@@ -22,7 +22,7 @@ ROWS_MAX = 200
 
 
 class UnderWay(msgspec.Struct, frozen=True):
-    """`count`: of all; `shown`: with their progress."""
+    """`count`: the number of moving partitions; `shown`: those with their progress."""
 
     count: int
     topics: int
@@ -54,7 +54,7 @@ def under_way(settings: Settings) -> UnderWay:
 
 
 class Pace:
-    """Estimates the remaining time from how fast the rest has decreased. Thread-safe; of one user."""
+    """Estimates the remaining time from how fast the rest has decreased. Thread-safe; one for each user."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, int] | None = None

@@ -9,7 +9,7 @@ line `response` and the response's fields:
 
     SaslHandshake 17: versions 0-1, flexible from 2
 
-Of fields:
+Examples of fields:
 
     topics: [Topic] 0+ null=1+          an array of structs, null allowed from version 1
         name: string 0-12 null=10+

@@ -11,7 +11,7 @@ from mqd.acceptor.interbroker import server as between
 from mqd.acceptor.interbroker import transactions as remote_transactions
 from mqd.acceptor.interbroker.channel import Channel, authenticate
 from mqd.acceptor.interbroker.client import PeerError, Peers
-from mqd.acceptor.interbroker.server import InterbrokerServer, judge
+from mqd.acceptor.interbroker.server import InterbrokerServer, admission
 from mqd.acceptor.interbroker.transactions import MarkerToWrite, RemoteMarkers
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host import messages
@@ -39,8 +39,8 @@ def hello(
 
 def test_connections_that_the_listener_between_hosts_accepts() -> None:
     metadata = made().metadata
-    assert judge(hello(), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
-    assert judge(hello(worker=-1), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
+    assert admission(hello(), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
+    assert admission(hello(worker=-1), metadata, NODE, 2) == Identity(NODE, "d2", "cluster")
     for message, code in (
         (hello(purpose="controller"), handshake.REFUSED_PURPOSE),
         (hello(cluster=""), handshake.REFUSED_CLUSTER),
@@ -50,9 +50,9 @@ def test_connections_that_the_listener_between_hosts_accepts() -> None:
         (hello(worker=2), handshake.REFUSED_WORKER),
         (hello(worker=-2), handshake.REFUSED_WORKER),
     ):
-        response = judge(message, metadata, NODE, 2)
+        response = admission(message, metadata, NODE, 2)
         assert isinstance(response, Refusal) and response.code == code
-    assert judge(hello(), Metadata(), NODE, 2).code == handshake.REFUSED_BUSY
+    assert admission(hello(), Metadata(), NODE, 2).code == handshake.REFUSED_BUSY
 
 
 class Hosts:

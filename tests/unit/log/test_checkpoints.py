@@ -141,7 +141,7 @@ def test_the_marker_of_a_former_worker_is_not_trusted_later(tmp_path: Path) -> N
     assert trust.recovery_point("t", 1, A) == 100
 
 
-def test_after_settling_only_own_entries_remain(tmp_path: Path) -> None:
+def test_after_pruning_only_own_entries_remain(tmp_path: Path) -> None:
     files = PlainFiles()
     life(tmp_path, 0, 1, [Entry("t", 0, 100, A), Entry("t", 1, 200, A), Entry("t", 2, 300, A)], [Entry("t", 1, 5, A)])
     writer = CheckpointWriter(tmp_path, 0, files, open_directory(tmp_path, 0, 2, files))

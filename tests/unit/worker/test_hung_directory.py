@@ -79,9 +79,9 @@ class Here:
         del self.set.open[owned.key]
         return SimpleNamespace(log_end_offset=5, close=self.disks[owned.log_dir].close)
 
-    def settle(self) -> None:
+    def prune(self) -> None:
         for log_dir in self.log_dirs:
-            log_dir.settle([])
+            log_dir.prune([])
 
     def marked(self) -> list[bool]:
         return [(path / "clean-shutdown.0").exists() for path in self.paths]
@@ -101,7 +101,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(
     here: Here, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here.settle()
+    here.prune()
     here.disks[0].hangs = True
 
     async def scenario() -> list[LogDirectory]:
@@ -122,7 +122,7 @@ def test_a_directory_that_hangs_is_given_up_and_the_others_end_well(
 
 
 def test_a_slow_directory_that_gets_on_is_waited_for(here: Here) -> None:
-    here.settle()
+    here.prune()
 
     def close(clean: bool) -> None:
         time.sleep(1.2)  # two after the other take longer than HANG_S
@@ -256,7 +256,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its step cannot be cancelled: it is in a thread, and the disk does not answer."""
-    here.settle()
+    here.prune()
     here.disks[0].hangs = True
     hangs, statuses = threading.Event(), []
 
@@ -299,7 +299,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
         watch=lambda *_: None,
         run=asyncio.Event().wait,
         tasks=list,
-        maybe_settle=nothing,
+        maybe_prune=nothing,
         welcome=SimpleNamespace(generation=GENERATION),
     )
     vars(one).update(
@@ -339,22 +339,22 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
     assert statuses == [0] and here.marked() == [False, True] and here.disks[1].closed == 6
 
 
-def test_settling_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
+def test_pruning_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
     held = threading.Event()
-    here.log_dirs[0].settle = lambda expected: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
+    here.log_dirs[0].prune = lambda expected: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
     kept = object.__new__(Upkeep)
     vars(kept).update(
-        _settle_at=1,
+        _prune_at=1,
         _control=SimpleNamespace(metadata_version=1),
         _background=here.set._background,
         _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list),
     )
 
     async def scenario() -> None:
-        settling = asyncio.ensure_future(kept.maybe_settle())
-        await asyncio.wait({settling}, timeout=1)
-        assert here.log_dirs[1].settled and not settling.done()
-        settling.cancel()
+        pruning = asyncio.ensure_future(kept.maybe_prune())
+        await asyncio.wait({pruning}, timeout=1)
+        assert here.log_dirs[1].pruned and not pruning.done()
+        pruning.cancel()
 
     asyncio.run(scenario())
     held.set()

@@ -29,7 +29,7 @@ class Directory:
     """Counts all calls; calls to the hanging disk return when it is released."""
 
     def __init__(self, index: int, let_go: threading.Event) -> None:
-        self.index, self.path, self.failure, self.settled = index, f"/directory-{index}", "", False
+        self.index, self.path, self.failure, self.pruned = index, f"/directory-{index}", "", False
         self.guard = SimpleNamespace(full=False, reserve_bytes=0, on_free_bytes=lambda free, now_ms: False)
         self.requested: Counter[str] = Counter()
         self._close_held = let_go
@@ -46,8 +46,8 @@ class Directory:
     def write_checkpoints(self, points: list, starts: list) -> bool:
         return self.answer("checkpoints", True)
 
-    def settle(self, failed: list) -> None:
-        self.settled = self.answer("settle", True)
+    def prune(self, failed: list) -> None:
+        self.pruned = self.answer("prune", True)
 
     def free_bytes(self) -> int:
         return self.answer("free bytes", 1 << 40)
@@ -100,19 +100,19 @@ def test_periodic_work_continues_in_the_other_directories(
     subject._retention_interval_s = lambda: 0.01  # type: ignore[method-assign]
 
     async def scenario() -> None:
-        subject.settle_when_applied(7)
+        subject.prune_when_applied(7)
         tasks = [asyncio.ensure_future(work) for work in subject.tasks()]
         requested = directories[SOUND].requested
         await until(
             lambda: (
-                requested["settle"]
+                requested["prune"]
                 and all(
                     requested[question] >= 3 * background.URGENT_COUNT
                     for question in ("high watermarks", "checkpoints", "free bytes", "retention")
                 )
             )
         )
-        assert not directories[HUNG].requested and not directories[HUNG].settled
+        assert not directories[HUNG].requested and not directories[HUNG].pruned
         let_go.set()
         await until(lambda: len(directories[HUNG].requested) == len(requested) == 5)
         for task in tasks:

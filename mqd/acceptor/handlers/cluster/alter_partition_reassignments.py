@@ -1,7 +1,7 @@
-"""AlterPartitionReassignments 0-1 (KIP-455): the controller judges each partition separately, and
+"""AlterPartitionReassignments 0-1 (KIP-455): the controller checks each partition separately, and
 the response comes when the reassignments have started.
 
-On a host alone a partition's only replica cannot move. Requesting its present placement changes
+On a single host a partition's only replica cannot move. Requesting its present placement changes
 nothing and succeeds; other brokers do not exist; and there is never a reassignment to cancel.
 
 With a tagged field of our own (9100) the controller computes the assignments, such that all hosts
@@ -86,13 +86,13 @@ def _response(response: messages.Response, allow: bool) -> AlterPartitionReassig
 def _partition(
     broker: Broker, topic: str, index: int, replicas: list[int] | None
 ) -> AlterPartitionReassignmentsResponse.ReassignablePartitionResponse:
-    error, text = _judge(broker, topic, index, replicas)
+    error, text = _outcome(broker, topic, index, replicas)
     return AlterPartitionReassignmentsResponse.ReassignablePartitionResponse(
         partition_index=index, error_code=int(error), error_message=text
     )
 
 
-def _judge(broker: Broker, topic: str, index: int, replicas: list[int] | None) -> tuple[int, str | None]:
+def _outcome(broker: Broker, topic: str, index: int, replicas: list[int] | None) -> tuple[int, str | None]:
     partition = broker.partition_of(topic, index)
     if partition is None:
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find the partition {topic}-{index}."

@@ -73,7 +73,7 @@ async def handle(context: Context, header: RequestHeader, request: ApiVersionsRe
 
 
 def unsupported(finalized: Mapping[str, int]) -> ApiVersionsResponse:
-    """The answer to an ApiVersions request of an unsupported version: error 35 and the supported
+    """The response to an ApiVersions request of an unsupported version: error 35 and the supported
     versions, in a body of version 0.
     """
     return _response(ErrorCode.UNSUPPORTED_VERSION, 0, finalized, 0)

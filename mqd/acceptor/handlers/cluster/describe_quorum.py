@@ -1,5 +1,5 @@
 """DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. A
-host alone is a quorum of one: its controller is the leader and only voter.
+single host is a quorum of one: its controller is the leader and only voter.
 
 Offsets are those of the metadata log; everything known here has been flushed. Only
 __cluster_metadata has a quorum.
@@ -77,8 +77,8 @@ def _replica(one: messages.QuorumReplica) -> DescribeQuorumResponse.ReplicaState
 
 
 def _unknown(request: DescribeQuorumRequest) -> DescribeQuorumResponse:
-    """A request for anything else than the one partition that has a quorum: refused as a whole, as
-    in Kafka."""
+    """The response to a request for anything but the one partition that has a quorum: refused as a
+    whole, as in Kafka."""
     return DescribeQuorumResponse(
         topics=[
             DescribeQuorumResponse.TopicData(

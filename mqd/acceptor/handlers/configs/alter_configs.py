@@ -59,8 +59,9 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
 
 
 def _problem_of_dead_letters(context: Context, resource: Resource) -> str:
-    """A group's topic may be missing, and be created later; one that is there has to take them. A topic
-    that the client may not describe looks like a missing one: it gets no letters as long as it takes none.
+    """Why the group's dead-letter topic is refused; "": it is not. A missing topic may be created later; an
+    existing one must accept dead letters. A topic that the client may not describe is treated as missing: it
+    gets no dead letters unless it accepts them.
     """
     names = [one.value for one in resource.operations if one.name == dead_letters.TOPIC and one.value]
     image = context.broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None

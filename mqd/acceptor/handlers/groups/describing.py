@@ -1,4 +1,4 @@
-"""What the descriptions of consumer, share and streams groups have in common."""
+"""Code shared by the descriptions of consumer, share and streams groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def describe(
 
 
 def topics_of_members(group: Any) -> set[str]:
-    """Of a consumer or share group: what its members subscribe to or are assigned."""
+    """The topics that the members of a consumer or share group subscribe to or are assigned."""
     names: set[str] = set()
     for member in group.members:
         names.update(member.subscribed_topic_names)

@@ -1,5 +1,5 @@
 """OffsetCommit 2-10 (KIP-98, KIP-211, KIP-320, KIP-345, KIP-848): a group's offsets, on disk before
-they are confirmed.
+they are acknowledged.
 
 Partitions that do not exist are refused individually; the others form one event of the group's
 core. Version 10 names topics by id.

@@ -1,8 +1,8 @@
 """DescribeShareGroupOffsets 0-1, AlterShareGroupOffsets 0, DeleteShareGroupOffsets 0 (KIP-932, 1226):
 where share groups begin in each partition, and their lag.
 
-Lag is what is neither acknowledged nor archived: end offset - start offset - what is complete above
-the start offset. The end offset is the high watermark at the partition's leader, on whichever host.
+Lag counts the records that are neither acknowledged nor archived: end offset - start offset - completed
+records above the start offset. The end offset is the high watermark at the partition's leader, on whichever host.
 As in Kafka, a share-partition whose state cannot be read has start offset -1, and no error.
 """
 

@@ -21,7 +21,7 @@ from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 # these need no search for a record
-_OF_THE_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+_AT_LOG_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 READ_COMMITTED = 1
 CONSUMER_REPLICA_ID = -1
 OFFSET_NOT_AVAILABLE_SINCE = 5
@@ -35,7 +35,7 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
         (topic.name, requested.partition_index)
         for topic in request.topics
         for requested in topic.partitions
-        if requested.timestamp not in _OF_THE_START
+        if requested.timestamp not in _AT_LOG_START
     )
     # Only a consumer waits for transactions to end: as in Kafka, another replica id reads all.
     committed = request.replica_id == CONSUMER_REPLICA_ID and request.isolation_level == READ_COMMITTED

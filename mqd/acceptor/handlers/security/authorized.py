@@ -26,7 +26,7 @@ GROUP_OPERATIONS = _bits(Operation.READ, Operation.DELETE, Operation.DESCRIBE, *
 
 
 def of_cluster(context: Context) -> int:
-    """None without DESCRIBE, as in Kafka."""
+    """No operation (0) without DESCRIBE, as in Kafka."""
     if not context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, is_named=False):
         return 0
     return context.operations(ResourceType.CLUSTER, CLUSTER_NAME, CLUSTER_OPERATIONS)

@@ -105,7 +105,7 @@ def _creation_refusal(context: Context, owner: str, requester: str) -> int:
 
 
 def _invalid(context: Context, request: CreateDelegationTokenRequest, owner: str) -> int:
-    """A client that authenticates by a token is a User in any case: other owners are refused."""
+    """A client authenticated by a token is always a principal of type User: other owners are refused."""
     if not context.broker.tokens.are_enabled:
         return int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
     owner_type, _, owner_name = owner.partition(":")

@@ -60,7 +60,7 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
 
 def _check_current(context: Context, principal: str = "") -> None:
     """Without its lease a host may not have learned of changed passwords and deleted users. Where
-    rights are checked it then neither serves requests nor judges credentials: the client tries
+    rights are checked it then neither serves requests nor checks credentials: the client tries
     another host. Super users are admitted: they may connect to find out what is wrong.
     """
     rules = context.broker.authorizer

@@ -10,7 +10,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
 from mqd.security.acl import Operation, ResourceType
 
-PARTITION_COUNT_MAX = 2000  # per answer, whatever limit the client requests
+PARTITION_COUNT_MAX = 2000  # per response, whatever limit the client requests
 NO_ID = b"\0" * 16
 
 

@@ -42,7 +42,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         and not any(topic.error_code or any(partition.error_code for partition in topic.partitions) for topic in topics)
     )
     if request.include_topic_authorized_operations:
-        # as in Kafka: rights are rights to a name, and an unknown id has none
+        # as in Kafka: rights apply to names, and an unknown id has no name
         for topic in topics:
             if topic.name is not None and topic.error_code != ErrorCode.TOPIC_AUTHORIZATION_FAILED:
                 topic.topic_authorized_operations = context.operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS)
@@ -96,7 +96,7 @@ async def _topics(context: Context, version: int, request: MetadataRequest) -> l
                     MetadataResponse.Topic(error_code=int(ErrorCode.UNKNOWN_TOPIC_ID), topic_id=requested.topic_id)
                 )
             elif not context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, topic.name):
-                # ids are no secret, names are
+                # ids are not secret, names are
                 found.append(_unauthorized(None, requested.topic_id))
             else:
                 found.append(_topic(broker, topic))
@@ -179,7 +179,7 @@ def _partition(broker: Broker, partition: messages.PartitionImage, visible: bool
 
 
 def is_served(broker: Broker, partition: messages.PartitionImage) -> bool:
-    """Clients may be directed to its leader."""
+    """Whether clients may be directed to the partition's leader."""
     if partition.leader == broker.node_id:
         return broker.view(partition) is not None
     return broker.metadata.is_alive(partition.leader)

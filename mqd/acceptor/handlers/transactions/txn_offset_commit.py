@@ -1,6 +1,6 @@
 """TxnOffsetCommit 0-5 (KIP-98, KIP-447, KIP-890): offsets of a group that take effect when the
 transaction commits. Version 5 adds the group to the transaction itself. Older versions require that
-it was added before (AddOffsetsToTxn), which is verified: offsets of a transaction that is over
+the group was added before (AddOffsetsToTxn), which is verified: offsets of a transaction that is over
 would stay pending forever.
 """
 

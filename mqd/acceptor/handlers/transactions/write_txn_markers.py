@@ -59,8 +59,8 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
 
 
 async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
-    """From the host whose coordinator ends these transactions. The markers are written
-    concurrently, and answered when they are below the high watermarks.
+    """Handles a request of the host whose coordinator ends these transactions. The markers are
+    written concurrently, and answered when they are below the high watermarks.
     """
     requested = [
         (marker, (topic.name, index))
@@ -89,7 +89,7 @@ async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersR
     )
 
 
-def _settle(future: asyncio.Future[None]) -> None:
+def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
 
@@ -99,7 +99,7 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
     # or refused first.
     if partition[0] == GROUPS:
         verified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        service.offset_commits.when_done(marker.producer_id, partial(_settle, verified))
+        service.offset_commits.when_done(marker.producer_id, partial(_resolve, verified))
         await verified
     try:
         await service.append_marker_here(
@@ -176,8 +176,8 @@ async def _abort_known(service: TransactionService, name: str, marker: Marker, r
 
 
 async def abort_ongoing(service: TransactionService, name: str, producer_id: int, epoch_max: int) -> int:
-    """Through the coordinator on this host: ends the ongoing transaction of this producer
-    everywhere. Raises CoordinatorError.
+    """Ends the ongoing transaction of this producer everywhere, through the coordinator on this
+    host. Raises CoordinatorError.
     """
     core = service.coordinator.core(name)
     epoch = core.open_producers().get(producer_id) if isinstance(core, Transaction | JointTransaction) else None
