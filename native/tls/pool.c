@@ -26,29 +26,17 @@
 /* lower than the reactor's: many new clients must not delay the established ones */
 #define NICE 10
 
-struct queue {
-    struct mqd_tls *first, *last;
-};
-
 struct mqd_tls_pool {
     struct mqd_tls *submitted, *done; /* stacks, written with atomic operations: the last is the first */
     sem_t waiting;                    /* sessions that no thread has taken; at the end also one for each thread */
     bool stopping;
     int event_fd;
-    struct queue collected; /* the reactor's */
-    pthread_mutex_t mutex;  /* of the threads, for taken */
-    struct queue taken;
+    struct mqd_tls *collected; /* a list, the oldest first: the reactor's */
+    pthread_mutex_t mutex;     /* the threads', for the list taken */
+    struct mqd_tls *taken;
     uint32_t thread_count;
     pthread_t thread[THREAD_COUNT_MAX];
 };
-
-static struct mqd_tls *pop(struct queue *queue)
-{
-    struct mqd_tls *tls = queue->first;
-    if (tls)
-        queue->first = mqd_tls_link(tls)->next;
-    return tls;
-}
 
 /* Returns true if the stack was empty. */
 static bool push(struct mqd_tls **stack, struct mqd_tls *tls)
@@ -60,19 +48,22 @@ static bool push(struct mqd_tls **stack, struct mqd_tls *tls)
     return !first;
 }
 
-/* The oldest of the queue, which is refilled from the stack when it is empty. NULL: none. */
-static struct mqd_tls *next_of(struct queue *queue, struct mqd_tls **stack)
+/* The first of the list, which is refilled from the stack when it is empty. NULL: none. */
+static struct mqd_tls *next_of(struct mqd_tls **list, struct mqd_tls **stack)
 {
-    if (!queue->first) {
+    if (!*list) {
         struct mqd_tls *tls = mqd_exchange(stack, NULL);
-        for (queue->last = tls; tls;) {
+        while (tls) {
             struct mqd_tls *older = mqd_tls_link(tls)->next;
-            mqd_tls_link(tls)->next = queue->first;
-            queue->first = tls;
+            mqd_tls_link(tls)->next = *list;
+            *list = tls;
             tls = older;
         }
     }
-    return pop(queue);
+    struct mqd_tls *first = *list;
+    if (first)
+        *list = mqd_tls_link(first)->next;
+    return first;
 }
 
 static struct mqd_tls *take(struct mqd_tls_pool *pool)
