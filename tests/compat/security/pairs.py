@@ -33,6 +33,7 @@ from mqd.security import client
 from tests.compat.java_client import java_command
 from tests.compat.kafka_tools import KafkaTools
 from tests.compat.kcat import Kcat
+from tests.polling import eventually
 
 END_SECONDS = 60
 DELIVERY_MS = 180_000
@@ -282,6 +283,8 @@ class KcatPair(Pair):
             for producer, lines in self._producers:
                 producer.end()
                 self.acknowledged.update(lines)
+            # a record that kcat has polled when it gets the signal is committed, but not printed
+            eventually(lambda: self.acknowledged <= self.read, lambda: f"not read: {self.acknowledged - self.read}")
         finally:
             self._consumer.end(number=signal.SIGTERM)
 
