@@ -1,1 +1,1 @@
-"""What mqd costs: `make bench`. See README.md."""
+"""Measures the performance of mqd: `make bench`. See README.md."""

@@ -3,15 +3,14 @@
 python -m perf                   everything, about a quarter of an hour; appends one line to
                                  perf/history.jsonl
 python -m perf produce fetch     these cases only; nothing is appended unless --record
-python -m perf settings          what the settings buy; fills docs/performance.md
+python -m perf settings          the effect of settings; fills docs/performance.md
 python -m perf scaling           how rate and CPU grow with workers and clients; fills
                                  docs/performance.md, perf/scaling.json, docs/scaling.svg
 python -m perf scale             large clusters, by simulation; fills docs/scale.md;
                                  `python -m perf scale --help`
 python -m perf local             the shared-memory path beside TCP; fills docs/performance.md
-python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` reckons
-                                 with, from the last line of perf/history.jsonl and
-                                 perf/scaling.json
+python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` uses, from
+                                 the last line of perf/history.jsonl and perf/scaling.json
 python -m perf --page            fills docs/performance.md from the last line of
                                  perf/history.jsonl
 python -m perf picture           draws the README's picture of a broker at work
@@ -40,7 +39,7 @@ from tests import bytecode
 
 HISTORY = ROOT / "perf" / "history.jsonl"
 PAGE = ROOT / "docs" / "performance.md"
-PAGES = ("settings", "scaling")  # asked for by name, beside the cases
+PAGES = ("settings", "scaling")  # run only when named, unlike the cases
 LOCAL = "local"  # all cases of the shared-memory path
 
 
@@ -98,7 +97,7 @@ def main(words: list[str] | None = None) -> int:
     words = sys.argv[1:] if words is None else words
     bytecode.keep_apart(BUILD / "bytecode")
     if words[:1] == ["peers"]:
-        from perf.peers import command  # here: what it imports is not needed for mqd alone
+        from perf.peers import command  # here: its imports are needed only for peers
 
         return command.main(words[1:])
     if words[:1] == ["picture"]:
@@ -107,11 +106,11 @@ def main(words: list[str] | None = None) -> int:
         picture.draw()
         return 0
     if words[:1] == ["beside"]:
-        from perf import beside  # here: it runs the bench, it is none itself
+        from perf import beside  # here: it runs the bench of two trees
 
         return beside.main(words[1:])
     if words[:1] == ["scale"]:
-        from perf import scale  # here: it is simulation, and measures no broker
+        from perf import scale  # here: it simulates, and measures no broker
 
         return scale.main(words[1:])
     arguments = _arguments(words)

@@ -2,8 +2,8 @@
 
 A process's CPU time is its CPU clock (clock_getcpuclockid(3): nanoseconds, threads that have ended
 included; io_uring's kernel workers are threads of the process too). A thread's is the first field
-of /proc/PID/task/TID/schedstat, and its second is the time it was runnable but did not run: what
-other programs take from us shows there, and leaves CPU time alone but for colder caches.
+of /proc/PID/task/TID/schedstat, and the second is the time it was runnable but did not run: other
+programs raise the second, and change CPU time only by colder caches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _CPUCLOCK_SCHED = 2  # linux/posix-timers.h: the precise one of a process's thre
 
 @dataclasses.dataclass(frozen=True)
 class CpuTime:
-    """Of some processes: all of it, and of their reactor threads alone (time run, time runnable but
-    waiting).
+    """CPU time of some processes: of all threads, and of the reactor threads alone (time run, time
+    runnable but waiting).
     """
 
     run_ns: int = 0
@@ -54,7 +54,7 @@ def cpu_time(pids: Iterable[int], thread_prefix: str = "mqd-reactor") -> CpuTime
                     reactor += int(ran)
                     waited += int(wait)
             except OSError:
-                continue  # it ended between the listing and the look
+                continue  # it ended after it was listed
     return CpuTime(run, reactor, waited)
 
 
@@ -74,7 +74,7 @@ def _idle_ticks() -> tuple[int, int]:
 
 
 def busy_share(seconds: float) -> float:
-    """How much of all CPUs is in use just now, 0 to 1 (waits `seconds`)."""
+    """The share of all CPUs in use, 0 to 1, measured for `seconds`."""
     idle, total = _idle_ticks()
     time.sleep(seconds)
     idle_after, total_after = _idle_ticks()
@@ -82,7 +82,7 @@ def busy_share(seconds: float) -> float:
 
 
 def wait_quiet(limit_seconds: float, busy_max: float = 0.08) -> float:
-    """Waits until no other program uses the CPUs, at most so long. Returns the last share seen."""
+    """Waits until no other program uses the CPUs, `limit_seconds` at most. Returns the last busy share."""
     deadline = time.monotonic() + limit_seconds
     while (busy := busy_share(0.2)) > busy_max and time.monotonic() < deadline:
         pass

@@ -13,13 +13,14 @@ from perf.report import Figure
 REPETITIONS = 5
 WAITED_SHARE_MAX = 0.05  # of a measurement's time the reactor may have been kept from its CPU by others
 ATTEMPTS = 4
-# of one run, for waiting until others are quiet and for measuring again; then it takes what it gets
+# of one run, for waiting until other programs are idle and for measuring again; after that, disturbed
+# measurements count
 PATIENCE_SECONDS = 90.0
 WARM_MILLISECONDS = 15_000
 
 
 class Bench:
-    """`say` shows progress. `quick`: two repetitions, for trying the bench itself."""
+    """`log` shows progress. `quick`: two repetitions, for trying the bench itself."""
 
     def __init__(self, brokers: Brokers, log: Callable[[str], None], quick: bool = False) -> None:
         self.brokers = brokers
@@ -33,7 +34,7 @@ class Bench:
         self._began = time.monotonic()
 
     def serial(self) -> int:
-        """A number not given before: for names."""
+        """A new number for each call, for names."""
         self._serial += 1
         return self._serial
 
@@ -58,10 +59,10 @@ class Bench:
             yield number
 
     def settle(self, megabytes: int = 0) -> None:
-        """Lets what others began (deletions, writeback, other programs) end, within reason. Then
-        touches and frees so much memory, which the page cache is about to take: a virtual machine's
-        host backs a page at its first touch, and takes free ones back after seconds. Its work would
-        be counted as the broker's: it is up to five times what appending costs.
+        """Waits, for a limited time, until earlier work (deletions, writeback, other programs) has ended.
+        Then touches and frees `megabytes` of memory, which the page cache is about to take: a virtual
+        machine's host backs a page at its first touch, and reclaims free pages after seconds. That
+        costs up to five times as much as appending, and would be charged to the broker.
         """
         began = time.monotonic()
         wait_quiet(min(3.0, self._patience))

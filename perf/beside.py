@@ -1,7 +1,7 @@
 """`python -m perf beside REVISION [CASE...]`: this tree and an older one, in turns, in one run.
 
-Both trees measure themselves with their own bench, case by case; each round swaps the order, so
-that what the machine does meanwhile meets both. Figures are matched by name. A ratio above 1 means
+Each tree is measured with its own bench, case by case; each round swaps the order, so that changes
+of the machine affect both. Figures are matched by name. A ratio above 1 means
 that this tree's figure is larger; whether that is better depends on the figure.
 """
 
@@ -71,7 +71,7 @@ def _checkout(revision: str) -> Path:
 
 
 def _measure(tree: Path, case: str, quick: bool) -> Figures:
-    """Medians by name. The line that the bench adds to its history is read and taken back. Raises
+    """Medians by name. The line that the bench adds to its history is read and removed again. Raises
     CalledProcessError.
     """
     history = tree / "perf" / "history.jsonl"

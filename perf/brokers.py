@@ -1,8 +1,8 @@
-"""Brokers for measuring: several at once, each with its own settings, started when first used, idle
-when not measured (which costs nothing).
+"""The brokers that are measured: several at the same time, each with its own settings, started on first
+use; one that is not measured is idle and uses no CPU.
 
-Worker 0 is pinned to CPU 0, the clients to the last one. Everything lives below one directory on a
-real disk, which is deleted at the end.
+Worker 0 is pinned to CPU 0, the clients to the last CPU. All data is below one directory on a real
+disk, which is deleted at the end.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Measured:
             self.topics.discard(name)
 
     def load(self, what: str, **arguments: object) -> tuple[dict, CpuTime]:
-        """`timeout_s` and the generator's own arguments. A run of the load generator, and what all
-        the workers' threads spent on it.
+        """Runs the load generator with `timeout_s` and its own arguments. Returns its result, and the CPU
+        time of all the workers' threads.
         """
         before = cpu_time(self.worker_pids)
         result = loading.run(what, port=self.port, **arguments)
@@ -103,12 +103,12 @@ class Brokers:
         return self._running[name]
 
     def make(self, name: str, workers: int | None = None, config: dict[str, str] | None = None) -> Broker:
-        """Not started."""
+        """A broker that is not started yet."""
         known_workers, known_config = self.SETTINGS.get(name, (1, {}))
         return Broker(self.directory / name, workers or known_workers, {**self.BASE, **known_config, **(config or {})})
 
     def drop(self, name: str) -> None:
-        """Kills the broker and deletes its data. It is no error if there is no such broker."""
+        """Kills the broker and deletes its data. Does nothing if there is no such broker."""
         measured = self._running.pop(name, None)
         if measured is not None:
             measured.broker.kill_all()

@@ -1,5 +1,5 @@
-"""What is measured, case by case. Each takes a Bench and adds figures to it; what is compared is
-measured in turns, never one after the other.
+"""The cases of the bench. Each takes a Bench and adds figures to it; things that are compared are
+measured in alternating turns.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
@@ -26,8 +26,8 @@ LABELS = {"uring": "io_uring", "epoll": "epoll"}
 FILL_BATCH_COUNT = 20_000  # of 16 KiB: 328 MB
 WARM_MEGABYTES = 600  # more than any measurement below appends
 
-# size of a batch -> how to saturate one worker with it: connections, batches in flight on each, of
-# which so many in one send, batches of one measurement
+# size of a batch -> how to saturate one worker with it: connections, batches in flight on each, batches
+# in one send, batches of one measurement
 SATURATE: dict[int, dict[str, int]] = {
     16384: {"connections": 4, "depth": 16, "burst": 8, "count": 24_000},
     1024: {"connections": 8, "depth": 128, "burst": 64, "count": 240_000},
@@ -43,8 +43,8 @@ def _microseconds_each(result: dict, spent: CpuTime) -> float:
 
 
 def _produce_fresh(bench: Bench, broker: Measured, size: int, **more: object) -> tuple[dict, CpuTime]:
-    """Into a new topic that is deleted afterwards, so that the page cache stays small and every
-    repetition starts alike.
+    """Produces into a new topic that is deleted afterwards, so that the page cache stays small and every
+    repetition starts in the same state.
     """
     topic = broker.topic(f"produce-{size}-{bench.serial()}", flush_on_ack="false")
     bench.settle(WARM_MEGABYTES)
@@ -57,7 +57,7 @@ def _produce_fresh(bench: Bench, broker: Measured, size: int, **more: object) ->
 
 
 def produce(bench: Bench) -> None:
-    """Appending, acks=1 without flush: what a batch costs, with its CRC."""
+    """The cost of appending a batch, with its CRC: acks=1 without flush."""
     targets = {16384: 15.0, 1024: 3.0, 200: 1.0}
     for size, target in targets.items():
         cost: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
@@ -134,7 +134,7 @@ def filled_topic(broker: Measured, name: str = "filled", partitions: int = 1) ->
 
 
 def fetch(bench: Bench) -> None:
-    """Hot reads of 64 KiB and catching up by 1 MiB; sendfile on both backends against copying."""
+    """Hot reads of 64 KiB and catching up by 1 MiB; sendfile on both backends compared with copying."""
     brokers = {
         "io_uring": bench.brokers.get("uring"),
         "epoll": bench.brokers.get("epoll"),
@@ -183,7 +183,7 @@ def parked(bench: Bench) -> None:
                 values.append(_idle_microseconds(broker, 3.0))
                 continue
             with loading.parked(port=broker.port, topic=topic, connections=count):
-                time.sleep(0.5)  # until the last of them is parked: the generator only knows that it has sent
+                time.sleep(0.5)  # until the last fetch is parked: the generator only knows that it was sent
                 values.append(_idle_microseconds(broker, 5.0))
     more = [(busy - idle) / 100 for busy, idle in zip(with_them, without, strict=True)]
     bench.add(
@@ -284,8 +284,8 @@ def ready(bench: Bench) -> None:
 
 
 def restart(bench: Bench) -> None:
-    """From kill -9 of a worker until the broker is ready again; the workers in turn, each seldom
-    enough that the keeper does not take its deaths for a crash loop and hold its successor back.
+    """From kill -9 of a worker until the broker is ready again; the workers in turn, each so rarely that
+    the keeper does not take it for a crash loop and delay the restart.
     """
     broker = bench.brokers.get("idle").broker
     seconds = []
@@ -304,7 +304,7 @@ def restart(bench: Bench) -> None:
 
 
 def ready_full(bench: Bench) -> None:
-    """The same after kill -9 with 10 GB of log, once from where the writers were and once again."""
+    """Like ready(), after kill -9 with 10 GB of log."""
     gigabytes = 10 if not bench.quick else 1
     broker = bench.brokers.get("full", workers=2, config={"worker.cpus": ""})
     topic = broker.topic("full", 4, flush_on_ack="false")
@@ -333,9 +333,9 @@ def ready_full(bench: Bench) -> None:
 
 
 def partitions(bench: Bench) -> None:
-    """2,000 partitions against one, by the same connections. Saturated, one partition's batches of
-    a turn share a write while 2,000 partitions' cannot; with a single batch in flight neither's do,
-    which shows what the number of partitions costs by itself.
+    """2,000 partitions compared with one, by the same connections. Under full load the batches that
+    arrive for one partition in a turn share a write, those for 2,000 partitions cannot; with a single
+    batch in flight neither do, which shows the cost of the number of partitions alone.
     """
     broker = bench.brokers.get("many")
     many = broker.topic("many", 2000, flush_on_ack="false")
@@ -401,8 +401,8 @@ def _forwarded(broker: Measured) -> float:
 
 
 def forward(bench: Bench) -> None:
-    """Batches that arrive at the worker that owns their partition, against batches that are
-    forwarded to the other one.
+    """Batches that arrive at the worker that owns their partition, compared with batches that are
+    forwarded to the other worker.
     """
     broker = bench.brokers.get("two")
     for size in (16384, 1024):
@@ -435,7 +435,7 @@ def forward(bench: Bench) -> None:
 
 
 def disk(bench: Bench) -> None:
-    """The regime: this disk's fdatasync, alone."""
+    """The disk: its fdatasync alone."""
     values = []
     for _ in range(3):
         values.append(loading.run("sync", path=bench.brokers.directory / "fdatasync", count=200)["fdatasync"]["p50_us"])
@@ -443,7 +443,7 @@ def disk(bench: Bench) -> None:
 
 
 def compaction(bench: Bench) -> None:
-    """The last value of each key out of 1 KiB records, by one core."""
+    """Compaction of 1 KiB records to the last value of each key, by one core."""
     for codec, target in (("none", 100.0), ("zstd", None)):
         values = [
             compaction_bench.megabytes_per_cpu_second(bench.brokers.directory, codec)
@@ -461,7 +461,7 @@ def compaction(bench: Bench) -> None:
 # -- surge ------------------------------------------------------------------------------------------
 
 QUIET_CLIENTS = 10
-SURGE_TIMES = 10  # what the one sends, in shares of one of the others
+SURGE_TIMES = 10  # the rate of the one, as a multiple of one of the others'
 QUIET_LOAD = {"batch": 16384, "rate": 1_000, "acks": -1, "connections": QUIET_CLIENTS, "partitions": QUIET_CLIENTS + 1}
 SURGE_MS, SURGE_QUICK_MS = 4_000, 2_000
 SURGE_WARM_MS = 1_000
@@ -475,7 +475,7 @@ def _surges(number: int) -> tuple[int, ...]:
 
 
 def _surge_ratios(tails: dict[int, list[float]]) -> list[float]:
-    """Round by round: what the surge makes of the others' p99."""
+    """By round: the others' p99 beside the surge as a multiple of their p99 alone."""
     return [surged / alone for surged, alone in zip(tails[SURGE_TIMES], tails[0], strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""What groups and transactions cost: the acceptor's part of the broker. The load is
+"""The cost of groups and transactions: the acceptor's part of the broker. The load is
 perf/coordinating.py, on the clients' CPU; the acceptor runs where the kernel puts it.
 """
 
@@ -47,8 +47,8 @@ def _command(what: str, broker: Measured, arguments: dict[str, object]) -> list[
 
 @contextlib.contextmanager
 def _load(what: str, broker: Measured, **arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """From when its members or producers are there. The block may end before the load does;
-    `_result` waits for it.
+    """Runs the load; the block begins when its members or producers have started, and may end before the
+    load does: `_result` waits for it.
     """
     with subprocess.Popen(
         _command(what, broker, arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=loading.ROOT
@@ -79,7 +79,7 @@ def _run(what: str, broker: Measured, **arguments: object) -> dict:
 
 
 def _flushes(broker: Measured) -> float:
-    """Of all workers, since their start."""
+    """The flushes of all workers since their start."""
     with urllib.request.urlopen(
         f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10
     ) as answer:
@@ -120,8 +120,8 @@ def groups(bench: Bench) -> None:
 
 
 def heartbeats(bench: Bench) -> None:
-    """What 5,000 heartbeats a second cost the acceptor, and everybody else: the same load at
-    another broker of this machine shows what is only the CPUs being shared.
+    """The effect of 5,000 heartbeats a second on the acceptor and on other clients: the same load at
+    another broker of this machine shows how much is due only to sharing the CPUs.
     """
     broker, other = bench.brokers.get("uring"), bench.brokers.get("heartbeats")
     topic = broker.topic("beside-heartbeats", flush_on_ack="false")
@@ -242,7 +242,7 @@ def transactions(bench: Bench) -> None:
 
 
 def offsets(bench: Bench) -> None:
-    """A million committed offsets: until all groups can be asked again, after kill -9 of the
+    """A million committed offsets: the time until all groups can be queried again, after kill -9 of the
     acceptor and after a restart of the broker.
     """
     groups, each = (GROUPS, OFFSETS_EACH) if not bench.quick else (100, OFFSETS_EACH)

@@ -1,11 +1,10 @@
-"""The shared-memory path, beside TCP in the same run: what a producer and a consumer on the
-broker's own host reach, and what they and the broker spend.
+"""The shared-memory path, beside TCP in the same run: the rates of a producer and a consumer on the
+broker's host, and the CPU time of both sides.
 
 C programs: perf/native/local (through native/client/client.h). Python: perf/local_load.py, the
-package's own client. Both on the clients' CPU, one worker on CPU 0, so that "a core" is what the
-kernel's accounting says it is. TCP's C side is the load generator, whose batches are encoded
-beforehand: it spends less than a client that builds them would, and what it reaches is the
-broker's.
+package's own client. Both run on the clients' CPU, one worker on CPU 0, so that the kernel accounts
+for one core each. TCP's C side is the load generator, whose batches are encoded beforehand: it
+spends less than a client that builds them, so its rates are the broker's.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
@@ -26,7 +25,7 @@ from perf.brokers import Measured
 from perf.report import REACHED, Figure, markdown_table, median_text, number, spread
 
 RECORD = 100
-BURST_RECORDS = 10_000_000  # 1 GB of records, and as much of what is around them as the batches have
+BURST_RECORDS = 10_000_000  # 1 GB of records, plus the overhead of the batches
 WARM_MEGABYTES = 1_300
 FRAMED = 12  # bytes around such a record in a batch
 HEADLINE_RATE, HEADLINE_RECORD, HEADLINE_MILLISECONDS = 800_000, 1024, 5_000
@@ -46,7 +45,7 @@ def broker_of(bench: Bench) -> Measured:
 
 
 def awake_of(bench: Bench) -> Measured:
-    """One whose worker looks for work for a millisecond before it sleeps."""
+    """A broker whose worker polls for a millisecond before it sleeps."""
     return bench.brokers.get("local-awake", workers=1, config={"worker.spin.us": "1000"})
 
 
@@ -104,7 +103,7 @@ def _python(broker: Measured, what: str, transport: str, **arguments: object) ->
 
 
 class _Kept:
-    """Values by name, in the order of their first coming."""
+    """Collects values by name, in the order of their first value."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[float]] = {}
@@ -113,7 +112,7 @@ class _Kept:
         self.values.setdefault(name, []).append(value)
 
     def load(self, name: str, result: dict, spent: CpuTime) -> None:
-        """A rate, and what a million records cost both sides."""
+        """Adds a rate, and the CPU time of both sides for a million records."""
         self(f"{name}: records/s", result["count"] / result["seconds"])
         self(f"{name}: client", result["client_cpu_seconds"] * 1e6 / result["count"])
         self(f"{name}: broker", spent.run_us / result["count"])
@@ -134,8 +133,8 @@ class _Kept:
 
 
 def native_produce(bench: Bench) -> None:
-    """Records of 100 B built into batches by C, in the memory shared with the worker, until all are
-    acknowledged (acks=1, flush.on.ack=false).
+    """Records of 100 B that the C client puts into batches in the memory shared with the worker, until
+    all are acknowledged (acks=1, flush.on.ack=false).
     """
     broker, kept = broker_of(bench), _Kept()
     for _ in bench.repeat("local: C producer"):
@@ -195,8 +194,8 @@ def native_produce(bench: Bench) -> None:
 
 
 def native_latency(bench: Bench) -> None:
-    """One record, from before it is built until its acknowledgement has been taken (acks=1): the
-    worker awake, the client spinning. TCP against the same worker.
+    """One record, from before it is built until its acknowledgement is processed (acks=1): the worker
+    polls, the client spins. TCP against the same worker.
     """
     broker, kept = awake_of(bench), _Kept()
     topic = broker.topic("latency", flush_on_ack="false")
@@ -288,8 +287,8 @@ def python_consume(bench: Bench) -> None:
 
 
 def idle_consumer(bench: Bench) -> None:
-    """A consumer that has read everything and waits in poll: its own CPU time, and what the reactor
-    spends more than without it.
+    """A consumer that has read everything and waits in poll: its own CPU time, and how much more the
+    reactor spends than without it.
     """
     broker, kept = broker_of(bench), _Kept()
     topic = broker.topic("local-idle", flush_on_ack="false")
@@ -331,8 +330,8 @@ def _idle_us(broker: Measured, seconds: float) -> float:
 
 
 def headline(bench: Bench) -> None:
-    """800,000 records of 1 KiB a second for five seconds, as they fall due: latency from then to
-    the acknowledgement, and the cores of both sides.
+    """800,000 records of 1 KiB a second for five seconds, open-loop: latency from when a record is due
+    to its acknowledgement, and the cores that both sides use.
     """
     broker, kept = broker_of(bench), _Kept()
     for _ in bench.repeat("local: 800,000 records/s of 1 KiB", 3):
@@ -373,8 +372,8 @@ def headline(bench: Bench) -> None:
 
 
 def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
-    """The block of docs/performance.md: every figure of these cases. Rates are shown with what a
-    million records cost, and with what that comes to when neither side has to share its core.
+    """The block of docs/performance.md: every figure of these cases. Rates are shown with the CPU time
+    of a million records, and the rate that follows from it when each side has a whole core.
     `facts`: machine(), and how many measurements were disturbed.
     """
     mine = {figure.name.removeprefix("local: "): figure for figure in figures if figure.name.startswith("local: ")}

@@ -1,7 +1,7 @@
 """The control plane of large clusters, by running its cores: the metadata of up to a million
-partitions as a snapshot, its way into a broker, the failover of thousands of leaders, the
-heartbeats of a thousand hosts. CPU time of one core; the network, the disk's flush and the workers'
-own work are not in it, and said so on the page.
+partitions as a snapshot, its installation in a broker, the failover of thousands of leaders, the
+heartbeats of a thousand hosts. CPU time of one core; it excludes the network, the disk's flush and
+the workers' own work, as the page says.
 
 The model: `hosts` brokers in racks, topics of TOPIC_PARTITIONS partitions with three replicas
 placed in turn, min.insync.replicas 2, everything in sync. Ids are as long as real ones.
@@ -170,8 +170,8 @@ def catch_up(partitions: int, hosts: int) -> dict:
 
 
 def failover(partitions: int, hosts: int, leaders: int) -> dict:
-    """Hosts that lead `leaders` partitions together are fenced at once: from the decision to the
-    message that a worker decodes.
+    """Hosts that together lead `leaders` partitions are fenced at the same time: CPU seconds from the
+    decision to the message that a worker decodes.
     """
     state = cluster(partitions, hosts)
     led: dict[int, int] = {}
@@ -230,14 +230,14 @@ def failover(partitions: int, hosts: int, leaders: int) -> dict:
         "fenced": len(nodes),
         "leaders": moved,
         "record_bytes": sum(map(len, values)),
-        "news_bytes": sum(map(len, data)),
+        "update_bytes": sum(map(len, data)),
         "steps": steps,
         "total_s": sum(steps.values()),
     }
 
 
 def heartbeats(partitions: int, hosts: int) -> dict:
-    """What `hosts` brokers cost the active controller: heartbeats every second, and its own upkeep."""
+    """CPU time of the active controller for `hosts` brokers: heartbeats every second, and its own upkeep."""
     state = cluster(partitions, hosts)
     options = ControllerOptions()
     controller = ActiveController(1, state, options, 0, clustered=True)

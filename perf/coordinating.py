@@ -1,12 +1,13 @@
 """Load on the coordinators: members of groups and transactional producers, one process, frames
 encoded beforehand. Run by perf/cases_coordinators.py on the clients' CPU.
 
-    python -m perf.coordinating members      port topic members            they join at once, one leaves: seconds until all that are left have their assignment
+    python -m perf.coordinating members      port topic members
+        All join at the same time, then one leaves: seconds until all others have their assignment.
     python -m perf.coordinating heartbeats   port topic members rate seconds
     python -m perf.coordinating transactions port topic producers rate seconds [warm]
 
-Words are NAME=VALUE; one JSON object is printed. Loads are open: what is due is sent when it is
-due, and a latency counts from then, so that waiting behind oneself shows.
+Arguments are NAME=VALUE; one JSON object is printed. Loads are open-loop: a request is sent when it is
+due, and its latency counts from then, so that queueing in this process is included.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ PRODUCE, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, INIT_
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, CONCURRENT_TRANSACTIONS = 79, 27, 51
 NOT_YET = (14, 15, 16, CONCURRENT_TRANSACTIONS)
 SESSION_MS = 30_000
-# of members that are to learn of a rebalance: a tenth of what client libraries take for their
-# default
+# heartbeat interval of members that are to learn of a rebalance: a tenth of the default of client
+# libraries
 HEARTBEAT_S = 0.3
 PARTITIONS = 3
 RECORDS = (4, 3, 3)
@@ -54,7 +55,7 @@ TICK_S = 0.002
 
 
 class Connection(asyncio.Protocol):
-    """Frames in order; a future for each reply, which is given as bytes without the length word."""
+    """Sends frames in order; each reply completes a future, as bytes without the length word."""
 
     def __init__(self) -> None:
         self.waiting: deque[asyncio.Future[bytes]] = deque()
@@ -103,7 +104,7 @@ def framed(request: object, version: int) -> bytes:
 
 
 async def coordinator(connection: Connection, key: str, kind: int) -> None:
-    """Until it is there."""
+    """Waits until the coordinator is available."""
     while True:
         answer = await connection.call(
             FIND_COORDINATOR, 4, FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
@@ -130,7 +131,7 @@ class Member:
         self.member_id, self.generation = "", -1
 
     async def join(self) -> None:
-        """A whole rebalance, as often as another one comes between."""
+        """Joins and syncs; begins again whenever another rebalance interrupts it."""
         while True:
             protocols = [
                 JoinGroupRequest.Protocol(
@@ -181,7 +182,7 @@ class Member:
         return framed(HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id), 3)
 
     async def join_after_heartbeat(self, phase_s: float) -> None:
-        """As a client does it: a heartbeat tells it of the rebalance."""
+        """Joins like a client that learns of the rebalance from the response to a heartbeat."""
         await asyncio.sleep(phase_s)
         while True:
             await asyncio.sleep(HEARTBEAT_S)
@@ -221,8 +222,8 @@ async def members(port: int, topic: str, members: int) -> dict:
 
 
 async def heartbeats(port: int, topic: str, members: int, rate: int, seconds: float) -> dict:
-    """Groups of one member each, over a tenth as many connections: what a heartbeat costs does not
-    depend on that.
+    """Groups of one member each, over a tenth as many connections: the cost of a heartbeat does not
+    depend on their number.
     """
     connections = [await Connection.dial(port) for _ in range(max(members // 10, 1))]
     await coordinator(connections[0], "x", 0)
@@ -258,8 +259,8 @@ async def heartbeats(port: int, topic: str, members: int, rate: int, seconds: fl
 
 
 class TransactionalProducer:
-    """Ten records into three partitions, and the end: two requests, as a client of transactions v2
-    sends them. Of the encoded Produce only epoch and CRC change.
+    """Writes ten records to three partitions and ends the transaction: two requests, as a client of
+    transactions v2 sends them. Only epoch and CRC of the encoded Produce change.
     """
 
     def __init__(self, connection: Connection, name: str, topic: str) -> None:
@@ -317,7 +318,7 @@ class TransactionalProducer:
         self.end_epoch_at = self.end.index(struct.pack(">qh", producer_id, 0x7A7A)) + 8
 
     async def transaction(self) -> float:
-        """Seconds that the commit took, EndTxn alone."""
+        """Runs one transaction. Returns the seconds that EndTxn took."""
         producer_id, epoch = self.identity
         for at, size in self.places:
             struct.pack_into(">h", self.produce, at + HEADER_BYTES - 10, epoch)
@@ -341,8 +342,8 @@ class TransactionalProducer:
 
 
 async def transactions(port: int, topic: str, producers: int, rate: int, seconds: float, warm: float = 1.0) -> dict:
-    """`rate` in a second by all together; one whose producer is still busy begins when that is
-    done, and `late_p99_ms` says how much that was.
+    """`rate`: transactions a second of all producers together. A transaction that is due while its
+    producer is busy begins late; `late_p99_ms` is by how much.
     """
     all_of_them = [
         TransactionalProducer(await Connection.dial(port), f"load-{time.time_ns()}-{number}", topic)

@@ -1,10 +1,10 @@
-"""Gossip of up to a thousand hosts, by simulation with the real core: how long a failure takes to
-be known to all, and what a host sends, receives and computes meanwhile.
+"""Gossip of up to a thousand hosts, by simulation with the real core: how long it takes until all know
+of a failure, and how much a host sends, receives and computes meanwhile.
 
 The model: every host has its own GossipCore with the settings of a broker; datagrams take DELAY_MS
 and are lost at random; clocks drift; TCP exchanges take ROUND_TRIP_MS. All hosts know each other at
-the start (joining is the simulator's matter, tests/sim). Not in it: bandwidth, switches, garbage
-collection, other work of the controller's process.
+the start (the simulator covers joining: tests/sim). The model has no bandwidth, switches, garbage
+collection, or other work of the controller's process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Host:
 
 
 class Model:
-    """`run(until_ms)`; what happened is in `seen`: victim -> host -> [suspected at, dead at]."""
+    """The simulated cluster. `seen`: victim -> host -> [suspected at, dead at]."""
 
     def __init__(self, count: int, loss: float, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -178,11 +178,11 @@ class Model:
         elif effect.member.state == SUSPECT:
             self.false_suspicions += 1
 
-    # -- what is read off --------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------
 
     def known_ms(self) -> tuple[list[int], list[int]]:
-        """For each victim: when the last of the living suspected it (or had it for dead), and when
-        the last had it for dead.
+        """For each victim: when the last living host suspected it (or considered it dead), and when the
+        last considered it dead.
         """
         living = [number for number, host in self.hosts.items() if host.alive]
         suspected, dead = [], []
@@ -216,8 +216,8 @@ class Model:
 
 
 def failures(count: int, loss: float, victims: int, seed: int) -> dict:
-    """Hosts that fail one after the other; then one of those that live says who the controller is.
-    Milliseconds; datagrams per host and second, of the living.
+    """Hosts fail one after the other; then a living host announces the controller. Milliseconds;
+    datagrams per living host and second.
     """
     model = Model(count, loss, seed)
     model.run(SETTLE_MS)
@@ -255,7 +255,7 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
 
 
 def at_once(count: int, loss: float, share: float, seed: int) -> dict:
-    """So many hosts fail at the same moment: a rack, a switch."""
+    """A share of the hosts fails at the same moment: a rack, a switch."""
     model = Model(count, loss, seed)
     model.run(SETTLE_MS)
     began = model.now

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / ".build" / "perf"
 SOURCES = Path(__file__).resolve().parent / "native"
 LOCAL_SOURCES = SOURCES / "local"
-# what the C client stands on, beside its own files (native/client)
+# the parts of native/ that the C client needs, beside its own files (native/client)
 LOCAL_PARTS = (
     "wire/batch.c",
     "base/crc32c.c",
@@ -29,18 +29,18 @@ WORKER_CPU = 0
 
 
 def client_cpu() -> int:
-    """The last CPU we may use; the worker's when there is only one (then rates mean little, CPU
-    time still does).
+    """The last CPU that this process may use; the worker's when there is only one (then rates mean
+    little, but CPU time is still valid).
     """
     return max(os.sched_getaffinity(0))
 
 
 class LoadFailed(RuntimeError):
-    """The load generator could not do its work; the message is its own."""
+    """The load generator failed; the message is its own."""
 
 
 def build() -> Path:
-    """The program, compiled if need be. Raises LoadFailed."""
+    """The program, compiled if necessary. Raises LoadFailed."""
     program = BUILD / "load"
     newest = max(source.stat().st_mtime for source in SOURCES.iterdir() if source.is_file())
     if not program.exists() or program.stat().st_mtime < newest:
@@ -50,8 +50,8 @@ def build() -> Path:
 
 @functools.cache
 def build_local() -> Path:
-    """The load generator through shared memory, with the C client in it, compiled if need be, once
-    in a run. Raises LoadFailed.
+    """The load generator for shared memory, with the C client in it, compiled if necessary, once in a
+    run. Raises LoadFailed.
     """
     program, native = BUILD / "local", ROOT / "native"
     sources = [
@@ -61,8 +61,8 @@ def build_local() -> Path:
     ]
     newest = max(path.stat().st_mtime for path in (*sources, *native.rglob("*.h")))
     if not program.exists() or program.stat().st_mtime < newest:
-        # what the client has beyond a producer needs more of the core: sections that nothing
-        # reaches are left out, and with them what they refer to
+        # the client's other parts need more of the core: unreachable sections are omitted, and so is
+        # what they refer to
         _compile(
             program,
             ["-O3", "-DNDEBUG", "-fno-strict-aliasing", "-ffunction-sections", "-fdata-sections", f"-I{native}"],
@@ -105,7 +105,7 @@ def _words(what: str, arguments: dict[str, object]) -> list[str]:
 
 
 def run(what: str, *, timeout_s: float = 120, **arguments: object) -> dict:
-    """One run; its JSON. Raises LoadFailed."""
+    """Runs the load generator. Returns its JSON. Raises LoadFailed."""
     try:
         done = subprocess.run(_words(what, arguments), capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:

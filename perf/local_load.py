@@ -1,5 +1,5 @@
-"""Load by the Python client, through shared memory or TCP: one command a run, one line of JSON. A
-process of its own, so that it can be pinned and its CPU time told apart.
+"""Load by the Python client, through shared memory or TCP: one command for each run, one line of JSON.
+It is a process of its own, so that it can be pinned and its CPU time measured separately.
 
     python -m perf.local_load produce_batch  transport=shm bootstrap=127.0.0.1:9092 topic=t
                                              record=100 count=1000000 [form=array|list]
@@ -62,7 +62,7 @@ def _producer(arguments: _Arguments) -> Producer:
 
 
 def _values(record: int, count: int) -> numpy.ndarray:
-    """Letters, neither all alike nor noise: uint8[count, record]."""
+    """Letters, neither all equal nor random: uint8[count, record]."""
     return (
         (numpy.arange(record * count, dtype=numpy.uint64) * 2654435761 // 128 % 26 + 65)
         .astype(numpy.uint8)
@@ -76,7 +76,7 @@ def _failed(left: int) -> None:
 
 
 class _Reports:
-    """Counts what was acknowledged: the program must not measure what was lost."""
+    """Counts acknowledged records: lost ones must not be measured."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -156,8 +156,8 @@ def _consumer(arguments: _Arguments) -> Consumer:
 
 
 def _consuming(arguments: _Arguments, take: Callable[[Consumer], tuple[int, int]]) -> dict[str, Any]:
-    """`take` gives (records, bytes of their values). The first call, with what attaching costs,
-    does not count.
+    """`take` returns (records, bytes of their values). The first call, which includes attaching, does
+    not count.
     """
     record, count = arguments.number("record"), arguments.number("count")
     consumer = _consumer(arguments)

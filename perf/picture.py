@@ -1,6 +1,6 @@
 """`python -m perf picture`: the README's picture of a broker at work, docs/images/running.svg.
 
-Every line of it is the real output of a real command. The broker listens on 9092, as in the README;
+Every line is the real output of a real command. The broker listens on 9092, as in the README;
 ValueError when the port is taken.
 """
 
@@ -22,7 +22,7 @@ from perf.loading import ROOT
 
 PICTURE = ROOT / "docs" / "images" / "running.svg"
 COLUMNS = 92
-STORY = (
+COMMANDS = (
     "mqd topic create readings -p 6",
     "seq 1 100000 | mqd produce readings",
     "mqd consume readings -n 3 -f '%p %o %v\\n' -o beginning",
@@ -47,7 +47,7 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 
 @contextlib.contextmanager
 def _broker(data_dir: Path) -> Iterator[list[str]]:
-    """Gives the lines that `mqd up` prints until it is ready."""
+    """Runs a broker. Yields the lines that `mqd up` prints until it is ready."""
     command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(data_dir), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None
@@ -66,7 +66,7 @@ def _broker(data_dir: Path) -> Iterator[list[str]]:
 
 
 def _run(command: str, data_dir: Path) -> list[str]:
-    """What it prints, on both streams; the broker's directory is where `mqd` looks for it."""
+    """The command's output on both streams; MQD_DATA_DIR is the broker's directory."""
     environment = {**os.environ, "MQD_DATA_DIR": str(data_dir), "COLUMNS": str(COLUMNS)}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
@@ -89,7 +89,7 @@ def draw(path: Path = PICTURE) -> None:
         data_dir = Path(directory) / "data"
         with _broker(data_dir) as lines:
             show("mqd up &", [line.replace(str(data_dir), "~/.local/share/mqd") for line in lines])
-            for command in STORY:
+            for command in COMMANDS:
                 shown = [line.replace(str(data_dir), "~/.local/share/mqd") for line in _run(command, data_dir)]
                 show(command, shown)
     svg = console.export_svg(title="mqd", code_format=FORMAT, unique_id="mqd")

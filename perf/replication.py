@@ -1,20 +1,20 @@
-"""What replication costs: `python -m perf.replication` fills its part of docs/scale.md. Three
-brokers of one worker each on this machine's loopback; some minutes.
+"""The cost of replication: `python -m perf.replication` fills its part of docs/scale.md. It runs three
+brokers of one worker each on this machine's loopback, for some minutes.
 
 A topic with one replica and one with three, acks=all, flush.on.ack=false, are written to in turns,
 through the same broker as their leader. CPU-µs are those of each broker's worker process, for a
-record of 1 KiB: the leader's against the unreplicated one's in the same turn, and the followers'.
-Then the time to the acknowledgement at parts of the highest rate: of the load generator, which
-costs next to nothing, and of librdkafka, which takes most of the machine.
+record of 1 KiB: the leader's compared with the unreplicated leader's in the same turn, and the
+followers'. Then the time to the acknowledgement at fractions of the highest rate: by the load
+generator, which uses almost no CPU, and by librdkafka, which takes most of the machine.
 
-* The workers share a CPU unless --cpus says otherwise, and with it its caches: the harder case, for
-  each host of a real cluster has its own. Clients have the other one. So rates are this machine's,
-  and ratios are the measurement.
-* Three brokers fill three times as many pages as one. In a virtual machine whose host takes free
-  pages back, a page costs several times more when it comes again: that made a follower of 16 KiB
-  batches look five times as dear as it is. So before each run as much memory is touched as all
-  copies take, and the first turn is thrown away.
-* How long workers waited for a CPU stands beside the latencies: what is beyond that is ours.
+* The workers share a CPU and its caches unless --cpus says otherwise: a harder case than a real
+  cluster, where each host has its own. Clients have the other CPU. So rates hold for this machine
+  only; the ratios are the result.
+* Three brokers fill three times as many pages as one. In a virtual machine whose host reclaims free
+  pages, touching a page again costs several times more: that made a follower of 16 KiB batches seem
+  five times as expensive as it is. So before each run as much memory is touched as all copies take,
+  and the first turn is discarded.
+* How long workers waited for a CPU is shown beside the latencies: only the rest is mqd's own.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ LATENCY_TARGET_US = 5000
 LOAD = Load(record_bytes=1024, partitions=6)
 SHARES = (1 / 2, 1 / 4, 1 / 8)  # of the maximum
 MAXIMUM_MS, PACED_MS, WARM_MS, PACED_WARM_MS = 6000, 10_000, 3000, 1000
-TOUCH_MORE, TOUCH_LIMIT_MS = 1.3, 20_000  # times what the copies take; where it takes longer, the machine is not ours
-SEED_RATE = 500_000  # records/s that the first design promised of a cluster, at three replicas
+TOUCH_MORE, TOUCH_LIMIT_MS = 1.3, 20_000  # times the copies' size; a machine on which touching takes longer is too busy
+SEED_RATE = 500_000  # records/s of a cluster at three replicas according to the first design
 HOSTS, WORKERS, COMPRESSIONS = (3, 5, 10), (1, 2), (1.0, 0.5, 0.25)
 RESULT = loading.ROOT / "perf" / "replication.json"
 PAGE = loading.ROOT / "docs" / "scale.md"
 
 
 class _Address(NamedTuple):
-    """What perf.peers' drivers want of a peer."""
+    """The part of a peer that the drivers of perf.peers use."""
 
     address: str
     port: int
 
 
 class OnLoopback(Cluster):
-    """All on 127.0.0.1, which is where the load generator connects, with ports of their own; each
-    worker on the CPU that is named for it.
+    """All members on 127.0.0.1, where the load generator connects, with ports of their own; each worker
+    on its given CPU.
     """
 
     def __init__(self, directory: Path, cpus: list[str]) -> None:
@@ -129,7 +129,7 @@ def _touch(records: int, copies: int) -> None:
 
 
 def _begin(leader: Member, topic: str, words: dict[str, int]) -> None:
-    """Some batches, until they are taken: the topic's followers have to be in sync first."""
+    """Sends some batches until they are accepted: the topic's followers have to be in sync first."""
     deadline = time.monotonic() + 30
     while True:
         try:
@@ -171,12 +171,12 @@ def _turn(leader: Member, pids: list[list[int]], words: dict[str, int], name: st
 
 
 def _latencies(members: list[Member], pids: list[list[int]], turns: int) -> dict:
-    """librdkafka over all three: its own maximum, then parts of it, with a consumer reading along."""
+    """librdkafka to all three brokers: its maximum rate, then fractions of it, with a concurrent consumer."""
     peer, driver = _Address(",".join(member.bootstrap for member in members), members[0].port), Librdkafka()
 
     def topic(name: str) -> None:
         _topic(members[0], name, [[1 + (index + step) % 3 for step in range(3)] for index in range(LOAD.partitions)])
-        time.sleep(2.0)  # every host has said what it leads
+        time.sleep(2.0)  # every host has published its leaderships
 
     def turn(share: float, name: str) -> dict:
         rate = int(maximum * share)
@@ -201,8 +201,8 @@ def _latencies(members: list[Member], pids: list[list[int]], turns: int) -> dict
 
 
 def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) -> list[dict]:
-    """The load generator, at parts of the rate that it reached: it keeps its rate whatever the
-    broker does, and times count from when a batch was due.
+    """The load generator, at fractions of the rate that it reached: open-loop, times count from when a
+    batch was due.
     """
     words = {name: WAYS[BATCHED][name] for name in ("batch", "records", "connections")}
 
@@ -229,8 +229,8 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
 
 
 class _Watched:
-    """What all workers ran and waited within the block, as shares of one CPU: of the time that it
-    took, which is longer than was planned where the rate was not kept.
+    """The time that all workers ran and waited within the block, as shares of one CPU: of the block's
+    actual duration, which is longer than planned where the rate was not kept.
     """
 
     def __init__(self, pids: list[list[int]]) -> None:
@@ -247,8 +247,8 @@ class _Watched:
 
 
 def _middle(points: list[dict]) -> dict:
-    """The turn whose p99 is the median, and all p99: one second in which the machine stood still
-    spoils one turn of ten seconds, not the figure.
+    """The turn whose p99 is the median, and all p99: if the machine stalls for a second, that spoils one
+    turn of ten seconds, not the figure.
     """
     in_order = sorted(points, key=lambda point: point["p99_us"])
     return {**in_order[len(points) // 2], "all_p99_us": [point["p99_us"] for point in in_order]}
@@ -291,7 +291,7 @@ def measure(directory: Path, turns: int, cpus: list[str], latency: bool) -> dict
         return reported
 
 
-# -- telling ---------------------------------------------------------------------------------------
+# -- the page --------------------------------------------------------------------------------------
 
 
 def _follower(turn: dict) -> float:
@@ -457,7 +457,7 @@ def write(result: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m perf.replication", description=__doc__.splitlines()[0])
-    parser.add_argument("--turns", type=int, default=5, help="that count; one more is run")
+    parser.add_argument("--turns", type=int, default=5, help="turns that count; one more is run")
     parser.add_argument(
         "--cpus",
         default="0,0,0",

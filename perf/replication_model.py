@@ -1,15 +1,15 @@
-"""How many records per second a cluster carries, out of what a record costs the leader of its
-partition and each follower (`python -m perf.replication`). Arithmetic only.
+"""The records per second of a cluster, computed from the CPU time of a record on the leader of its
+partition and on each follower (`python -m perf.replication`). Arithmetic only.
 
-1. A batch costs something for itself and something for its bytes, a straight line through the two
-   measured points: one record of 1 KiB a batch, and many. The leader's decompression, to validate
-   records, is left out, so compression takes away bytes and nothing else.
-2. A leader pays for each follower alike: what it costs beyond an unreplicated partition is divided
-   among the followers that were there.
+1. A batch has a fixed cost and a cost for its bytes: a straight line through the two measured points,
+   one record of 1 KiB a batch, and many. The leader's decompression, to validate records, is left
+   out, so compression only reduces the bytes.
+2. Each follower costs a leader the same: its cost beyond an unreplicated partition is divided by the
+   number of followers in the measurement.
 3. Leaders and followers are spread evenly, so a record's cost is shared by all hosts. Workers of
    one host are worth less than their number, by the law of mqd.cli.sizing.
-4. Network: each copy arrives once and leaves its leader once for each follower. Readers are not in
-   here: `mqd size` has them.
+4. Network: each copy arrives once and leaves its leader once for each follower. Readers are excluded:
+   `mqd size` includes them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ NETWORK_BYTES_PER_S = 1.25e9  # of a host, each way
 
 
 class Roles(NamedTuple):
-    """CPU-µs for a record of 1 KiB: of the unreplicated partition's leader, of the replicated
-    one's, of each follower.
+    """CPU-µs for a record of 1 KiB: of an unreplicated partition's leader, of a replicated partition's
+    leader, and of each follower.
     """
 
     alone: float
@@ -34,14 +34,14 @@ class Roles(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """By batch: `fixed` CPU-µs, and `per_record` for the bytes of each record before compression."""
+    """Of a batch: `fixed` CPU-µs, and `per_record` for the bytes of each record before compression."""
 
     fixed: Roles
     per_record: Roles
 
     def record(self, replicas: int, batch_records: int, compression: float) -> float:
-        """CPU-µs of all hosts together for one record. `compression`: bytes afterwards by bytes
-        before.
+        """CPU-µs of all hosts together for one record. `compression`: compressed bytes divided by
+        uncompressed bytes.
         """
         each = Roles(
             *(
@@ -54,7 +54,7 @@ class Costs(NamedTuple):
 
 
 def costs_from(single: Roles, batched: Roles, batch_records: int) -> Costs:
-    """`single`: one record a batch; `batched`: so many. Noise makes neither part negative."""
+    """`single`: one record a batch; `batched`: `batch_records`. Neither part is negative, despite noise."""
     per_record, fixed = [], []
     for one, many in zip(single, batched, strict=True):
         slope = max(0.0, (many * batch_records - one) / (batch_records - 1))
@@ -64,9 +64,7 @@ def costs_from(single: Roles, batched: Roles, batch_records: int) -> Costs:
 
 
 def network_rate(hosts: int, replicas: int, compression: float, bytes_per_s: float = NETWORK_BYTES_PER_S) -> float:
-    """Records/s that hosts with so much bandwidth each way take in: from producers, and from
-    leaders.
-    """
+    """Records/s that hosts of this bandwidth, each way, can receive from producers and from leaders."""
     return bytes_per_s * hosts / (WIRE * RECORD_BYTES * compression * replicas)
 
 
@@ -80,5 +78,5 @@ def cores_rate(
     batch_records: int = 16,
     compression: float = 1.0,
 ) -> float:
-    """Records/s that so many hosts carry, each with so many workers that have a core each."""
+    """Records/s of `hosts` hosts with `workers` workers each, which have a core each."""
     return 1e6 * hosts * speedup(figures, workers) / costs.record(replicas, batch_records, compression)

@@ -19,8 +19,8 @@ BELOW = "below what can be measured"  # a difference of two measurements that ca
 
 @dataclasses.dataclass
 class Figure:
-    """One measured thing: a value for each repetition. `target` with `at_least` False is the most
-    it may be; None: for information.
+    """One measured quantity: a value for each repetition. `target`: the highest permitted value, or
+    with `at_least` the lowest; None: for information.
     """
 
     name: str
@@ -72,7 +72,8 @@ class Figure:
 
     @classmethod
     def from_json(cls, name: str, found: dict) -> Figure:
-        """With its median, minimum and maximum as the only values: what the tables show."""
+        """Creates a figure with its median, minimum and maximum as the only values: the tables show
+        no others."""
         values = [found["min"], found["median"], found["max"]]
         return cls(
             name, found["unit"], values, found.get("target"), found.get("at_least", False), found.get("note", "")
@@ -85,7 +86,7 @@ def rounded(value: float) -> float:
 
 
 def number(value: float) -> str:
-    """For people: three significant digits, thousands separated."""
+    """The value for readers: three significant digits, thousands separated."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -130,7 +131,7 @@ def plain_table(figures: Sequence[Figure]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """Wrapped as all prose on our pages."""
+    """The text, wrapped like all prose on the pages."""
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
@@ -159,8 +160,8 @@ def history_line(date: str, commit: str, machine: dict, figures: Iterable[Figure
 
 
 def last_run(history: Path) -> dict:
-    """The last of `make bench`: lines of another kind (that of `make bench-peers`) say so and are
-    passed over. Raises ValueError when there is none.
+    """The last line of `make bench`; lines of another kind (`make bench-peers`) are skipped. Raises
+    ValueError when there is none.
     """
     lines = [json.loads(line) for line in history.read_text().splitlines() if line.strip()] if history.exists() else []
     found = [line for line in lines if "kind" not in line]
@@ -173,7 +174,8 @@ def last_run(history: Path) -> dict:
 
 
 def replace_block(text: str, name: str, block: str) -> str:
-    """The text with what is between <!-- NAME:begin --> and <!-- NAME:end --> replaced. Raises ValueError unless each occurs once, in this order."""
+    """Replaces the text between <!-- NAME:begin --> and <!-- NAME:end -->. Raises ValueError unless each
+    occurs once, in this order."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
         raise ValueError(f"the page needs one {begin} and, after it, one {end}")

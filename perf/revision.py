@@ -1,4 +1,4 @@
-"""Which version of the tree is measured."""
+"""The version of the tree that is measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perf.loading import ROOT
 
 
 def commit() -> str:
-    """Of the tree; ends in -dirty when files that matter differ from it."""
+    """The commit of the tree, with -dirty when relevant files differ from it."""
 
     def git(*words: str) -> str:
         return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True).stdout.strip()

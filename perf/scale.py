@@ -1,12 +1,12 @@
-"""`python -m perf scale`: what a large cluster costs, by simulation with the real cores; fills
+"""`python -m perf scale`: the costs of a large cluster, by simulation with the real cores; fills
 docs/scale.md, perf/scale.json and docs/scale-*.svg.
 
     python -m perf scale gossip      up to 1,000 hosts that gossip (a quarter of an hour)
     python -m perf scale control     the metadata of up to a million partitions (some minutes, 3 GB of memory)
     python -m perf scale --page      only writes the page and the charts again, from perf/scale.json
 
-Simulated time is no wall time: what else runs on the machine changes nothing but the CPU figures,
-which are this machine's.
+Times are simulated: other programs on the machine affect only the CPU figures, which are those of
+this machine.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ def control_page(result: dict) -> str:
             (
                 f"The batch of {found['failover'][1]['leaders']:,} leaders has"
                 f" {found['failover'][1]['record_bytes'] / 1e6:.1f} MB in the log and"
-                f" {found['failover'][1]['news_bytes'] / 1e6:.1f} MB as an update to each process."
+                f" {found['failover'][1]['update_bytes'] / 1e6:.1f} MB as an update to each process."
             ),
             (
                 "**The active controller at rest**: every host's heartbeat once a second, and the upkeep that looks"

@@ -1,16 +1,16 @@
-"""`python -m perf scaling`: how records/s and CPU grow with workers and with clients, and what the
-Universal Scalability Law makes of it.
+"""`python -m perf scaling`: how records/s and CPU grow with workers and with clients, fitted by the
+Universal Scalability Law.
 
 Two questions, each with a curve of its own:
 
-* **Clients**: connections with one batch in flight each, 1 to 16 of them, against one worker. Rates
-  are what a clock says; the law fits them.
-* **Workers**: as much as they can take, from 16 connections. A machine of few cores cannot run many
-  workers and their clients at once, so a clock says little; the kernel's accounting says what a
-  record costs when n workers share the partitions (n - 1 of n batches arrive at a worker that does
-  not own theirs). n ÷ that cost is what n workers would do with cores of their own. It holds
-  everything that grows with the number of workers but what cores do to each other: shared caches,
-  memory bandwidth.
+* **Clients**: connections with one batch in flight each, 1 to 16 of them, against one worker. The law
+  is fitted to wall-clock rates.
+* **Workers**: under full load from 16 connections. A machine of few cores cannot run many workers and
+  their clients at the same time, so wall-clock rates mean little; instead, the CPU time of a record is
+  measured when n workers share the partitions (n - 1 of n batches arrive at a worker that does not
+  own theirs). n ÷ that time is the rate of n workers with cores of their own. It includes everything
+  that grows with the number of workers except contention between cores for caches and memory
+  bandwidth.
 
 Points with more workers than cores are in the second curve only, and marked. Everything is taken in
 turns within one run, several times.
@@ -53,13 +53,13 @@ def worker_counts(cores: int) -> list[int]:
 
 
 def _client_cpus(workers: int) -> list[int]:
-    """Those that no worker has, or the last one."""
+    """The CPUs that no worker has, or the last one."""
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[workers:] or allowed[-1:]
 
 
 def _worker_cpus(workers: int) -> str:
-    """A CPU for each, or none pinned when they do not suffice."""
+    """A CPU for each worker; none is pinned when there are too few."""
     allowed = sorted(os.sched_getaffinity(0))
     return ",".join(str(cpu) for cpu in allowed[:workers]) if workers <= len(allowed) else ""
 
@@ -113,7 +113,7 @@ def _load(
 
 
 def measure(bench: Bench) -> dict:
-    """What is kept in perf/scaling.json: for each point, the values of every repetition."""
+    """The content of perf/scaling.json: for each point, the values of every repetition."""
     cores = len(os.sched_getaffinity(0))
     found: dict[str, dict[str, dict[str, list[float]]]] = {"clients": {}, "workers": {}}
     memory: dict[str, int] = {}
@@ -158,7 +158,7 @@ def measure(bench: Bench) -> dict:
     }
 
 
-# -- what is made of it ----------------------------------------------------------------------------
+# -- evaluation ------------------------------------------------------------------------------------
 
 
 def by_clients(result: dict) -> dict[int, list[float]]:
@@ -166,7 +166,7 @@ def by_clients(result: dict) -> dict[int, list[float]]:
 
 
 def by_workers(result: dict) -> dict[int, list[float]]:
-    """Records/s that so many workers would do with cores of their own."""
+    """Records/s that each number of workers would reach with cores of their own."""
     return {
         int(count): [int(count) * 1e6 / cost for cost in values["cpu_us_per_record"]]
         for count, values in result["curves"]["workers"].items()
@@ -201,7 +201,7 @@ def _fit_lines(title: str, fit: usl.Fit) -> tuple[str, ...]:
         title,
         ranged("rate"),
         ranged("contention"),
-        ranged("coherency") if fit.reported > 2 else "not told",
+        ranged("coherency") if fit.identified > 2 else "not identifiable",
         f"{100 * fit.error:.1f} %",
         peak,
     )

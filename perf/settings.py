@@ -1,4 +1,4 @@
-"""What the settings of latency and throughput buy, as Markdown for docs/performance.md: one block
+"""The effect of the settings for latency and throughput, as Markdown for docs/performance.md: one block
 for each setting.
 """
 
@@ -136,7 +136,7 @@ def _spin(bench: Bench) -> str:
 
 
 def _fetch_minimum(bench: Bench) -> str:
-    """A producer that sends a record every 2 ms; a consumer that asks for more at a time."""
+    """A producer that sends a record every 2 ms; a consumer that requests more at a time."""
     broker = bench.brokers.get("uring")
     lines = []
     for minimum, wait in ((1, 500), (1, 5), (65536, 5), (65536, 20)):
@@ -178,7 +178,7 @@ def _fetch_size(bench: Bench, named: list[tuple[str, Measured]], sizes: tuple[in
 
 
 def _small_batches(broker: Measured) -> str:
-    """A topic of 1 KiB batches, so that a fetch of any size ends where it was asked to."""
+    """A topic of 1 KiB batches, so that a fetch of any size returns as many bytes as requested."""
     if "small" not in broker.topics:
         broker.topic("small", flush_on_ack="false")
         broker.load(

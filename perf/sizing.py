@@ -56,7 +56,7 @@ def figures(run: dict, scaled: dict) -> Figures:
 
 
 def spelled(found: Figures) -> str:
-    """As the file is kept: one field on a line."""
+    """The file's text: one field on a line."""
     fields = {name: getattr(found, name) for name in found.__struct_fields__}
     return (
         "{\n"

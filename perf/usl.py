@@ -34,14 +34,14 @@ class Interval:
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
-    """`told` is how many of the three parameters the data can tell apart. `error`: root mean square
-    of the relative errors.
+    """`identified`: how many of the three parameters the data can identify. `error`: root mean square of
+    the relative errors.
     """
 
     rate: float
     contention: float
     coherency: float
-    reported: int
+    identified: int
     error: float
     samples: tuple[tuple[float, float, float], ...] = ()
 
@@ -52,13 +52,14 @@ class Fit:
         return _interval([law(n, *sample) for sample in self.samples] or [self.at(n)], confidence)
 
     def interval(self, name: str, confidence: float = CONFIDENCE) -> Interval:
-        """Of `rate`, `contention` or `coherency`."""
+        """The interval of `rate`, `contention` or `coherency`."""
         index = ("rate", "contention", "coherency").index(name)
         return _interval([sample[index] for sample in self.samples] or [getattr(self, name)], confidence)
 
     def careful(self, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Contention and coherency of the fit that gains least by n among all but the worst few
-        drawn: one pair that goes together, where both upper ends would be worse than any fit.
+        """Contention and coherency of a pessimistic fit: the one with the least gain at n among all drawn
+        fits but the worst few. Both come from one fit, because both upper ends together would be worse
+        than any fit.
         """
         drawn = sorted(
             (law(n, 1.0, contention, coherency), contention, coherency)
@@ -92,21 +93,21 @@ def fit(points: Mapping[int, Sequence[float]], resamples: int = RESAMPLES, seed:
     measured = {n: numpy.asarray(values, float) for n, values in sorted(points.items())}
     if not measured or any(n < 1 or not len(values) or values.min() <= 0 for n, values in measured.items()):
         raise ValueError("each n from 1 on needs at least one rate above 0")
-    reported = min(len(measured), 3)
-    parameters, error = _solve(measured, reported)
+    identified = min(len(measured), 3)
+    parameters, error = _solve(measured, identified)
     chance = numpy.random.default_rng(seed)
     drawn = ({n: chance.choice(values, len(values)) for n, values in measured.items()} for _ in range(resamples))
-    return Fit(*parameters, reported, error, tuple(_solve(sample, reported)[0] for sample in drawn))
+    return Fit(*parameters, identified, error, tuple(_solve(sample, identified)[0] for sample in drawn))
 
 
-def _solve(measured: Mapping[int, numpy.ndarray], reported: int) -> tuple[tuple[float, float, float], float]:
+def _solve(measured: Mapping[int, numpy.ndarray], identified: int) -> tuple[tuple[float, float, float], float]:
     n = numpy.concatenate([numpy.full(len(values), float(count)) for count, values in measured.items()])
     x = numpy.concatenate(list(measured.values()))
     # rows scaled by x / n: the residual is the relative error of n / x
     columns = numpy.stack([numpy.ones_like(n), n - 1, n * (n - 1)], axis=1) * (x / n)[:, None]
     best: tuple[float, tuple[float, float, float]] | None = None
     for kept in itertools.chain.from_iterable(
-        itertools.combinations(range(1, reported), size) for size in range(reported - 1, -1, -1)
+        itertools.combinations(range(1, identified), size) for size in range(identified - 1, -1, -1)
     ):
         chosen = [0, *kept]
         solution = numpy.linalg.lstsq(columns[:, chosen], numpy.ones_like(n), rcond=None)[0]

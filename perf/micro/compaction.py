@@ -1,5 +1,5 @@
-"""What compaction costs: CPU time of the native core over a log of 1 KiB records, no broker beside
-it; the disk is written and flushed as in earnest.
+"""The cost of compaction: CPU time of the native core over a log of 1 KiB records, without a broker; the
+disk is written and flushed as in a broker.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def write_log(directory: Path, codec: str) -> tuple[list[int], int]:
 
 
 def compact(directory: Path, bases: list[int]) -> Iterator[None]:
-    """All of it but the swaps, which are a handful of renames."""
+    """The whole compaction except the swaps, which are a few renames."""
     options = native.CompactOptions(
         first_dirty_offset=0, clean_count=len(bases) - 1, now_ms=1 << 40, delete_retention_ms=0, map_bytes=64 << 20
     )
@@ -66,7 +66,7 @@ def compact(directory: Path, bases: list[int]) -> Iterator[None]:
 
 
 def megabytes_per_cpu_second(directory: Path, codec: str) -> float:
-    """Of uncompressed records that were read by both passes, once counted."""
+    """MB of uncompressed records, which both passes read and which count once."""
     target = directory / f"compaction-{codec}"
     try:
         bases, size = write_log(target, codec)

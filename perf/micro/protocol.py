@@ -1,4 +1,4 @@
-"""What the Python codec costs: microseconds per message, milliseconds to compile one, microseconds
+"""The cost of the Python codec: microseconds per message, milliseconds to compile one, microseconds
 per record.
 
     python perf/micro/protocol.py            a table (best of 5 rounds; one core; nothing else

@@ -1,4 +1,4 @@
-"""What it costs to look into produced batches (record.validation), in nanoseconds of CPU per record:
+"""The cost of validating produced batches (record.validation), in nanoseconds of CPU per record:
 uncompressed ones as a worker walks them, compressed ones as the acceptor decompresses and walks
 them.
 
@@ -31,8 +31,8 @@ SHAPES = {
 
 
 def batch(value_bytes: int, keyed: bool, headed: bool, compression: str = "none") -> tuple[bytes, int]:
-    """Of about BATCH_BYTES before compression, of values that halve when they are compressed; and
-    how many records it has.
+    """A batch of about BATCH_BYTES before compression, with values that halve when they are compressed;
+    and its number of records.
     """
     random_bytes = random.Random(1)
     count = max(1, BATCH_BYTES // (value_bytes + 10))
@@ -49,7 +49,7 @@ def batch(value_bytes: int, keyed: bool, headed: bool, compression: str = "none"
 
 
 def best_ns(work: Callable[[], object], count: int) -> float:
-    """CPU of this thread: others on the machine take none of it."""
+    """The best CPU time of this thread, in ns for each record."""
     best, repeats = float("inf"), max(1, 20_000 // count)
     for _ in range(ROUNDS):
         begun = time.thread_time_ns()
@@ -60,7 +60,7 @@ def best_ns(work: Callable[[], object], count: int) -> float:
 
 
 def walked(data: bytes, count: int) -> float:
-    """Without what the call from Python costs, which the worker does not pay."""
+    """ns for each record, without the overhead of the call from Python, which the worker does not have."""
     records = memoryview(data)[HEADER_BYTES:]
     empty = best_ns(lambda: native.records_unkeyed(b"", 0, 0), count)
     return round(best_ns(lambda: native.records_unkeyed(records, count, 0), count) - empty, 1)

@@ -1,4 +1,4 @@
-"""How late schedules are, and what they cost: python -m perf.micro.schedules
+"""The delay and cost of schedules: python -m perf.micro.schedules
 
 steady     records that are due a second or two later, at a rate; how late a consumer with
            read_committed has each (p50, p99), CPU microseconds of the timer a record
@@ -25,7 +25,7 @@ from perf.brokers import Brokers, Measured
 
 
 def _timer_cpu_s(broker: Measured) -> float:
-    """Of the broker's process mqd.timer."""
+    """CPU time of the broker's process mqd.timer."""
     for parent in {psutil.Process(pid).parent() for pid in broker.pids()}:
         for child in parent.children() if parent is not None else []:
             if "mqd.timer" in child.cmdline():
@@ -48,7 +48,7 @@ def _consumer(broker: Measured, topic: str) -> Consumer:
 
 
 def delivered(broker: Measured, name: str, dues: list[int], rate: float | None) -> tuple[np.ndarray, float]:
-    """How late each record is there, in ms; CPU seconds of the timer. `dues`: ms from now."""
+    """How late each record is delivered, in ms; CPU seconds of the timer. `dues`: ms from now."""
     target = broker.topic(f"{name}-target")
     schedule = broker.topic(name, **{"schedule.to": target})
     producer = Producer({"bootstrap.servers": f"127.0.0.1:{broker.port}", "queue.buffering.max.messages": 10_000_000})

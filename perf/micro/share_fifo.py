@@ -1,8 +1,8 @@
-"""What share.fifo costs the broker: python -m perf.micro.share_fifo
+"""The cost of share.fifo for the broker: python -m perf.micro.share_fifo
 
-One member of a share group takes records and accepts each by itself, without share.fifo and with it: CPU
-microseconds of the workers and of the acceptor a record. With few keys a member gets no more records at
-a time than there are keys, so that what a request costs is spread over fewer records.
+One member of a share group takes records and accepts each individually, without share.fifo and with it:
+CPU microseconds of the workers and of the acceptor for each record. With few keys a member gets no more
+records at a time than there are keys, so the cost of a request is shared by fewer records.
 """
 
 from __future__ import annotations

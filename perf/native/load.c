@@ -1,4 +1,4 @@
-/* The load generator's command line. Words are NAME=VALUE; one JSON object is printed. Words in
+/* The load generator's command line. Arguments are NAME=VALUE; one JSON object is printed. Those in
  * brackets have defaults.
  *
  *   load produce port topic batch milliseconds
@@ -8,7 +8,7 @@
  *       From the first record, again and again.
  *
  *   load parked port topic [connections]
- *       Caught-up consumers. Prints `ready`; ends with its standard input.
+ *       Caught-up consumers. Prints `ready`; exits when its standard input ends.
  *
  *   load latency port topic batch count [acks cpu path]
  *       One record at a time, interleaved with an echo server (on cpu) and fdatasync (of path).
@@ -18,7 +18,7 @@
  *       The rate, in requests/s, is kept whatever the broker does.
  *
  *   load end_to_end port topic batch count [acks records bytes_min wait_ms pause_us]
- *       Produces on one connection until a parked fetch on another one has it.
+ *       Times a record from its produce on one connection until a parked fetch on another has it.
  *
  *   load sync path count [batch]
  *       The disk alone.

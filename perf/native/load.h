@@ -1,5 +1,5 @@
-/* What the files of the load generator share. It costs next to nothing: frames are encoded once,
- * replies are only counted, so that it measures the broker and not a client library. One thread;
+/* Declarations shared by the files of the load generator. It uses almost no CPU: frames are encoded
+ * once, replies are only counted, so that it measures the broker and not a client library. One thread;
  * loopback only; every run is bounded by seconds or by a count.
  */
 #ifndef MQD_LOAD_H
@@ -46,7 +46,7 @@ struct bytes fetch_frame(const char *topic, int partition, int bytes_max, int by
 void fetch_frame_offset(struct bytes *frame, int64_t offset);
 struct bytes log_end_frame(const char *topic);
 
-/* Of a reply without its length word, for the only partition it holds. */
+/* For a reply without its length word, with a single partition. */
 int produce_reply_error(const uint8_t *reply, size_t size, size_t topic_bytes);
 struct fetched {
     int error;
@@ -72,11 +72,11 @@ void receive_frame(int fd, struct room *room); /* blocking; grows the room */
 /* ---- TLS (load_secure.c) ---- */
 
 void *secure_open(int fd); /* a session; fd blocks during this call */
-/* as send and recv on a socket that does not block */
+/* like send and recv on a non-blocking socket */
 ssize_t secure_send(void *session, const uint8_t *bytes, size_t size);
 ssize_t secure_receive(void *session, uint8_t *bytes, size_t size);
 
-/* ---- what it can do ---- */
+/* ---- commands ---- */
 
 int produce_main(const struct arguments *arguments);
 int fetch_main(const struct arguments *arguments);

@@ -1,6 +1,6 @@
-/* The file system alone: what a broker's writes cost without the broker. Batches of `batch` bytes
- * go to `files` files in turn, `merge` of them in each pwritev, from one thread, into fresh
- * preallocated files; prints CPU time, not time.
+/* The file system alone: the cost of a broker's writes without the broker. Batches of `batch` bytes go
+ * to `files` files in turn, `merge` of them in each pwritev, from one thread, into fresh preallocated
+ * files; prints CPU time, not wall time.
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -53,7 +53,7 @@ int files_main(const struct arguments *arguments)
             die(name);
     }
     int64_t spent = 0;
-    for (int half = 0; half < 2; half++) { /* the first makes the files what they are later: not new */
+    for (int half = 0; half < 2; half++) { /* the first half only warms up: the files are not new afterwards */
         spent = cpu_ns();
         for (int64_t i = 0; i < count; i += merge) {
             int64_t file = i / merge % files;

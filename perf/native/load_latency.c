@@ -1,7 +1,6 @@
-/* One record at a time. What is compared is interleaved in blocks within one run, because this
- * machine's clock and disk change from minute to minute: the broker, a plain echo server with
- * frames of the same size on the worker's CPU, and fdatasync of the same bytes on the same file
- * system.
+/* One record at a time. Three things are measured in alternating blocks within one run, because a
+ * machine's clock and disk change from minute to minute: the broker, a plain echo server with frames
+ * of the same size on the worker's CPU, and fdatasync of the same bytes on the same file system.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -197,8 +196,7 @@ int latency_main(const struct arguments *arguments)
 
 /* ---- produce to consume ---- */
 
-/* Retries when a fetch's wait is over and nothing has come, as consumers do. Returns the offset
- * after what came. */
+/* Fetches until records arrive, as consumers do. Returns the offset after them. */
 static int64_t consume(int fd, struct bytes *fetch, struct room *room, int64_t offset, size_t topic_bytes)
 {
     for (;;) {

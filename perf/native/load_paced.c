@@ -1,7 +1,6 @@
-/* Produce requests at a rate that is kept whatever the broker does: each has a moment at which it
- * is due, and its time runs from there to its reply, so that a broker which stands still is charged
- * for all that would have been sent meanwhile. Requests go out over the connections in turn;
- * replies come in order.
+/* Produce requests at a fixed rate (open loop): a request's time runs from when it is due to its reply,
+ * so that a broker that stalls is charged for all requests that were due meanwhile. Requests go out
+ * over the connections in turn; replies come in order.
  */
 #include <errno.h>
 #include <poll.h>
@@ -123,8 +122,8 @@ static void pace_turn(struct pace *pace, int64_t begin, int64_t measured_ns)
     }
 }
 
-/* The rate is that of all `connections`. With surge=N one more sends N times what one of them does:
- * in the same thread, since two that spin on one CPU would wait for each other. */
+/* `rate` is that of all `connections` together. With surge=N one more connection sends N times as much
+ * as one of them, in the same thread, since two threads that spin on one CPU would wait for each other. */
 int paced_main(const struct arguments *arguments)
 {
     struct pace pace = {.count = (int)argument_number(arguments, "connections", 1),

@@ -1,5 +1,5 @@
-/* The load generator's side of TLS, by the system's libssl.so.3, opened when it is needed: the
- * generator builds without OpenSSL. No certificate is verified. */
+/* TLS in the load generator, by the system's libssl.so.3, opened at run time: the generator builds
+ * without OpenSSL. No certificate is verified. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <string.h>

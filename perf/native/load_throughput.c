@@ -1,6 +1,5 @@
-/* Saturating a broker: many connections, one thread that never sleeps while there is work, so that
- * the broker pays no wake-ups that a client on another host would not cost it either. `spin=0`
- * sleeps in poll(2) instead.
+/* Saturates a broker: many connections, one thread that never sleeps while there is work, so that the
+ * broker has no more wake-ups than with a client on another host. `spin=0` sleeps in poll(2) instead.
  */
 #include <errno.h>
 #include <poll.h>
@@ -282,8 +281,8 @@ int fetch_main(const struct arguments *arguments)
     return run_all(&run, arguments, fetch_turn, "fetch");
 }
 
-/* Fetches at the log's end that wait for records which never come: `ready` is said when all are
- * parked, then it sleeps until its input ends. */
+/* Fetches at the log's end that wait for records that never come: prints `ready` when all are sent,
+ * then sleeps until its input ends. */
 int parked_main(const struct arguments *arguments)
 {
     struct run run = streams_open(arguments, 4096);

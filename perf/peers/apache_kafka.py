@@ -28,7 +28,7 @@ JVM = (
     "-Djava.awt.headless=true",
 )
 
-# config/server.properties of the distribution, but for places, ports and one replica
+# config/server.properties of the distribution, except for paths, ports and one replica
 PROPERTIES = {
     "process.roles": "broker,controller",
     "node.id": "1",
@@ -59,8 +59,8 @@ TOOL_LOGGING = LOGGING.replace('level="INFO"', 'level="WARN"').replace('name="ou
 
 
 def cluster_id() -> str:
-    """As `kafka-storage.sh random-uuid` makes them: 22 characters, the first not a dash,
-    which would read as an option.
+    """An id as made by `kafka-storage.sh random-uuid`: 22 characters, the first not a dash, which would
+    be taken for an option.
     """
     while (text := urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
@@ -100,7 +100,7 @@ class ApacheKafka(KafkaProtocolPeer):
         self._format()
 
     def _format(self) -> None:
-        """What `kafka-storage.sh format --standalone` does; not part of the start-up time."""
+        """Like `kafka-storage.sh format --standalone`; not part of the start-up time."""
         command = self._run_class(
             "kafka.tools.StorageTool",
             ["-Xmx128M"],
@@ -132,7 +132,7 @@ class ApacheKafka(KafkaProtocolPeer):
         return self._run_class("kafka.Kafka", [*heap, *JVM], str(self.directory / "server.properties"))
 
     def topic_config(self, load: Load) -> dict[str, str]:
-        """Deleted topics go after a second instead of a minute, so that no measurement waits while the
-        kernel writes back what is deleted anyway (mqd's go at once).
+        """Files of deleted topics are removed after a second instead of a minute, so that no measurement
+        waits while the kernel writes them back (mqd removes them immediately).
         """
         return {"file.delete.delay.ms": "1000"} | ({"flush.messages": "1"} if load.durable else {})

@@ -1,5 +1,5 @@
-"""Charts of the comparison, as PNG below docs/images/. matplotlib is asked for only here (extra
-`bench`); without it the tables are all there is.
+"""Charts of the comparison, as PNG below docs/images/. Only this module needs matplotlib (extra
+`bench`); without it there are only the tables.
 
 Every chart shows a peer in the same colour and leaves out what was not measured: a missing bar is a
 missing figure, never a zero.
@@ -27,7 +27,7 @@ DOTS_PER_INCH = 110
 
 
 def short(load: Load) -> str:
-    """What differs from the base, for an axis."""
+    """The difference from the base, for an axis."""
     if load == BASE:
         return "base"
     size = f"{load.record_bytes // 1024} KiB" if load.record_bytes % 1024 == 0 else f"{load.record_bytes} B"
@@ -111,7 +111,7 @@ def _finish(figure: Any, axes: Any, path: Path) -> None:
 
 
 def draw(run: Run, directory: Path) -> list[str]:
-    """The names of those that were drawn. Raises ImportError without matplotlib."""
+    """Draws the charts. Returns their names. Raises ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,14 +1,17 @@
-"""`make bench-peers`, or `python -m perf peers`: mqd beside its peers, the same load on this
-machine, without a hand on it.
+"""`make bench-peers`, or `python -m perf peers`: mqd beside its peers, the same load on this machine,
+unattended.
 
     python -m perf peers                 the base point and one factor varied at a time, three
                                          rounds, 25 minutes at most; appends to perf/history.jsonl,
                                          fills the pages, draws the charts
     python -m perf peers --full          every combination instead of the star (hours: give --minutes)
-    python -m perf peers --quick         to try the laboratory, not to judge anybody: short measurements, one round, nothing is recorded
+    python -m perf peers --quick         to try the program, not to compare: short measurements, one
+                                         round, nothing is recorded
     python -m perf peers --only mqd --only kafka
-    python -m perf peers --prepare       only gets what the peers need (jars, packages), and says what cannot be had
-    python -m perf peers --pages         only fills the pages and draws the charts from the last comparison in perf/history.jsonl
+    python -m perf peers --prepare       only downloads what the peers need (jars, packages), and
+                                         reports what cannot be obtained
+    python -m perf peers --pages         only fills the pages and draws the charts from the last
+                                         comparison in perf/history.jsonl
 """
 
 from __future__ import annotations
@@ -102,7 +105,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _prepare(directory: Path, names: list[str], heap: str) -> tuple[list[Peer], list[PeerFacts]]:
-    """Those that can be had, and those that cannot, with the reason."""
+    """The available peers, and the unavailable ones with the reason."""
     there: list[Peer] = []
     skipped: list[PeerFacts] = []
     for name in names:
@@ -132,8 +135,8 @@ def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None, dict[
 
 
 def fill_pages(run: Run) -> None:
-    """README.md, docs/performance.md and, where matplotlib is, docs/images. Charts that cannot be
-    drawn again are not shown: they would be of another run.
+    """Fills README.md, docs/performance.md and, if matplotlib is installed, docs/images. Charts that
+    cannot be drawn again are not shown: they would be from another run.
     """
     try:
         drawn = charts.draw(run, IMAGES)

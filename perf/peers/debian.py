@@ -27,7 +27,7 @@ def _run(command: list[str], place: Path) -> subprocess.CompletedProcess[str]:
 
 
 def apt_reason(message: str) -> str:
-    """The first error of what apt printed, without the addresses in it."""
+    """The first error in apt's output, without the addresses in it."""
     for line in message.splitlines():
         if line.startswith("E: "):
             return " ".join(word for word in line[3:].split() if "://" not in word)[:200]
@@ -40,7 +40,7 @@ def _own_lists(place: Path, architecture: str | None = None) -> list[str]:
     for part in ("lists/partial", "archives/partial"):
         (state / part).mkdir(parents=True, exist_ok=True)
     options = ["-o", f"Dir::State::lists={state / 'lists'}", "-o", f"Dir::Cache={state}", "-o", "Debug::NoLocking=1"]
-    if architecture is not None:  # nothing of it is installed, nor need this machine know it
+    if architecture is not None:  # a foreign architecture, which this machine need not have enabled
         foreign = (f"APT::Architecture={architecture}", f"APT::Architectures={architecture}")
         options += [word for option in (*foreign, "Dir::State::status=/dev/null") for word in ("-o", option)]
     _run(["apt-get", *options, "update"], place)
@@ -75,7 +75,7 @@ def unpacked(packages: Sequence[str], architecture: str | None = None) -> Path:
 
 
 def program(root: Path, *places: str) -> str:
-    """The first of these files that is there. Raises Unavailable."""
+    """The first of these files that exists. Raises Unavailable."""
     for place in places:
         if (root / place).exists():
             return str(root / place)

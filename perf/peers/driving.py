@@ -1,10 +1,9 @@
-"""Load generators: they drive a peer, and their output becomes figures.
+"""Drivers: they run load generators against a peer and convert their output to figures.
 
 `neutral` is one program per protocol, the same for every peer that speaks it. `kafka tools` are
 Apache Kafka's own, run from its jars against every broker that speaks its protocol, so that the
-client cannot favour mqd. `lean` uses almost no CPU in the client, so that the broker is measured: it
-is perf/native's generator for Kafka's protocol, and stream_load, which is lean already, for the
-others.
+client cannot favour mqd. `lean` uses almost no CPU in the client, so that the broker is measured:
+perf/native's generator for Kafka's protocol, and stream_load, which is lean already, for the others.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ NEUTRAL, KAFKA_TOOLS, LEAN = "neutral", "kafka tools", "lean"
 
 
 class Driver(Protocol):
-    """Each answers a dict of figures. `topic` exists; `records` of it were produced before
+    """Each method returns a dict of figures. `topic` exists; `records` of it were produced before
     `consume`.
     """
 
@@ -51,7 +50,7 @@ class Driver(Protocol):
 
 
 def run(command: list[str], timeout_s: float) -> str:
-    """Its standard output. Raises LoadFailed."""
+    """Runs the command. Returns its standard output. Raises LoadFailed."""
     what = Path(command[0]).name
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
@@ -67,7 +66,7 @@ def run(command: list[str], timeout_s: float) -> str:
 
 
 def librdkafka() -> Path:
-    """The library that confluent-kafka's wheel brings. Raises Unavailable."""
+    """The library in confluent-kafka's wheel. Raises Unavailable."""
     spec = find_spec("confluent_kafka")
     place = Path(spec.origin).parent.parent / "confluent_kafka.libs" if spec and spec.origin else None
     found = sorted(place.glob("librdkafka*.so*")) if place and place.exists() else []
@@ -77,7 +76,7 @@ def librdkafka() -> Path:
 
 
 def build(program: str, sources: list[str], libraries: list[str]) -> Path:
-    """Compiled when its sources or libraries are newer. Raises LoadFailed."""
+    """The program, compiled again when its sources or libraries are newer. Raises LoadFailed."""
     target = BUILD / program
     newest = max(
         [path.stat().st_mtime for path in SOURCES.iterdir()]
@@ -111,8 +110,8 @@ def rdkafka_load() -> Path:
 
 
 class Librdkafka:
-    """librdkafka's own defaults but for acks, compression, linger where latency is measured, and
-    the nap of a reader that is ahead (native/rdkafka_load.c).
+    """librdkafka with its defaults except for acks, compression, linger where latency is measured, and
+    the backoff of a reader whose queue is full (native/rdkafka_load.c).
     """
 
     name = "librdkafka"
@@ -214,7 +213,7 @@ class EncodedFrames:
         )
 
     def _warm(self, words: dict[str, object]) -> None:
-        """A batch to each partition, until all are taken: a topic that was made just now may have
+        """Sends a batch to each partition until all are accepted: a topic that was just created may have
         no leader yet, which other clients wait for by themselves.
         """
         deadline = time.monotonic() + self.LEADER_SECONDS
@@ -253,8 +252,8 @@ def _number(text: str) -> float:
 
 
 def parse_producer_performance(message: str) -> dict:
-    """The last summary line: that of the whole run (or of what follows the warm-up records, which
-    Kafka prints last). Milliseconds become microseconds.
+    """The last summary line: of the whole run (or of the records after the warm-up, which Kafka prints
+    last). Milliseconds become microseconds.
     """
     found = list(_PRODUCED.finditer(message))
     if not found:
@@ -269,8 +268,8 @@ def parse_producer_performance(message: str) -> dict:
 
 
 def parse_consumer_performance(message: str) -> dict:
-    """Its CSV by the names of its header. `seconds` is fetch time: joining the group is not
-    reading.
+    """Parses the CSV by the names in its header. `seconds` is the fetch time, without joining the
+    group.
     """
     lines = [line for line in message.splitlines() if "," in line]
     header = next((index for index, line in enumerate(lines) if line.startswith("start.time")), None)
@@ -373,9 +372,7 @@ class KafkaTools:
     def latency(
         self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
     ) -> dict:
-        """One record at a time, produced and read back; `rate` and the times mean nothing to the
-        tool.
-        """
+        """One record at a time, produced and read back; the tool has no use for `rate` and the times."""
         with tempfile.NamedTemporaryFile("w", suffix=".properties", dir=BUILD) as config:
             config.write(f"compression.type={load.compression}\n")
             config.flush()

@@ -1,5 +1,5 @@
-"""Peers that speak Kafka's protocol: topics are made and the broker is asked by mqd's own test
-connection, which is not part of what is measured.
+"""Peers that speak Kafka's protocol: mqd's own test connection creates topics and probes the broker; it
+is not part of what is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class KafkaProtocolPeer(Peer):
     def topic_config(self, load: Load) -> dict[str, str]:
         raise NotImplementedError
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
             return bool(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers)
 

@@ -19,8 +19,8 @@ MAVEN_SECONDS = 300
 
 
 def java() -> str:
-    """The program. Raises Unavailable when there is none, or it is older than 17 (Kafka 4's
-    minimum).
+    """The path of the java program. Raises Unavailable when there is none, or it is older than 17
+    (Kafka 4's minimum).
     """
     program = shutil.which("java")
     if program is None:
@@ -32,7 +32,7 @@ def java() -> str:
 
 
 def java_major(message: str) -> int:
-    """Of `java -version`'s text; 0 when it cannot be read."""
+    """The major version in the output of `java -version`; 0 when it cannot be read."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', message)
     if not found:
         return 0
@@ -40,8 +40,8 @@ def java_major(message: str) -> int:
 
 
 def jars(pom: Path, offline_only: bool = False) -> Path:
-    """The directory with the jars of a pom's runtime dependencies; filled when it is not there yet.
-    Raises Unavailable.
+    """The directory with the jars of a pom's runtime dependencies, which are downloaded if it does not
+    exist. Raises Unavailable.
     """
     content = pom.read_bytes()
     directory = CACHE / f"{pom.parent.name}-{hashlib.sha256(content).hexdigest()[:12]}"
@@ -65,7 +65,7 @@ def jars(pom: Path, offline_only: bool = False) -> Path:
         "-DincludeScope=runtime",
     ]
     try:
-        # it lives for seconds: an optimiser costs more than it gives
+        # it runs for seconds: an optimising compiler costs more than it saves
         environment = {"MAVEN_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1", **os.environ}
         done = subprocess.run(command, capture_output=True, text=True, timeout=MAVEN_SECONDS, env=environment)
     except subprocess.TimeoutExpired:

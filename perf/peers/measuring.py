@@ -1,9 +1,9 @@
-"""One run of the laboratory: rounds over the plan, every step on every peer in turn, until the
-rounds or the time are over.
+"""One run of the comparison: rounds over the plan, every step on every peer in turn, until the rounds
+or the time are over.
 
-It needs no hand: a measurement that fails is written down with its reason, a peer that died is
-started again, one that fails over and over is left out of the rest with the reason; every sample
-goes to a file as soon as it is there.
+It runs unattended: a measurement that fails is recorded with its reason, a peer that died is restarted,
+a peer that fails repeatedly is left out of the rest with the reason; every sample is written to a file
+immediately.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WARM_MILLISECONDS = 5000
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Of one measurement."""
+    """The limits of one measurement."""
 
     throughput_ms: int = 2500
     latency_ms: int = 3000
@@ -51,8 +51,8 @@ class Bounds:
 
 
 class Laboratory:
-    """`say` shows progress. `neutral` gives the driver of a protocol; `tools` drives what speaks
-    Kafka's, or is None.
+    """`log` shows progress. `neutral`: the driver of each protocol. `tools`: drives the peers of Kafka's
+    protocol; None: not available.
     """
 
     def __init__(
@@ -184,8 +184,8 @@ class Laboratory:
             self._drop(peer, topic)
 
     def _start(self, peer: Peer) -> dict[str, float]:
-        """Of a second instance on an empty directory beside the measured one, so that the
-        warm one stays warm. Its memory is of a broker without any client so far.
+        """Figures of a second instance on an empty directory, so that the measured one stays warm. The
+        memory is that of a broker that has had no client.
         """
         settle()
         self._serial += 1
@@ -221,7 +221,7 @@ class Laboratory:
         return values
 
     def _megabytes(self, peer: Peer, step: Step) -> int:
-        """What the step will write, about."""
+        """Roughly how much the step will write."""
         bounds, rate = self._bounds, self._median(peer.name, Step(plan.THROUGHPUT, step.load), "records_per_s")
         seconds = (
             bounds.latency_ms + bounds.latency_warm_ms if step.kind == plan.LATENCY else bounds.throughput_ms
@@ -234,8 +234,8 @@ class Laboratory:
         return payload // 1_000_000
 
     def _records(self, peer: Peer, step: Step) -> int:
-        """The neutral clients are bounded by time and bytes; Kafka's tool wants a count: what its
-        own rate, or before that is known half of the neutral client's, does in a few seconds.
+        """The neutral clients are bounded by time and bytes; Kafka's tool needs a count: the records of
+        a few seconds at its own rate or, before that is known, at half of the neutral client's.
         """
         by_bytes = self._bounds.payload_bytes // step.load.record_bytes
         if step.driver != KAFKA_TOOLS:
@@ -292,8 +292,8 @@ class Laboratory:
         return name
 
     def _drop(self, peer: Peer, topic: str) -> None:
-        """What was measured before counts even when the topic will not go; and why a measurement
-        failed says more than why its topic stayed.
+        """Deletes the topic. A failure is only logged: the measurement counts, or has failed for a more
+        important reason.
         """
         try:
             peer.drop_topic(topic)
@@ -301,8 +301,8 @@ class Laboratory:
             self._log(f"           {peer.name}: {topic} stays: {error}")
 
     def _warm_peer(self, peer: Peer) -> dict:
-        """Load that does not count, by every driver's way in: a JVM has compiled its hot paths
-        afterwards, and everybody's memory is touched.
+        """Load by every driver, which does not count: afterwards a JVM has compiled its hot paths, and
+        each process has touched its memory.
         """
         self._log(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
         driver = self._neutral[peer.protocol]
@@ -328,8 +328,8 @@ class Laboratory:
 
 
 def settle() -> None:
-    """What the one before left to be written back is written now, so that the next one does not pay
-    for it; within bounds, since a disk may be slow.
+    """Writes back what the previous measurement left dirty, so that it is not charged to the next one;
+    for a limited time, since a disk may be slow.
     """
     writer = threading.Thread(target=os.sync, daemon=True)
     writer.start()

@@ -1,4 +1,4 @@
-"""mqd itself, as `mqd up` starts it: its defaults, as many workers as it takes by itself."""
+"""mqd itself, as `mqd up` starts it: its defaults, and its default number of workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Mqd(KafkaProtocolPeer):
             "--set",
             "admin.port=0",
             "--set",
-            "core.files.allow=true",  # whose memory is measured, by any user
+            "core.files.allow=true",  # so that any user can measure its memory
         ]
 
     def topic_config(self, load: Load) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""NATS JetStream: file streams of one replica. What is acknowledged is in the page cache; the
-server syncs every two minutes.
+"""NATS JetStream: file streams of one replica. Acknowledged records are in the page cache; the server
+syncs every two minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every peer has in common: it is found or not, started, asked, stopped, and accounted for."""
+"""The base class of peers: obtaining, starting, probing, stopping, and accounting."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perf.peers import processes
 from perf.peers.processes import PeerFailed
 
 START_SECONDS = 60.0
-# A laboratory that is killed leaves no server behind: the kernel ends them with it.
+# If this program is killed, the kernel ends the servers that it started.
 ENDED_WITH_US = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
 class Unavailable(RuntimeError):
-    """The peer cannot be had on this machine; the message says why, and goes into the table."""
+    """The peer cannot be obtained on this machine; the message says why, and is shown in the table."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """One point of the comparison. `durable`: on disk before it is acknowledged. `acks`: Kafka's 0,
-    1 or all; peers without that choice acknowledge.
+    """One point of the comparison. `durable`: records are on disk before they are acknowledged. `acks`:
+    Kafka's 0, 1 or all; peers without that choice always acknowledge.
     """
 
     record_bytes: int = 1024
@@ -46,16 +46,16 @@ class Load:
 
 
 class Peer(abc.ABC):
-    """One server on loopback with a data directory of its own, deleted when it is dropped.
+    """One server on loopback with a data directory of its own, which drop() deletes.
 
-    `name` is how tables call it; `protocol` is which load generator drives it. Subclasses give
-    `prepare`, `command`, `answers`, and the topics.
+    `name`: in tables; `protocol`: determines the load generator. Subclasses define `prepare`, `command`,
+    `is_ready`, and the creation and deletion of topics.
     """
 
     name: str
     protocol: str
-    settings: str  # for docs/performance.md: what differs from an empty configuration, and whose recommendation it is
-    flush_settings: str = ""  # how `durable` is asked for; "" when it cannot be
+    settings: str  # for docs/performance.md: differences from an empty configuration, and who recommends them
+    flush_settings: str = ""  # the setting for `durable`; "" when there is none
 
     def __init__(self, directory: Path, heap: str = "1G") -> None:
         self.directory = directory
@@ -65,7 +65,7 @@ class Peer(abc.ABC):
         self.process: subprocess.Popen | None = None
         self._others: list[subprocess.Popen] = []  # helpers that are its processes too
 
-    # -- what a peer says of itself --
+    # -- defined by each peer --
 
     @abc.abstractmethod
     def prepare(self) -> None:
@@ -78,8 +78,8 @@ class Peer(abc.ABC):
     def command(self) -> list[str]: ...
 
     @abc.abstractmethod
-    def answers(self) -> bool:
-        """A client could work with it now. May raise OSError, EOFError, ValueError: not yet."""
+    def is_ready(self) -> bool:
+        """Whether a client could work with it now. OSError, EOFError and ValueError also mean: not yet."""
 
     @abc.abstractmethod
     def make_topic(self, name: str, load: Load) -> None: ...
@@ -91,12 +91,12 @@ class Peer(abc.ABC):
         return {}
 
     def can(self, load: Load) -> str:
-        """ "" or why this load cannot be run against it."""
+        """Why this load cannot be run against the peer; "": it can."""
         if load.durable and not self.flush_settings:
             return "does not fsync before it acknowledges"
         return ""
 
-    # -- life --
+    # -- start and stop --
 
     @property
     def address(self) -> str:
@@ -107,7 +107,7 @@ class Peer(abc.ABC):
         return self.directory / "data"
 
     def start(self) -> None:
-        """From the command to the first answer is start_seconds. Raises PeerFailed."""
+        """Sets start_seconds, the time from the command to the first response. Raises PeerFailed."""
         self.data.mkdir(parents=True, exist_ok=True)
         log = open(self.directory / "output.log", "ab")
         began = time.monotonic()
@@ -122,7 +122,7 @@ class Peer(abc.ABC):
                 start_new_session=True,
             )
         try:
-            processes.wait_answering(self.answers, self._dead, START_SECONDS)
+            processes.wait_until_ready(self.is_ready, self._dead, START_SECONDS)
         except PeerFailed as error:
             self.stop()
             raise PeerFailed(f"{self.name} {error}\n{self.log_tail()}") from None
@@ -162,7 +162,7 @@ class Peer(abc.ABC):
         return pss_bytes(self.pids())
 
     def topic_disk_bytes(self, topic: str) -> int:
-        """Of one topic: of all directories that bear its name. Other topics are being deleted
-        meanwhile, so that a difference of everything would mean nothing.
+        """The disk usage of all directories with the topic's name. Other topics are being deleted
+        meanwhile, so the difference of the whole data directory would be wrong.
         """
         return sum(processes.disk_bytes(place) for place in self.data.rglob(f"*{topic}*") if place.is_dir())

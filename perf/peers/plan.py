@@ -1,8 +1,8 @@
-"""What is compared: a base point and one factor varied at a time (a star), or every combination
-(--full).
+"""The plan of the comparison: a base point and one factor varied at a time (a star), or every
+combination (--full).
 
 A step is measured for every peer that can do it before the next step begins, and the order of peers
-turns with every round: A-B, then B-A. Pure.
+is reversed in every round: A-B, then B-A. Pure.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ PARTITIONS = (1, 6, 100)
 SHARES = (0.25, 0.5, 0.75)
 
 THROUGHPUT = "throughput"  # produce, then read it all
-PRODUCE = "produce"  # and leave it at that
-ALONG = "along"  # produce with a consumer reading along: the maximum that shares are of
-LATENCY = "latency"  # open loop, produced and read at once
-START = "start"  # from the command to the first answer
+PRODUCE = "produce"  # produce only
+ALONG = "along"  # produce with a concurrent consumer: `share` is a share of this maximum
+LATENCY = "latency"  # open loop, produced and read concurrently
+START = "start"  # from the command to the first response
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """`share` of a latency step: of the peer's own maximum of ALONG; `common`: of the lowest
-    maximum among the peers of Kafka's protocol, so that all get the same rate.
+    """`share`: the rate of a latency step as a share of the peer's own maximum in ALONG; with `common`, of
+    the lowest maximum among the peers of Kafka's protocol, so that all get the same rate.
     """
 
     kind: str
@@ -57,8 +57,8 @@ class Step:
 
 
 def vary(base: Load) -> list[Load]:
-    """The base and its neighbours: one factor differs. acks=0 and 1 cannot wait for the disk, so a
-    durable base varies no acks.
+    """The base and its neighbours, which differ in one factor. acks=0 and 1 cannot wait for the disk, so
+    acks is not varied for a durable base.
     """
     found = [base]
     found += [dataclasses.replace(base, record_bytes=size) for size in RECORD_BYTES if size != base.record_bytes]
@@ -69,9 +69,7 @@ def vary(base: Load) -> list[Load]:
 
 
 def every() -> list[Load]:
-    """The whole product, without what means nothing (fsync before an acknowledgement that does not
-    wait).
-    """
+    """All combinations, except meaningless ones (fsync before an acknowledgement that does not wait)."""
     points = itertools.product(RECORD_BYTES, ACKS, COMPRESSIONS, PARTITIONS, (False, True))
     return [
         Load(size, acks, codec, count, durable)
@@ -87,8 +85,8 @@ def _steps_for(load: Load, shares: Sequence[float], everyone: bool) -> list[Step
 
 
 def steps(full: bool = False, quick: bool = False) -> list[Step]:
-    """In the order in which a round makes them: what matters most first, since a round may be cut
-    by the time bound.
+    """The steps in the order of a round: the most important first, since the time bound may end a round
+    early.
     """
     durable = dataclasses.replace(BASE, durable=True)
     if quick:
@@ -112,14 +110,14 @@ def steps(full: bool = False, quick: bool = False) -> list[Step]:
 
 
 def _everyone_can(load: Load) -> bool:
-    """Codecs, acks and many partitions are Kafka's notions: other peers are compared at the record
-    sizes.
+    """Whether all peers can run this load: codecs, acks and many partitions are Kafka's notions, so other
+    peers are compared by record size only.
     """
     return dataclasses.replace(load, record_bytes=BASE.record_bytes) in (BASE, dataclasses.replace(BASE, durable=True))
 
 
 def order(names: Sequence[str], round_number: int) -> list[str]:
-    """A-B-C, then C-B-A: the first has no advantage over the rounds."""
+    """A-B-C, then C-B-A: over the rounds the first has no advantage."""
     return list(names) if round_number % 2 == 0 else list(reversed(names))
 
 

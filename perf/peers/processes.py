@@ -1,8 +1,8 @@
-"""Processes of a peer: all that descend from those we started, what the kernel says they used, and
-how they are stopped, by pid.
+"""The processes of a peer: all descendants of those that we started, their resource use according to
+the kernel, and how they are stopped, by pid.
 
-Concurrency: none; everything is read from /proc when asked. A process may end between two looks;
-what it used is then lost, which a peer that is to be measured does not do.
+Concurrency: none; everything is read from /proc at each call. If a process ends between two calls its
+usage is lost; the processes of a measured peer do not end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perf.accounting import process_clock
 
 
 class PeerFailed(RuntimeError):
-    """A peer did not start, ended, or did not do what was asked; the message holds why."""
+    """A peer did not start, ended, or did not carry out a request; the message has the reason."""
 
 
 def free_port() -> int:
@@ -50,7 +50,7 @@ def tree(roots: Iterable[int]) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Zombies are not: they use nothing and do nothing."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -58,8 +58,8 @@ def alive(pid: int) -> bool:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """User and system time of all threads, those that ended included. Raises PeerFailed when one is
-    gone: its time would be missing.
+    """User and system time of all threads, including ended ones. Raises PeerFailed when a process is
+    gone, because its time would be missing.
     """
     total = 0
     for pid in pids:
@@ -71,8 +71,8 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def stop(roots: Iterable[int], seconds: float = 20.0) -> None:
-    """SIGTERM to the roots, SIGKILL to whatever of their trees is left after so long. Reaps those
-    that are our own children.
+    """Sends SIGTERM to the roots and, after `seconds`, SIGKILL to all that is left of their trees. Reaps
+    our own children.
     """
     roots = list(roots)
     every = tree(roots)
@@ -82,7 +82,7 @@ def stop(roots: Iterable[int], seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while any(alive(pid) for pid in every) and time.monotonic() < deadline:
         _reap(roots)
-        time.sleep(0.02)  # polls other processes; nothing of theirs can be waited for
+        time.sleep(0.02)  # polls, because they are not all our children
     for pid in every:
         if alive(pid):
             with contextlib.suppress(ProcessLookupError):
@@ -100,16 +100,16 @@ def _reap(pids: Iterable[int]) -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def wait_answering(
-    answers: Callable[[], bool], dead: Callable[[], str], seconds: float, interval: float = 0.005
+def wait_until_ready(
+    is_ready: Callable[[], bool], dead: Callable[[], str], seconds: float, interval: float = 0.005
 ) -> float:
-    """Asks until `answers` says yes; how long that took. `dead` says why the peer cannot answer any
-    more, or "". Raises PeerFailed.
+    """Calls `is_ready` until it returns True. Returns the seconds that took. `dead`: why the peer has
+    ended; "": it has not. Raises PeerFailed.
     """
     began = time.monotonic()
     while True:
         with contextlib.suppress(OSError, EOFError, ValueError):
-            if answers():
+            if is_ready():
                 return time.monotonic() - began
         if reason := dead():
             raise PeerFailed(reason)
@@ -119,9 +119,8 @@ def wait_answering(
 
 
 def disk_bytes(directory: Path) -> int:
-    """What the files below it take on the disk (blocks, so preallocated space counts and holes do
-    not).
-    """
+    """The disk usage of the files below the directory (in blocks: preallocated space counts, holes do
+    not)."""
     total = 0
     for path, _, names in os.walk(directory):
         for name in names:

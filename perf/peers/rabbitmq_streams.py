@@ -1,9 +1,8 @@
-"""RabbitMQ streams: one node with the stream plugin, driven by its stream protocol. Streams never
-fsync by themselves (RabbitMQ's own documentation): the page cache and replicas are what they rest
-on.
+"""RabbitMQ streams: one node with the stream plugin, driven by its stream protocol. Streams never fsync
+(RabbitMQ's own documentation): they rely on the page cache and on replicas.
 
-Debian's erl names its place absolutely, so that a small erl of ours stands before it; the Erlang
-port mapper is started beside the node and counted as its process.
+Debian's erl has an absolute path in it, so a small erl of our own replaces it; the Erlang port mapper
+is started beside the node and counted as one of its processes.
 """
 
 from __future__ import annotations

@@ -56,14 +56,12 @@ class RedisStreams(StreamPeer):
         super().make_topic(name, load)
 
     def drop_topic(self, name: str) -> None:
-        """The records are still in the append-only file afterwards, so that it is rewritten without
-        them.
-        """
+        """Deletes the stream. Its records are still in the append-only file then, so that is rewritten."""
         super().drop_topic(name)
         self._command("BGREWRITEAOF", b"already in progress")
 
     def _command(self, command: str, also: bytes = b"+") -> None:
-        """`also`: what an answer may hold that is no simple "done". Raises PeerFailed."""
+        """`also`: what a successful response may contain instead of "+". Raises PeerFailed."""
         with socket.create_connection(("127.0.0.1", self.port), 10) as connection:
             connection.sendall(f"{command}\r\n".encode())
             answer = connection.recv(1000)
@@ -71,5 +69,5 @@ class RedisStreams(StreamPeer):
             raise PeerFailed(f"{self.name}: {command}: {answer.decode(errors='replace').strip()}")
 
     def topic_disk_bytes(self, topic: str) -> int:
-        """One append-only file for all, which only grows while it is measured."""
+        """The size of the append-only file, which all streams share and which only grows in between."""
         return processes.disk_bytes(self.data)

@@ -14,12 +14,12 @@ from perf.report import MISSED, REACHED, markdown_table, number, paragraph
 
 DURABLE = dataclasses.replace(BASE, durable=True)
 NOT_MEASURED = "–"
-BUSY_MAX = 0.2  # of all CPUs, by other programs when a run begins: above it the report says so
+BUSY_MAX = 0.2  # share of all CPUs used by other programs when a run begins; the report mentions a higher one
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of a table: a figure of a step, and which end of it is the better one."""
+    """One line of a table: a figure of a step, and whether more of it is better."""
 
     label: str
     step: Step
@@ -120,8 +120,8 @@ def cell(run: Run, peer: str, row: Row, best: bool) -> str:
 
 
 def _best(run: Run, peers: Sequence[PeerFacts], row: Row) -> str | None:
-    """Whose figure is the best; None when there are not two to compare. A rate that was not kept up
-    is no figure to win with.
+    """The peer with the best figure; None when there are not two to compare. Figures at a rate that was
+    not sustained are excluded.
     """
     found = {facts.name: run.value(facts.name, row.step, row.value) for facts in peers}
     medians = {name: value["median"] for name, value in found.items() if value is not None}
@@ -170,8 +170,8 @@ def plain(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """mqd's figure is to be at most `bound` times a peer's (at least, where more is better).
-    `against`: one peer's name, or the best of the others ("").
+    """mqd's figure should be at most `bound` times a peer's (at least, where more is better).
+    `against`: a peer's name; "": the best of the others.
     """
 
     row: Row
@@ -198,7 +198,7 @@ def targets() -> list[Target]:
 
 
 def _against(run: Run, target: Target) -> tuple[str, float] | None:
-    """Whose figure a target is measured by, and the figure. "" is the best of those other than mqd;
+    """The peer that a target compares with, and its figure. `against` "": the best peer other than mqd,
     and other than Kafka where Kafka has a bound of its own.
     """
     own = {other.against for other in targets() if other.row == target.row}
@@ -255,7 +255,7 @@ def versions_text(run: Run) -> str:
 
 
 def _notes(run: Run, rows: Sequence[Row]) -> str:
-    """What a reader of the rows must know; only what they show."""
+    """Notes for the reader of the rows; only those that apply to them."""
     notes = ["Medians; bold is the best of a row"]
     if any(_is_saturated(run, facts.name, row.step) for facts in run.measured() for row in rows):
         notes.append("* the rate was not kept up, so this is the delay of a growing queue")
@@ -299,7 +299,7 @@ README_ROWS = (
 
 
 def readme_block(run: Run) -> str:
-    """README.md's six figures; docs/performance.md has them all."""
+    """The six figures of README.md; docs/performance.md has all."""
     rows = [row for row in headline_rows() if row.label in README_ROWS]
     return _headline(run, sorted(rows, key=lambda row: README_ROWS.index(row.label)))
 
@@ -384,7 +384,7 @@ def footprint_rows() -> list[Row]:
 
 
 def spread_table(run: Run) -> str:
-    """How far the rounds were apart, for the figures of the README's table."""
+    """The spread of the rounds, for the figures of the README's table."""
     peers = run.measured()
     lines = []
     for row in headline_rows():

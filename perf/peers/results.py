@@ -1,5 +1,5 @@
-"""What was measured: samples, their medians and spreads, and the line of perf/history.jsonl. Pure
-except for the files that it reads and writes.
+"""The results: samples, their medians and spreads, and the line of perf/history.jsonl. Pure except
+for the files that it reads and writes.
 
 A sample is one measurement of one step on one peer; a result is all samples of the same (peer,
 driver, step), each figure with median, minimum, maximum and count.
@@ -49,8 +49,8 @@ class PeerFacts:
 
 
 def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str, float]:
-    """Of one producing run: records/s, MB/s of payload, broker and client CPU-seconds per million
-    records.
+    """The figures of one producing run: records/s, MB/s of payload, broker and client CPU-seconds per
+    million records.
     """
     rate = produced["records"] / produced["seconds"]
     values = {
@@ -65,9 +65,10 @@ def throughput_values(produced: dict, broker_cpu: float, load: Load) -> dict[str
 
 
 def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
-    """Percentiles as `acknowledged_p99_us`; `reached` of `rate`; CPU of the whole run, its warm-up
-    included, over all its records. `late`: how much later than due the load generator itself sent,
-    which is in the latencies: of it the p99 says whether the generator was the bottleneck.
+    """Percentiles as `acknowledged_p99_us`; `reached`: the share of `rate` that was sustained; CPU of the
+    whole run, warm-up included, over all its records. `late`: how much later than due the load
+    generator sent, which the latencies include; its p99 shows whether the generator was the
+    bottleneck.
     """
     values: dict[str, float] = {"broker_cpu_s_per_million": broker_cpu / measured["records"] * 1e6}
     for what in ("acknowledged", "consumed", "end_to_end", "late"):
@@ -83,7 +84,7 @@ def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
 
 
 def saturated(values: dict[str, float]) -> bool:
-    """The rate was not kept up: the latencies are those of a queue that grew."""
+    """Whether the rate was not sustained: the latencies are then those of a growing queue."""
     return values.get("reached", 1.0) < 0.97 * values.get("rate", 1.0) or values.get("consumed_p50_us", 0.0) > 500_000
 
 
@@ -130,7 +131,7 @@ def history_line(
     failures: Iterable[Failure],
     run: dict,
 ) -> str:
-    """`run`: rounds, minutes, and whatever else says how it was measured."""
+    """`run`: rounds, minutes, and other conditions of the measurement."""
     failed = [
         {"peer": failure.peer, **step_json(failure.step), "round": failure.round, "reason": failure.reason}
         for failure in failures
@@ -158,7 +159,7 @@ def last_run(history: Path) -> dict:
 
 
 class Run:
-    """A history line, asked by peer and step."""
+    """A history line, with look-ups by peer and step."""
 
     def __init__(self, line: dict) -> None:
         self.line = line

@@ -1,5 +1,5 @@
-"""Peers with protocols of their own: one C program speaks them all (native/stream_load.c), to make
-streams, to ask whether they answer, and to drive them.
+"""Peers with protocols of their own: one C program (native/stream_load.c) creates their streams, probes
+whether they respond, and drives them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def stream_load() -> Path:
 
 
 class StreamPeer(Peer):
-    """`partitions` are as many streams, written in turn."""
+    """The partitions of a load are separate streams, written in turn."""
 
     def _send_request(self, what: str, topic: str = "ping", partitions: int = 1) -> str:
         return run(
@@ -39,8 +39,8 @@ class StreamPeer(Peer):
             60,
         )
 
-    def answers(self) -> bool:
-        """A client has logged in (and JetStream, the stream plugin, answered)."""
+    def is_ready(self) -> bool:
+        """Whether a client can log in (and JetStream, or the stream plugin, responds)."""
         words = [f"protocol={self.protocol}", f"port={self.port}"]
         return subprocess.run([str(stream_load()), "ping", *words], capture_output=True, timeout=10).returncode == 0
 

@@ -1,1 +1,1 @@
-"""What security costs."""
+"""The cost of security."""

@@ -19,7 +19,7 @@ from tests.ports import free_port
 MIB = 1 << 20
 PRODUCED = {"batch": 16384, "acks": 1, "connections": 4, "depth": 16, "burst": 8}
 FETCHED = {"bytes": 65536, "connections": 4}
-FILLED, WARM, MEASURED = 16_384, 12_000, 12_000  # batches, or fetches; Java compiles what it has run often
+FILLED, WARM, MEASURED = 16_384, 12_000, 12_000  # batches, or fetches; the warm-up is for Java's compiler
 PATIENCE_MS = 60_000
 REPETITIONS = 3
 WHAT: dict[str, tuple[str, dict[str, object]]] = {
@@ -31,14 +31,14 @@ RATIO_MAX = 0.5  # of Apache Kafka's CPU
 
 
 class Side:
-    """A broker with a plain listener and one with TLS. `pids`: of all its processes."""
+    """A broker with a plaintext listener and one with TLS. `pids`: of all its processes."""
 
     def __init__(self, ports: dict[str, int], pids: Callable[[], list[int]], make_topic: Callable[[str], None]) -> None:
         self._ports, self._pids = ports, pids
         self.make_topic = make_topic
 
     def wait_until_served(self, topic: str) -> None:
-        """A new topic has no leader for a moment."""
+        """Waits for the leader of a new topic."""
         end_s = time.monotonic() + PATIENCE_MS / 1000
         while True:
             try:

@@ -1,5 +1,5 @@
-"""What a client's way in costs: connections with a full TLS handshake and SCRAM, and what others
-notice of them; what access rules cost a record.
+"""The cost of connecting: connections with a full TLS handshake and SCRAM, and their effect on other
+clients; the cost of access rules for a record.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
@@ -114,7 +114,7 @@ def rights(bench: Bench) -> None:
                 raise loading.LoadFailed(f"cannot create access rules: {results}")
     cost: dict[str, list[float]] = {way: [] for way in brokers}
     for number in bench.repeat("access rules"):
-        # in turns, and the first of them is another one each time
+        # in alternating order
         for way, broker in list(brokers.items())[:: -1 if number % 2 else 1]:
             bench.settle()
             result, spent = bench.undisturbed(

@@ -1,1 +1,1 @@
-"""What Spark reads from mqd, and what the parts of it cost: `python -m perf.spark`."""
+"""The cost of reading from and writing to mqd with Spark: `python -m perf.spark`."""

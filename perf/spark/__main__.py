@@ -1,8 +1,8 @@
 """python -m perf.spark [--rows 5000000] [--value-bytes 100] [--partitions 2] [--rounds 3]
 [--no-spark]
 
-Needs `pip install 'mqd[spark]'` and Java 17, for Spark's own connector beside it Maven, too; starts
-a broker of its own and deletes what it wrote.
+Needs `pip install 'mqd[spark]'` and Java 17, and Maven for the comparison with Spark's own connector;
+starts a broker of its own and deletes its data.
 """
 
 from __future__ import annotations

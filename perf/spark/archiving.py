@@ -1,9 +1,8 @@
 """The pipelines archive and replay, as `mqd pipeline run` starts them: topics into Parquet (zstd),
 and back into a fresh topic.
 
-Bytes are those of keys and values, uncompressed. Records are JSON, as people have them: short ones,
-and about 1 KB. CPU is the JVM's and its Python workers'; MB/s/core is MB for each CPU second of
-theirs.
+Bytes are those of keys and values, uncompressed. Records are typical JSON: short ones, and of about
+1 KB. CPU is that of the JVM and its Python workers; MB/s/core is MB for each of these CPU seconds.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def _line(name: str, megabytes: float, wall_s: float, cpu_s: float, broker_cpu_s
 
 
 def _fill(bootstrap: str, topic: str, text_bytes: int, count: int, partitions: int) -> int:
-    """Bytes of keys and values."""
+    """Produces the records. Returns the bytes of keys and values."""
     from mqd import Producer
 
     chance = random.Random(1)

@@ -1,13 +1,12 @@
-"""Reading by format("mqd"): records of a topic into Spark's noop sink, and the steps of it one by
-one.
+"""Reading by format("mqd"): records of a topic into Spark's noop sink, and its steps one by one.
 
     decode        batches in memory into Arrow, in this process: no broker, no Spark
     local, tcp    an executor's whole task in this process, without Spark: mapped segments, Fetch
     spark         spark.read...write.format("noop"), local[2]; `connector`: the same by Spark's own
                   connector for Kafka, from the same broker
 
-CPU seconds per million rows stand beside the rates: on a machine where others work they are what
-can be compared. `spark` counts the JVM and its Python workers; the broker's are beside.
+CPU seconds per million rows are shown beside the rates: on a machine with other load only they can be
+compared. `spark` counts the JVM and its Python workers; the broker's CPU time is shown separately.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Figure(NamedTuple):
-    """`cpu_s`: of the reading processes, user and system; `broker_cpu_s` beside."""
+    """`cpu_s`: user and system time of the reading processes; `broker_cpu_s`: of the broker."""
 
     name: str
     rows: int
@@ -42,7 +41,7 @@ class Figure(NamedTuple):
 
 
 def children_of(pid: int) -> Iterator[int]:
-    """The process and all below it."""
+    """The process and all its descendants."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
@@ -54,8 +53,8 @@ def children_of(pid: int) -> Iterator[int]:
 
 
 def adopt_orphans() -> None:
-    """Processes below this one whose parent ends become its own children from now on: what they
-    have used stays countable. Linux (prctl(2), PR_SET_CHILD_SUBREAPER).
+    """From now on descendants whose parent ends become children of this process, so that their CPU time
+    can be counted. Linux (prctl(2), PR_SET_CHILD_SUBREAPER).
     """
     import ctypes
 
@@ -64,7 +63,7 @@ def adopt_orphans() -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the process, those below it, and those of them that ended and were waited for."""
+    """CPU time of the process and its descendants, including those that ended and were waited for."""
     total = 0
     for one in children_of(pid):
         try:
@@ -115,7 +114,7 @@ def measured(name: str, rows: int, work: Callable[[], int], broker: Callable[[],
 
 
 def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
-    """Batches of 4 MiB in all, again and again."""
+    """Decodes batches of 4 MiB in total, repeatedly."""
     from mqd.client.shm.reading import PartitionReader
     from mqd.native.reader import SegmentReader
     from mqd.protocol.records import Record, encode_batch
@@ -150,7 +149,7 @@ def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
 
 
 def task(name: str, bootstrap: str, topic: str, transport: str, rows: int, broker: Callable[[], float]) -> Figure:
-    """All ranges of the topic by one executor's code."""
+    """Reads all ranges of the topic by the code of one executor."""
     from mqd.spark.driver import plan_batch
     from mqd.spark.options import source_options
     from mqd.spark.reading import read_range

@@ -1,8 +1,8 @@
-"""How old a record is when a stream's sink gets it: readStream.format("mqd"), no pause between
-batches, into a sink that writes down `now - timestamp` of every row and nothing else.
+"""The age of a record when a stream's sink gets it: readStream.format("mqd"), no pause between batches,
+into a sink that only records `now - timestamp` of every row.
 
-Ages are of the moment in which Spark hands write() the rows: log, planning, reading, Spark's two
-log writes for each batch, all in them.
+Ages are taken when Spark passes the rows to write(): they include the log, planning, reading, and
+Spark's two log writes for each batch.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def ages(session: Any, bootstrap: str, place: Path) -> Ages:
 
 
 def _produce(bootstrap: str, end: threading.Event) -> None:
-    """RATE_PER_S records a second, one at a time, at even distances."""
+    """Produces RATE_PER_S records a second, one at a time, evenly spaced."""
     from mqd import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})

@@ -1,10 +1,10 @@
-"""Writing by format("mqd"): rows into a topic, exactly once unless said otherwise, and the steps of
-it one by one.
+"""Writing by format("mqd"): rows into a topic, exactly once unless stated otherwise, and its steps one by
+one.
 
     write         a task's whole work in this process, without Spark: enlisted, encoded, sent,
                   acknowledged, committed
-    spark write   spark.range(...).write.format("mqd"), local[2]; the rows are made on the way,
-                  which is in the figures
+    spark write   spark.range(...).write.format("mqd"), local[2]; the figures include generating
+                  the rows
 """
 
 from __future__ import annotations

@@ -1,11 +1,19 @@
-/* Load through shared memory, by the C client (native/client/client.h). Words are NAME=VALUE; one
+/* Load through shared memory, by the C client (native/client/client.h). Arguments are NAME=VALUE; one
  * JSON object is printed.
  *
- *   local produce  socket topic record batch       [partitions acks inflight data milliseconds count chunk linger]   as
- * fast as it goes, until all is acknowledged local latency  socket topic record count       [acks spin pause_us] one
- * record at a time: from put to its acknowledgement local pace     socket topic record rate        [partitions acks
- * batch linger inflight data milliseconds spin]   an open loop: records fall due evenly; latency runs from when one was
- * due, whether or not it could be sent Bytes and microseconds. One thread, one attachment.
+ *   local produce socket topic record batch
+ *       [partitions acks inflight data milliseconds count chunk linger]
+ *       At full speed, until all records are acknowledged.
+ *
+ *   local latency socket topic record count [acks spin pause_us]
+ *       One record at a time: from put to its acknowledgement.
+ *
+ *   local pace socket topic record rate
+ *       [partitions acks batch linger inflight data milliseconds spin]
+ *       Open loop: records are due at even intervals; latency runs from when a record was due,
+ *       whether or not it could be sent.
+ *
+ * Bytes and microseconds. One thread, one attachment.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -114,8 +122,9 @@ static void load_open(struct load *load, const struct arguments *arguments, int6
         fail("topic");
 }
 
-/* What has been answered; `told` sees each. Returns how many batches. */
-static uint32_t load_answers(struct load *load, void (*told)(void *context, const struct mqd_delivery *), void *context)
+/* Takes all deliveries and calls `on_delivery` for each. Returns how many batches. */
+static uint32_t load_deliveries(struct load *load, void (*on_delivery)(void *context, const struct mqd_delivery *),
+                                void *context)
 {
     if (mqd_client_poll(load->client) < 0)
         fail("poll");
@@ -127,8 +136,8 @@ static uint32_t load_answers(struct load *load, void (*told)(void *context, cons
                 mqd_producer_drop(load->producer, load->delivery[i].batch);
             }
             load->acknowledged += load->delivery[i].record_count;
-            if (told)
-                told(context, &load->delivery[i]);
+            if (on_delivery)
+                on_delivery(context, &load->delivery[i]);
         }
         found += count;
     }
@@ -158,7 +167,7 @@ static uint8_t *values_make(int64_t record, int64_t count)
     return values;
 }
 
-/* ---- as fast as it goes ---- */
+/* ---- at full speed ---- */
 
 static int produce_main(const struct arguments *arguments)
 {
@@ -190,14 +199,14 @@ static int produce_main(const struct arguments *arguments)
         partition = (partition + 1) % (int32_t)partitions;
         if (mqd_producer_send(load.producer, now_ns() / 1000, 0) < 0)
             fail("send");
-        if (!load_answers(&load, NULL, NULL) && taken < wanted)
+        if (!load_deliveries(&load, NULL, NULL) && taken < wanted)
             load_wait(&load, 1000000);
     }
     if (mqd_producer_send(load.producer, now_ns() / 1000, 1) < 0)
         fail("send");
     int64_t deadline = now_ns() + 60ll * 1000000000;
     while (mqd_producer_outstanding_records(load.producer) && now_ns() < deadline)
-        if (!load_answers(&load, NULL, NULL))
+        if (!load_deliveries(&load, NULL, NULL))
             load_wait(&load, 1000000);
     double seconds = (double)(now_ns() - begin) / 1e9, cpu = cpu_seconds() - cpu_before;
     printf("{\"what\": \"local produce\", \"count\": %llu, \"bytes\": %llu, \"batches\": %llu, \"errors\": %llu, "
@@ -234,7 +243,7 @@ static int latency_main(const struct arguments *arguments)
                 0 ||
             mqd_producer_send(load.producer, begin / 1000, 1) < 0)
             fail("put");
-        while (!load_answers(&load, NULL, NULL))
+        while (!load_deliveries(&load, NULL, NULL))
             load_wait(&load, 5000000);
         int64_t end = now_ns();
         if (i >= 0)
@@ -268,12 +277,12 @@ struct pace {
     uint64_t took_count, took_capacity;
 };
 
-static void pace_told(void *context, const struct mqd_delivery *delivery)
+static void pace_on_delivery(void *context, const struct mqd_delivery *delivery)
 {
     struct pace *pace = context;
     uint64_t at = delivery->batch & (PENDING - 1);
     if (pace->pending[at].batch != delivery->batch) {
-        fprintf(stderr, "an answer to batch %llu, which was not sent\n", (unsigned long long)delivery->batch);
+        fprintf(stderr, "an acknowledgement of batch %llu, which was not sent\n", (unsigned long long)delivery->batch);
         exit(1);
     }
     if (pace->took_count == pace->took_capacity) {
@@ -281,7 +290,7 @@ static void pace_told(void *context, const struct mqd_delivery *delivery)
         if (!(pace->took = realloc(pace->took, sizeof *pace->took * pace->took_capacity)))
             exit(1);
     }
-    /* every record of it counts as its oldest */
+    /* every record of the batch counts with the age of its oldest */
     pace->took[pace->took_count++] = (struct weighed){now_ns() - pace->pending[at].due_ns, delivery->record_count};
 }
 
@@ -343,14 +352,14 @@ static int pace_main(const struct arguments *arguments)
         }
         if (mqd_producer_send(load.producer, now / 1000, 0) < 0)
             fail("send");
-        if (!load_answers(&load, pace_told, pace))
+        if (!load_deliveries(&load, pace_on_delivery, pace))
             load_wait(&load, 100); /* at 800,000 a second 80 records fall due in it */
     }
     if (mqd_producer_send(load.producer, now_ns() / 1000, 1) < 0)
         fail("send");
     int64_t deadline = now_ns() + 60ll * 1000000000;
     while (mqd_producer_outstanding_records(load.producer) && now_ns() < deadline)
-        if (!load_answers(&load, pace_told, pace))
+        if (!load_deliveries(&load, pace_on_delivery, pace))
             load_wait(&load, 1000000);
     double seconds = (double)(now_ns() - begin) / 1e9, cpu = cpu_seconds() - cpu_before;
     qsort(pace->took, pace->took_count, sizeof *pace->took, by_ns);

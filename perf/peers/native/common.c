@@ -128,7 +128,7 @@ static int compare(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* Nearest rank: the smallest value that so large a share of all is not above. */
+/* Nearest rank: the smallest value that is not below this share of all values. */
 static double percentile_us(const struct samples *samples, double share)
 {
     if (!samples->count)

@@ -1,6 +1,6 @@
 /* The part of librdkafka's C interface that rdkafka_load.c calls, declared here because the wheel
- * of confluent-kafka holds the library without its header. The interface is stable by librdkafka's
- * own promise since 0.8 (its ABI policy); only documented, public functions are named.
+ * of confluent-kafka has the library without its header. By librdkafka's ABI policy the interface is
+ * stable since 0.8; only documented, public functions are declared.
  */
 #ifndef MQD_PEERS_RDKAFKA_ABI_H
 #define MQD_PEERS_RDKAFKA_ABI_H

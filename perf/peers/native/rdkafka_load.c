@@ -1,15 +1,15 @@
 /* Kafka-protocol load through librdkafka: the neutral client, the same for every broker that speaks
  * the protocol.
  *
- *   produce  as fast as it goes: RECORDS or MILLISECONDS, whichever is reached first; READING=1:
- *            with a consumer that reads along, until it has the last one
+ *   produce  at full speed: RECORDS or MILLISECONDS, whichever is reached first; READING=1: with a
+ *            concurrent consumer, until it has the last record
  *   consume  from the beginning: RECORDS
  *   latency  open loop at RATE for MILLISECONDS after WARM_MILLISECONDS: due to acknowledged, and
  *            due to consumed by a second client in the same process
  *
- * librdkafka's defaults hold but for what the words say (linger_ms, acks, compression) and what
- * `consumer` names. One producer, one consumer. Prints one JSON object. Exits 1 with a reason when
- * a record was refused or did not arrive.
+ * librdkafka's defaults apply except for the arguments (linger_ms, acks, compression) and the settings
+ * in consumer(). One producer, one consumer. Prints one JSON object. Exits 1 with a reason when a
+ * record was refused or did not arrive.
  */
 #define _GNU_SOURCE
 #include "common.h"
@@ -23,9 +23,9 @@
 #include <sys/prctl.h>
 
 #define CONSUME_BATCH 1000
-#define STALL_NS ((int64_t)20 * 1000000000) /* nothing happened for so long: give up, with a reason */
+#define STALL_NS ((int64_t)20 * 1000000000) /* gives up, with a reason, after this long without progress */
 #define CONNECT_NS ((int64_t)300000000)     /* the consumer has connected and is waiting by then */
-/* the sender sleeps this long at least: what became due meanwhile goes out together */
+/* the sender sleeps at least this long: records that become due meanwhile are sent together */
 #define OPEN_LOOP_SLICE_NS 100000
 
 static const char *topic;
@@ -136,7 +136,7 @@ static int64_t records_in_topic(rd_kafka_t *rk)
     return sum;
 }
 
-/* With acks=0 there is no response: the time runs until the broker's offsets show that it has them all. */
+/* With acks=0 there is no response: the time runs until the broker's offsets show all records. */
 static void wait_stored(rd_kafka_t *rk, int64_t wanted)
 {
     int64_t deadline = now_ns() + STALL_NS;
@@ -156,8 +156,8 @@ static rd_kafka_t *consumer(const struct arguments *arguments, rd_kafka_queue_t 
     set(conf, "group.id", "peers");
     set(conf, "enable.auto.commit", "false");
     set(conf, "auto.offset.reset", "earliest");
-    /* 1000 by default: so long would it sleep whenever a broker filled its queue, and its naps be
-     * measured */
+    /* 1000 by default: it would sleep that long whenever a broker filled its queue, and the sleep would
+     * be measured */
     set(conf, "fetch.queue.backoff.ms", "10");
     rd_kafka_t *rk = make(RD_KAFKA_CONSUMER, conf);
     rd_kafka_poll_set_consumer(rk);
@@ -173,8 +173,8 @@ static rd_kafka_t *consumer(const struct arguments *arguments, rd_kafka_queue_t 
     return rk;
 }
 
-/* A batch call waits until its batch is full or its time is over: the first record is waited for
- * alone, what is there by then comes with it. */
+/* A batch call waits until its batch is full or its time is over: so only the first record is waited
+ * for, and records that have arrived by then are taken with it. */
 static ssize_t take(rd_kafka_queue_t *queue, rd_kafka_message_t **messages)
 {
     ssize_t first = rd_kafka_consume_batch_queue(queue, 100, messages, 1);
@@ -184,14 +184,14 @@ static ssize_t take(rd_kafka_queue_t *queue, rd_kafka_message_t **messages)
     return more > 0 ? more + 1 : 1;
 }
 
-/* wanted: may become less while it reads */
+/* wanted: may decrease while reading */
 struct reading {
     rd_kafka_queue_t *queue;
     _Atomic int64_t wanted;
     int64_t last_ns;
 };
 
-/* Calls `each` for every record until so many as wanted are read. Returns when the first came. */
+/* Calls `each` for every record until `wanted` are read. Returns when the first arrived. */
 static int64_t consume_until(struct reading *reading, void (*each)(const rd_kafka_message_t *, int64_t now))
 {
     static rd_kafka_message_t *messages[CONSUME_BATCH];
@@ -234,7 +234,7 @@ static int consume_main(const struct arguments *arguments)
     return 0;
 }
 
-/* ---- producing as fast as it goes ---- */
+/* ---- producing at full speed ---- */
 
 static void on_consumed(const rd_kafka_message_t *message, int64_t now)
 {

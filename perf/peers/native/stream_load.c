@@ -1,8 +1,8 @@
-/* The engine: see stream_load.h and, for what is measured, common.h and rdkafka_load.c, whose words
- * and JSON it shares.
+/* The engine: see stream_load.h and, for what is measured, common.h and rdkafka_load.c, whose
+ * arguments and JSON it shares.
  *
- *   create | delete | ping                 of all streams of TOPIC
- *   produce | consume | latency            as rdkafka_load; WINDOW records at most are not acknowledged yet
+ *   create | delete | ping                 all streams of TOPIC
+ *   produce | consume | latency            as in rdkafka_load; at most WINDOW records are unacknowledged
  */
 #define _GNU_SOURCE
 #include "stream_load.h"
@@ -23,7 +23,7 @@
 
 #define STALL_NS ((int64_t)20 * 1000000000)
 #define SLICE_NS 100000
-#define OUT_BYTES_MAX ((size_t)1 << 20) /* not sent yet: then the socket comes first */
+#define OUT_BYTES_MAX ((size_t)1 << 20) /* unsent bytes above this are sent before more is published */
 #define READ_BYTES ((size_t)256 << 10)
 #define READS_OF_A_TURN 8              /* then it is the other connection's turn */
 #define SETTLE_NS ((int64_t)300000000) /* the reader is waiting by then */
@@ -180,7 +180,7 @@ void on_received(const uint8_t *record, size_t size)
     }
 }
 
-static void hear(struct link *link)
+static void take_received(struct link *link)
 {
     for (int reads = 0; reads < READS_OF_A_TURN && link_receive(link); reads++)
         while (protocol->take(link))
@@ -210,7 +210,7 @@ static void turn(struct link *publisher, struct link *subscriber, int64_t until)
         fail("poll: %s", strerror(errno));
     for (nfds_t index = 0; index < count; index++) {
         if (wanted[index].revents & (POLLIN | POLLERR | POLLHUP))
-            hear(links[index]);
+            take_received(links[index]);
         link_send(links[index]);
     }
 }
@@ -244,7 +244,7 @@ static void published(struct link *publisher)
         protocol->published(publisher);
 }
 
-/* One record to each stream: connections, files and indexes are there afterwards. Returns how many. */
+/* Sends one record to each stream: connections, files and indexes exist afterwards. Returns how many. */
 static int64_t warm_up(struct link *publisher, struct pool *pool)
 {
     protocol->publisher(publisher);

@@ -21,9 +21,9 @@ struct link {
     int fd;
     bool reads;
     struct buffer in, out;
-}; /* reads: it is the one of subscriber */
+}; /* reads: it is the subscriber's */
 
-/* What all share; set by main before anything else. */
+/* Shared by all files; set by main before anything else. */
 struct load {
     const char *topic;
     int streams;
@@ -35,7 +35,7 @@ extern struct load load;
 void stream_name(char name[NAME_MAX_BYTES], int stream);         /* TOPIC-0, TOPIC-1, ... */
 void stream_of_name(const char *name, size_t size, int *stream); /* the reverse; fails when it is none of ours */
 
-/* The engine's ears: a protocol calls these from take. */
+/* Callbacks of the engine: a protocol calls them from take. */
 void on_acknowledged(int64_t number);
 void on_received(const uint8_t *record, size_t size);
 
@@ -53,7 +53,7 @@ static inline const uint8_t *buffer_first(const struct buffer *buffer)
 
 /* Blocking, for handshakes. */
 void link_flush(struct link *link);
-void link_need(struct link *link, size_t size); /* until so many bytes are held */
+void link_need(struct link *link, size_t size); /* until `size` bytes have been received */
 
 struct protocol {
     const char *name;
@@ -62,7 +62,7 @@ struct protocol {
     void (*drop)(struct link *, const char *stream);
     void (*publisher)(struct link *); /* before the first publish */
     void (*publish)(struct link *, int64_t number, int stream, const uint8_t *record, size_t size);
-    /* what was published so far may leave: closes an open frame; NULL: nothing to do */
+    /* makes everything published so far ready to send: closes an open frame; NULL: nothing to do */
     void (*published)(struct link *);
     void (*subscriber)(struct link *); /* all streams from their beginnings */
     /* one message out of `in`; false: it is not whole yet. May add to `out`. */

@@ -1,6 +1,6 @@
 /* NATS JetStream: every PUB has a reply subject that ends in the record's number, where its PubAck
- * comes; reading is by pull consumers without acknowledgements, which ask for the next records when
- * half of what they asked for has come, as nats.go's Consume does.
+ * arrives; reading is by pull consumers without acknowledgements, which request the next records when
+ * half of the requested ones have arrived, like nats.go's Consume.
  */
 #define _GNU_SOURCE
 #include "stream_load.h"
@@ -16,10 +16,10 @@
 #define DELIVERY_SID 3 /* and above: one for each stream */
 #define WORDS_MAX 8
 #define PULL_RECORDS 500
-/* of one stream, on the way: a reader with 64 MB before it is given up by the server */
+/* requested from one stream at a time: the server drops a reader that has 64 MB pending */
 #define PULL_BYTES_MAX (2 << 20)
 
-static int wanted[STREAMS_MAX], pull_records; /* asked for and not come yet; how many are asked for */
+static int wanted[STREAMS_MAX], pull_records; /* requested and not received yet; how many are requested at a time */
 
 static bool answered;
 static char answer[2048];
@@ -51,8 +51,8 @@ static void pull(struct link *link, int stream)
     wanted[stream] += more;
 }
 
-/* The server's word that a request is over before it was filled: what is missing is asked for
- * again. "Status: 408" or the like, with what was not sent. */
+/* The server has ended a request before it was filled ("Status: 408" or the like, with the number of
+ * missing records): they are requested again. */
 static void status(struct link *link, int stream, const uint8_t *header, size_t size)
 {
     if (size > 12 && !memcmp(header + 9, "100", 3))

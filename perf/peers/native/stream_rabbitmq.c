@@ -1,6 +1,6 @@
-/* RabbitMQ's stream protocol: records go in Publish frames of up to STICKY, as the Java client's
- * batches of 100; confirms bear their numbers; reading is by credit, one for each chunk that came.
- * Big endian throughout. The protocol is described in RabbitMQ's PROTOCOL.adoc.
+/* RabbitMQ's stream protocol: records go in Publish frames of up to STICKY, like the Java client's
+ * batches of 100; confirms have the records' numbers; reading is by credit, one for each chunk
+ * received. Big endian throughout. RabbitMQ's PROTOCOL.adoc describes the protocol.
  */
 #include "stream_load.h"
 
@@ -71,7 +71,7 @@ static void put_string(struct buffer *out, const char *text)
     buffer_add(out, text, strlen(text));
 }
 
-/* A frame begins with its size, which is known when it ends. Returns its place from out.start. */
+/* Begins a frame; its size comes first and is filled in by finish(). Returns its offset from out.start. */
 static size_t begin(struct buffer *out, int key)
 {
     size_t place = buffer_held(out);
@@ -156,7 +156,7 @@ static bool rabbitmq_take(struct link *link)
 static size_t ask(struct link *link, int key)
 {
     size_t place = begin(&link->out, key);
-    put(&link->out, 1, 4); /* correlation id: one question at a time */
+    put(&link->out, 1, 4); /* correlation id: one request at a time */
     return place;
 }
 
@@ -182,7 +182,7 @@ static void rabbitmq_open(struct link *link)
     put(&link->out, 12, 4);
     buffer_add(&link->out, "\0guest\0guest", 12); /* RabbitMQ's own user for loopback */
     wait_answer(link, place, "authentication");
-    place = begin(&link->out, TUNE); /* the server's comes by itself; ours: frames as large as we like, no heartbeats */
+    place = begin(&link->out, TUNE); /* the server sends its own unasked; ours: frames of any size, no heartbeats */
     put(&link->out, 0, 4);
     put(&link->out, 0, 4);
     finish(&link->out, place);

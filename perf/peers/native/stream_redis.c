@@ -1,8 +1,8 @@
 /* Redis Streams: XADD pipelined, XREAD BLOCK over all streams. RESP 2.
  *
- * Replies are taken token by token, so that a reply of megabytes is never looked at twice: `left`
- * holds how many elements each open array still misses. An XREAD reply is [[key, [[id, [field,
- * value]], ...]], ...]: a bulk string's depth and place say what it is.
+ * Replies are parsed token by token, so that a reply of megabytes is never scanned twice: `left` has
+ * the number of elements that each open array still lacks. An XREAD reply is [[key, [[id, [field,
+ * value]], ...]], ...]: a bulk string's depth and position determine what it is.
  */
 #include "stream_load.h"
 
@@ -42,7 +42,7 @@ static void ask(struct link *link)
         buffer_text(&link->out, "$%zu\r\n%s\r\n", strlen(redis_state.last_id[stream]), redis_state.last_id[stream]);
 }
 
-/* A whole element has been taken: whatever array it was the last of is whole too. */
+/* An element is complete: so is each array whose last element it was. */
 static void taken(struct link *link)
 {
     while (redis_state.depth && --redis_state.left[redis_state.depth - 1] == 0)
@@ -116,7 +116,7 @@ static void redis_open(struct link *link)
     link->in.start += 7;
 }
 
-/* the first XADD makes it */
+/* the first XADD creates the stream */
 static void redis_make(struct link *link, const char *stream)
 {
     (void)link, (void)stream;

@@ -65,7 +65,7 @@ class Script(Peer):
     def command(self) -> list[str]:
         return [sys.executable, "-c", self.script]
 
-    def answers(self) -> bool:
+    def is_ready(self) -> bool:
         self.polls += 1
         if self.polls < 3:
             raise ConnectionRefusedError
@@ -93,7 +93,7 @@ def test_a_peer_is_started_when_it_responds_and_leaves_no_files(tmp_path: Path) 
 def test_a_peer_that_ends_at_once_is_reported_with_the_reason(tmp_path: Path) -> None:
     peer = Script(tmp_path / "peer")
     peer.script = "print('no such setting'); raise SystemExit(3)"
-    peer.answers = lambda: False  # type: ignore[method-assign]
+    peer.is_ready = lambda: False  # type: ignore[method-assign]
     with pytest.raises(PeerFailed, match="(?s)script ended with exit code 3.*no such setting"):
         peer.start()
     assert not peer.running()

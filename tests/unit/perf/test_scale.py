@@ -65,7 +65,7 @@ def test_control_plane_models_run_whole() -> None:
     small = control_scale.catch_up(2_000, 12)
     assert small["snapshot_bytes"] > 2_000 * 50 and all(value >= 0 for value in small["steps"].values())
     failed = control_scale.failover(2_000, 12, 300)
-    assert failed["leaders"] >= 300 and failed["record_bytes"] > 1_000 and failed["news_bytes"] > 1_000
+    assert failed["leaders"] >= 300 and failed["record_bytes"] > 1_000 and failed["update_bytes"] > 1_000
     assert control_scale.heartbeats(2_000, 12)["heartbeat_us"] > 0
 
 

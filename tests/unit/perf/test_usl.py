@@ -22,7 +22,7 @@ def test_without_noise_the_parameters_are_exact(contention, coherency):
     assert (found.rate, found.contention, found.coherency) == pytest.approx(
         (1e5, contention, coherency), rel=1e-6, abs=1e-9
     )
-    assert found.error == pytest.approx(0, abs=1e-9) and found.reported == 3
+    assert found.error == pytest.approx(0, abs=1e-9) and found.identified == 3
 
 
 @pytest.mark.parametrize(("contention", "coherency"), quick([(0.05, 0.002), (0.2, 0.01), (0.02, 0.0005)], [0.05]))
@@ -56,10 +56,12 @@ def test_better_than_linear_is_linear_and_not_a_negative_cost():
 
 def test_two_counts_do_not_determine_coherency():
     two = usl.fit({1: [100.0, 101.0], 2: [180.0, 182.0]}, resamples=50)
-    assert two.reported == 2 and two.coherency == 0
+    assert two.identified == 2 and two.coherency == 0
     assert two.at(2) == pytest.approx(181, rel=0.01)
     one = usl.fit({1: [100.0, 102.0]}, resamples=50)
-    assert one.reported == 1 and (one.contention, one.coherency) == (0, 0) and one.at(3) == pytest.approx(303, rel=0.01)
+    assert (
+        one.identified == 1 and (one.contention, one.coherency) == (0, 0) and one.at(3) == pytest.approx(303, rel=0.01)
+    )
 
 
 def test_the_peak_is_the_maximum():
