@@ -60,7 +60,7 @@ def measure_gossip() -> dict:
         _log(f"gossip: {count} hosts, {loss:.0%} lost, {victims} failures")
         found["failures"].append(gossip_scale.failures(count, loss, victims, SEED))
     for count, loss, share in AT_ONCE:
-        _log(f"gossip: {share:.0%} of {count} hosts at once")
+        _log(f"gossip: {share:.0%} of {count} hosts at the same time")
         found["at_once"].append(gossip_scale.at_once(count, loss, share, SEED))
     return found
 

@@ -1,4 +1,4 @@
-"""What a handler gets: the broker with its services, and one request's view of it."""
+"""The arguments of handlers: the broker with its services, and one request's view of it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Context:
         )
 
     def operations(self, resource_type: int, name: str, supported: int) -> int:
-        """Of the operations that the resource supports, those that the client may do (KIP-430)."""
+        """The operations that the client may do, of those that the resource supports (KIP-430)."""
         rules, address = self.broker.authorizer, self.address
         if rules is None or self.broker.denials_only_logged:
             return supported

@@ -62,7 +62,7 @@ class Certificates:
             self._files.append(file)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         while self._sources:
             await asyncio.to_thread(self.check, datetime.datetime.now(datetime.UTC))
             await asyncio.sleep(POLL_S)

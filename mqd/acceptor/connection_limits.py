@@ -72,7 +72,7 @@ class ConnectionLimits:
     # -- settings changed at run time --------------------------------------------------------------
 
     def update(self, metadata: Metadata) -> None:
-        """After each message from the controller."""
+        """Called after each message from the controller."""
         quotas, config = self._seen
         if config is not metadata.broker_config:
             self._configure(metadata.broker_config)

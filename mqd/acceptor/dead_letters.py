@@ -168,7 +168,7 @@ class DeadLetters:
         return self._coordinators.clock.now_ms()
 
     def figures(self) -> dict[str, Figures]:
-        """By group. The scrape's thread calls it: each dictionary is copied in one step."""
+        """The figures by group. The scrape's thread calls it: each dictionary is copied in one step."""
         found = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
         for mover in list(self._movers.values()):
             before, since, now_ms = found.get(mover.group_id, Figures(0, 0, 0)), dict(mover.core.since), self._now_ms()

@@ -102,7 +102,7 @@ class Disks:
         return await self._reads[log_dir].run(lambda _: work(*arguments))
 
     async def load(self, log_dir: int, work: Callable[[QueryProgress], T]) -> T:
-        """The same for long work, which reports its progress and when it no longer needs the
+        """Like read(), for long work, which reports its progress and when it no longer needs the
         directory. It waits for earlier work as long as that makes progress.
         """
         turn, threads = self._loads[log_dir]

@@ -197,16 +197,16 @@ def _configured(operation: Operation) -> Check:
 
 
 def may_schedule(context: Context, configs: Iterable[Any]) -> bool:
-    """What is written to a topic with schedule.to is delivered with the broker's rights, so that
-    setting takes the right to write to the target.
+    """Whether the client may set schedule.to: it needs the right to write to the target, because records
+    are delivered there with the broker's rights.
     """
     targets = [config.value for config in configs if config.name == "schedule.to" and config.value]
     return all(context.authorize(Operation.WRITE, ResourceType.TOPIC, target) for target in targets)
 
 
 def may_view(context: Context, configs: Iterable[Any]) -> bool:
-    """A view shows records of its base topic to its own readers, so creating one takes READ on the
-    base."""
+    """Whether the client may create a view: it needs READ on the base topic, because the view shows its
+    records to other readers."""
     bases = [config.value for config in configs if config.name == VIEW_OF and config.value]
     return all(context.authorize(Operation.READ, ResourceType.TOPIC, base) for base in bases)
 

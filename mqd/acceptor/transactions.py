@@ -189,7 +189,8 @@ class TransactionService:
         is_bumped: bool = False,
         leader_epoch: int = -1,
     ) -> "asyncio.Future[Any]":
-        """For a partition that this host leads in that leader epoch (-1 = any); refused otherwise."""
+        """Appends a marker to a partition that this host leads in that leader epoch (-1 = any); fails
+        otherwise."""
         assert self._log is not None
         if topic == GROUPS:
             marker = self.groups.write_marker(

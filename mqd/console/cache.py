@@ -62,6 +62,6 @@ class Cache:
                     del self._turns[key]
 
     def clear(self) -> None:
-        """After a change: the next page shows the new state."""
+        """Called after a change, so that the next page shows the new state."""
         with self._lock:
             self._kept.clear()

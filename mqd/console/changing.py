@@ -100,7 +100,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
     for line in lines[:CONFIGS_MAX]:
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
-            raise BadForm(f"properties are KEY=VALUE, one a line, not {line!r}")
+            raise BadForm(f"properties are KEY=VALUE, one per line, not {line!r}")
         configs[key.strip()] = value.strip()
 
     def send(validate_only: bool) -> Any:

@@ -162,8 +162,8 @@ def health(settings: Settings) -> Health:
 
 
 def _without_quorum(partitions: Partitions) -> list[Finding]:
-    """For a user who may not describe the cluster: the health according to the metadata of its
-    topics."""
+    """The cluster's health according to the metadata of its topics, for a user who may not describe the
+    cluster."""
     found = []
     for harm, names, what in (
         (diagnosis.Harm.OUTAGE, partitions.without_leader, "without a leader, neither read nor written"),

@@ -52,7 +52,7 @@ def size(value: float | None) -> str:
 
 
 def moment(milliseconds: int | None) -> str:
-    """In this host's time zone, which the text names by its offset."""
+    """The time in this host's time zone, with the zone's offset."""
     if milliseconds is None or milliseconds < 0:
         return "–"
     try:

@@ -142,7 +142,7 @@ class Authorizer:
         return any(not _dominated(binding, denied) for binding in allowed)
 
     def explain(self, principal: str, host: str, operation: int, resource_type: int, name: str) -> Verdict:
-        """The same decision as decide(), with the rule that made it."""
+        """The decision of decide(), with the rule that determines it."""
         if principal in self.super_users:
             return Verdict(True, f"{principal} is a super user")
         allowing: AclBinding | None = None

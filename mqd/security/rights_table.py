@@ -126,7 +126,7 @@ def _longest_prefix(names: list[str], parents: list[int], name: str) -> int:
 
 
 def _parents(names: list[str]) -> list[int]:
-    """By name, in sorted order: the index of the longest other name that is a prefix of it, or -1."""
+    """For each name, in sorted order: the index of the longest other name that is a prefix of it, or -1."""
     parents: list[int] = []
     for index, name in enumerate(names):
         candidate = index - 1

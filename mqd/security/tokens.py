@@ -10,7 +10,7 @@ ID_BYTES = 16
 
 
 def new_id() -> str:
-    """As Kafka's: a random UUID in base64 for URLs."""
+    """A random UUID in base64 for URLs, as in Kafka."""
     while (text := base64.urlsafe_b64encode(secrets.token_bytes(ID_BYTES)).decode().rstrip("=")).startswith("-"):
         pass
     return text

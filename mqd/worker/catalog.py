@@ -71,7 +71,7 @@ class Owned(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """To be carried out in this order."""
+    """The changes to carry out, in this order."""
 
     forget_topics: list[TopicImage] = []  # the reactor must forget these
     close: list[Owned] = []  # close but keep the files (the partition exists elsewhere)
@@ -156,7 +156,7 @@ class Catalog:
         ]
 
     def partition_name(self, slot: int) -> str:
-        """Also for a partition that another worker owns: a batch is checked, and refused, by the
+        """The name of a partition, which another worker may own: a batch is checked, and refused, by the
         worker that receives it.
         """
         if self._names is None:

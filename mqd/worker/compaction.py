@@ -122,7 +122,7 @@ class Compactor:
         return [self._run()]
 
     async def close(self) -> None:
-        """After the tasks were cancelled: waits for a running step."""
+        """Waits for a running step, after the tasks were cancelled."""
         await asyncio.get_running_loop().run_in_executor(None, self._thread_pool.shutdown)
 
     async def release(self, opened: OpenPartition) -> None:

@@ -132,8 +132,8 @@ class ScrubPlan:
 
 
 def sealed_bases(bases: list[int], log_start_offset: int, active_base: int) -> list[int]:
-    """From a listing: the segments below the active one, except those wholly below the log start
-    (which are about to be deleted).
+    """The segments of a listing below the active one, except those wholly below the log start (which are
+    about to be deleted).
     """
     first = max((base for base in bases if base <= log_start_offset), default=0)
     return [base for base in bases if first <= base < active_base]

@@ -45,7 +45,7 @@ class Step:
         what = {
             THROUGHPUT: "throughput",
             PRODUCE: "producing",
-            ALONG: "produced and read at once",
+            ALONG: "produced and read concurrently",
             LATENCY: "latency",
             START: "start-up",
         }[self.kind]

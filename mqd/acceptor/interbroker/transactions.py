@@ -189,7 +189,7 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 
 
 class Elsewhere(NamedTuple):
-    """What coordinators on other hosts know of a producer. `error` 0: no unfinished transaction.
+    """The transactions of a producer that coordinators on other hosts know. `error` 0: no unfinished transaction.
     CONCURRENT_TRANSACTIONS: one by `transactional_id`, on `node_id` if it is ongoing; otherwise it
     is already ending. COORDINATOR_NOT_AVAILABLE: one of them cannot be reached.
     """

@@ -118,7 +118,7 @@ class _Directory(NamedTuple):
 
 
 class _Reports(NamedTuple):
-    """What other processes report in the run directory. `damage`: with the worker's index.
+    """The reports of other processes in the run directory. `damage`: with the worker's index.
     `compaction`: by worker. `by_process`: restarts; None under another supervisord.
     """
 

@@ -330,7 +330,7 @@ class MetricsServer:
             self._render_from_s = max(client.moved_s, self._paused_until_s)
 
     def _on_decided(self, client: _Client, faults: list[str]) -> None:
-        """In the acceptor's thread."""
+        """Called in the acceptor's thread."""
         self._decided.append((client, faults))
         os.eventfd_write(self._wake, 1)
 

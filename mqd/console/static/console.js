@@ -1,6 +1,6 @@
 "use strict";
-// The page's live part is loaded again and put in the place of the old one: while it is looked at,
-// and while the reader is not typing in it or selecting. Everything else works without this file.
+// Reloads the page's live part while the page is visible and the reader is not typing or selecting text
+// in it. Everything else works without this file.
 
 const away = document.getElementById("away");
 
@@ -103,7 +103,7 @@ function showRecords(rows) {
     }
   });
   source.addEventListener("failed", (event) => end(JSON.parse(event.data)));
-  source.onerror = () => end(`The search broke off: the console does not answer, or the session has ended. ${soFar()}`);
+  source.onerror = () => end(`The search broke off: the console does not respond, or the session has ended. ${soFar()}`);
   stop.addEventListener("click", () => { end("Stopped: " + soFar()); });
 }
 

@@ -396,4 +396,4 @@ def test_a_broker_that_dies_while_the_page_is_open(
         broker.start()
         wait(window, "Healthy")
         console.process.kill()
-        wait(window, "The console does not answer")
+        wait(window, "The console does not respond")

@@ -109,7 +109,7 @@ def test_a_group_is_behind_in_records_and_in_time(secured: Secured, topics: None
 
 def test_a_queue_shows_its_backlog_its_retries_and_its_dead_letters(secured: Secured, browser: Browser) -> None:
     queue = Dead(secured.broker.bootstrap)
-    assert "No share group is like that." in browser.get("/queues", q=queue.group).words
+    assert "No share group matches." in browser.get("/queues", q=queue.group).words
     queue.create_letters()
     queue.name_letters()
     queue.produce("a", "b", "c", "poison")

@@ -28,7 +28,7 @@ async def handle(
 
 
 def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
-    """By entity type. Raises Refusal."""
+    """The conditions by entity type. Raises Refusal."""
     matches: dict[str, Matches] = {}
     for component in request.components:
         kind = component.entity_type

@@ -58,9 +58,9 @@ async def request_group(broker: Broker, group_id: str, make_event: Callable[[int
 def rebalance_of(
     broker: Broker, core: object, message: type[DescribeGroupsResponse] | type[ConsumerGroupDescribeResponse]
 ) -> Any:
-    """For clients that request it by the tagged field 9100 (this project's own): the current
-    rebalance and the members that hold it up, with ages, because clocks differ. `message`: the
-    response's class. None: no rebalance.
+    """The current rebalance and the members that delay it, for clients that request it by the tagged
+    field 9100 (this project's own). Times are ages, because clocks differ. `message`: the response's
+    class. None: no rebalance.
     """
     rebalance = core.rebalance() if isinstance(core, Group) else None
     if rebalance is None or broker.coordinators is None:

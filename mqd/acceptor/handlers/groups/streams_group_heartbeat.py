@@ -83,7 +83,7 @@ async def _heartbeat(
 async def _heartbeat_again(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest, first: StreamsGroupHeartbeatResponse
 ) -> StreamsGroupHeartbeatResponse:
-    """For when the topics exist: the member need not wait for its next heartbeat to learn that."""
+    """Called once the topics exist: the member need not wait for its next heartbeat to learn that."""
     follows = msgspec.structs.replace(request, member_epoch=first.member_epoch, topology=None)
     response = (await _heartbeat(context, header, follows)).response
     if response.error_code:

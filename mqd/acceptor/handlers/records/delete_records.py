@@ -64,6 +64,6 @@ async def _partition(
 
 
 def _only_compacts(broker: Broker, name: str) -> bool:
-    """In such a topic Kafka deletes only records that a newer record of the same key replaces."""
+    """Whether the topic is compacted only: Kafka then refuses to delete its records."""
     effective = configuration.topic_effective(broker.effective(), broker.metadata.topics[name].config)
     return configuration.topic_value(effective, "cleanup.policy") == ["compact"]

@@ -87,7 +87,7 @@ def _binding(creation: CreateAclsRequest.AclCreation) -> AclBinding:
 
 
 def _refusal(binding: AclBinding) -> str | None:
-    """With Kafka's error messages."""
+    """Why the rule is invalid, in Kafka's words; None: it is valid."""
     if field := unknown(binding):
         return f"Unknown {field}"
     if binding.resource_type == ResourceType.CLUSTER and binding.name != CLUSTER_NAME:
