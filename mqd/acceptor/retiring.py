@@ -118,7 +118,7 @@ async def refusal_to_add(
 async def _refused(context: Context, header: RequestHeader, topic: str, found: Open, then: str) -> tuple[int, str]:
     producer_id, sent_to = origin_of(found.producer_id)
     name = await _transactional_id(context, header, producer_id)
-    whose = (
+    owner = (
         f"transactional id '{name}', producer id {producer_id}"
         if name is not None
         else f"producer id {producer_id}, whose transactional id no coordinator knows"
@@ -127,7 +127,7 @@ async def _refused(context: Context, header: RequestHeader, topic: str, found: O
     return (
         int(ErrorCode.CONCURRENT_TRANSACTIONS),
         (
-            f"A transaction is open on partition {found.partition} of {topic}{also}: {whose}. Wait until it ends, or"
+            f"A transaction is open on partition {found.partition} of {topic}{also}: {owner}. Wait until it ends, or"
             f" abort it (mqd txn abort), and {then}."
         ),
     )

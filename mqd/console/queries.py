@@ -435,11 +435,11 @@ def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, i
         for broker in cluster.nodes():
             listed = [one.group_id for one in broker.request(LIST_GROUPS, ListGroupsRequest()).groups]
             for start in range(0, len(listed), GROUPS_AT_ONCE):
-                asked = [
+                requested = [
                     OffsetFetchRequest.Group(group_id=one, topics=[wanted])
                     for one in listed[start : start + GROUPS_AT_ONCE]
                 ]
-                response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=asked), NAMES_BY_TEXT)
+                response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=requested), NAMES_BY_TEXT)
                 for group in response.groups:
                     committed = {
                         one.partition_index: one.committed_offset

@@ -226,8 +226,8 @@ int end_to_end_main(const struct arguments *arguments)
     int producer = dial(port), consumer = dial(port);
     struct room room = {0}, reply = {0};
     int64_t *ns = allocate(sizeof *ns * (size_t)count);
-    /* with acks=all: what earlier runs left unflushed is visible after it, and the log's end stands
-     * still */
+    /* with acks=all: what earlier runs left unflushed is visible after it, and the log's end does
+     * not move */
     struct bytes last = produce_frame(topic, 0, 100, 1, -1);
     produce_once(producer, &last, &reply, strlen(topic));
     send_all(consumer, ask.at, ask.size);

@@ -26,7 +26,7 @@ struct stream {
     /* fetch */
     struct bytes request;
     int64_t offset;
-    bool asked;
+    bool requested;
     uint8_t *room;
     size_t capacity, got;
 };
@@ -134,14 +134,14 @@ static bool produce_turn(struct run *run, struct stream *s)
 
 static bool fetch_turn(struct run *run, struct stream *s)
 {
-    if (!s->asked) {
+    if (!s->requested) {
         if (!open_for_more(run)) {
             s->closed = true;
             return false;
         }
         fetch_frame_offset(&s->request, s->offset);
         stream_send_all(s, s->request.at, s->request.size); /* small: it fits whenever the last reply has been read */
-        s->asked = true;
+        s->requested = true;
         run->sent++;
         return true;
     }
@@ -156,7 +156,7 @@ static bool fetch_turn(struct run *run, struct stream *s)
     s->bytes += fetched.records_bytes;
     s->offset = next > s->offset ? next : 0; /* at the end: again from the start */
     s->got = 0;
-    s->asked = false;
+    s->requested = false;
     return true;
 }
 

@@ -86,7 +86,7 @@ void stream_of_name(const char *name, size_t size, int *stream)
         memcpy(digits, name + prefix, size - prefix);
     *stream = atoi(digits);
     if (!*digits || *stream < 0 || *stream >= load.streams)
-        fail("records of a stream that was not asked for: %.*s", (int)size, name);
+        fail("records of a stream that was not requested: %.*s", (int)size, name);
 }
 
 /* ---- connections ---- */
