@@ -1,5 +1,5 @@
-"""acks.replicas while replicas move between four hosts: reassignment, drain, and the return of a
-preferred replica that was a spare. A producer writes meanwhile, and nothing acknowledged is lost.
+"""acks.replicas while replicas move between four hosts: reassignment, drain, and the return of the
+preferred replica's host. A producer writes meanwhile, and nothing acknowledged is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from tests.interaction.cluster.test_cluster_lagging import stopped_worker
 from tests.interaction.cluster.test_cluster_spares import LAG_MS, Writer, member_of
 from tests.interaction.cluster_clients import create, partitions, read, run, until
 
-PREFERRED_SPARE_S = 300.0  # without an exchange, before it becomes a member (MQD_REPLICA_PREFER_MS)
+# how long it stays a spare after an exchange, which a busy machine may cause (MQD_REPLICA_PREFER_MS)
+PREFERRED_S = 300.0
 pytestmark = pytest.mark.slow
 
 
@@ -72,28 +73,26 @@ def test_the_host_of_each_role_is_drained_while_a_producer_writes(cluster: Clust
 
 
 @pytest.mark.timeout(600)
-def test_a_preferred_replica_that_was_slow_leads_again(cluster: Cluster) -> None:
+def test_the_preferred_replica_leads_again_after_its_host_has_died(cluster: Cluster) -> None:
     create(cluster, "returned", partitions=1, config={"acks.replicas": "2"})
     with Writer(cluster, "returned") as writer:
         writer.wait(20)
         (one,) = partitions(cluster, "returned").values()
         preferred = cluster.brokers[one.replicas[0]]
+        others = set(one.replicas) - {preferred.node_id}
         preferred.kill_all()
         writer.wait(20)
-        others = set(one.replicas) - {preferred.node_id}
-        until("a spare takes its place", lambda: set(partitions(cluster, "returned")[0].isrs) == others, cluster)
+        until("the spare takes its place", lambda: set(partitions(cluster, "returned")[0].isrs) == others, cluster)
         preferred.start()
-        writer.wait(20)
-        assert preferred.node_id == member_of(cluster, "returned")[2].node_id, "it is a spare"
         until(
-            "it leads again",
+            "it leads",
             lambda: partitions(cluster, "returned")[0].leader == preferred.node_id,
             cluster,
-            PREFERRED_SPARE_S + 60,
+            PREFERRED_S + 60,
         )
         writer.wait(20)
         leader, other, _ = member_of(cluster, "returned")
         assert leader is preferred
-        with stopped_worker(other):  # and is no worse a leader than before
+        with stopped_worker(other):
             writer.wait(20)
     check(cluster, "returned", writer)
