@@ -11,9 +11,10 @@ from mqd.cluster.metadata.maintenance import UNABLE_MS
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import reassignments as reassign_rules
+from mqd.cluster.metadata.rules.assignments import Placement
 from mqd.cluster.metadata.rules.configs import ConfigRules
 from mqd.cluster.metadata.rules.placement import PARTITIONS_MAX, Directories
-from mqd.cluster.metadata.rules.topics import Placement, add_partitions, create_topic
+from mqd.cluster.metadata.rules.topics import add_partitions, create_topic
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E

@@ -14,10 +14,10 @@ from mqd.cluster.metadata.maintenance import UNABLE_HEARTBEATS, UPKEEP_MS
 from mqd.cluster.metadata.options import ControllerOptions
 from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, TopicState
 from mqd.cluster.metadata.refusal import Refusal
+from mqd.cluster.metadata.rules.assignments import Placement
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
 from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, restored_leaders
 from mqd.cluster.metadata.rules.partitions import Target
-from mqd.cluster.metadata.rules.topics import Placement
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode as E

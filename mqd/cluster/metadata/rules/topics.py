@@ -6,18 +6,15 @@ KIP-195 (CreatePartitions), KIP-339 (IncrementalAlterConfigs), KIP-516 (topic id
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 from mqd.base.property_values import ConfigError
 from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
-from mqd.cluster.metadata.limits import check_image, check_replicas
 from mqd.cluster.metadata.records import (
     BrokerConfigured,
     GroupConfigured,
     PartitionsAdded,
-    PartitionState,
     ProducerIdsAllocated,
     Record,
     TopicConfigured,
@@ -27,6 +24,14 @@ from mqd.cluster.metadata.records import (
 )
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import client_metrics, deduplication, fifo, schedules, spares, views
+from mqd.cluster.metadata.rules.assignments import (
+    Placement,
+    automatic_assignments,
+    check_assignments,
+    manual_assignments,
+    place_partitions,
+    spread,
+)
 from mqd.cluster.metadata.rules.configs import (
     RESOURCE_BROKER,
     RESOURCE_CLIENT_METRICS,
@@ -36,16 +41,12 @@ from mqd.cluster.metadata.rules.configs import (
 )
 from mqd.cluster.metadata.rules.elections import UNCLEAN_ENABLE
 from mqd.cluster.metadata.rules.partitions import (
-    DEFAULT,
     MIN_IN_SYNC,
     configured_min_in_sync,
-    default_replication_factor,
     effective_min_in_sync,
     replicas_before,
 )
-from mqd.cluster.metadata.rules.placement import Directories, Loads, choose, limits
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
-from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
 TOPIC_NAME_CHARS_MAX = 249
@@ -55,15 +56,6 @@ PRODUCER_ID_MAX = 2**63 - 1
 PRODUCER_ID_BLOCK_MAX = 1_000_000
 GROUP_CONFIGS_MAX = 100_000
 OPERATIONS = ("set", "delete", "append", "subtract")
-
-
-class Placement(NamedTuple):
-    """The context for placing new partitions."""
-
-    node_id: int  # the controller's host, whose file supplies the defaults
-    view: View
-    directories: Directories
-    partition_count_max: int  # per host, without internal topics
 
 
 # -- names -----------------------------------------------------------------------------------------
@@ -130,11 +122,13 @@ def create_topic(
     deduplication.check(state, config)
     schedules.check(state, change.name, config, {}, rules, state.broker_config(place.node_id))
     if change.assignments:
-        assignments = _manual_assignments(state, change)
+        assignments = manual_assignments(state, change)
     else:
-        assignments = _automatic_assignments(state, change, place, rules)
+        assignments = automatic_assignments(state, change, place, rules)
     _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
-    partitions = spares.limited(state, config, _place(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS))
+    partitions = spares.limited(
+        state, config, place_partitions(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS)
+    )
     return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=partitions, config=config))]
 
 
@@ -166,194 +160,6 @@ def _keep_min_in_sync(
         config[MIN_IN_SYNC] = "1"
 
 
-def _manual_assignments(state: MetadataState, change: messages.CreateTopic) -> list[tuple[int, ...]]:
-    if change.partition_count != -1:
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST,
-            "A manual partition assignment was specified, but numPartitions was not set to -1.",
-        )
-    if change.replication_factor != -1:
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST,
-            "A manual partition assignment was specified, but replication factor was not set to -1.",
-        )
-    if sorted(change.assignments) != list(range(len(change.assignments))):
-        raise Refusal(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Partitions should be a consecutive 0-based integer sequence."
-        )
-    ordered = [change.assignments[index] for index in range(len(change.assignments))]
-    return _check_assignments(state, ordered, len(ordered[0]))
-
-
-def _check_assignments(
-    state: MetadataState, assignments: Sequence[Sequence[int]], replication_factor: int
-) -> list[tuple[int, ...]]:
-    for index, replicas in enumerate(assignments):
-        check_replicas(
-            len(replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Partition {index} of the manual partition assignment"
-        )
-        if not replicas:
-            raise Refusal(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment {index} includes an empty replica list.",
-            )
-        if len(set(replicas)) != len(replicas):
-            raise Refusal(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes the broker {_repeated(replicas)} more than once.",
-            )
-        unknown = [node for node in replicas if node not in state.brokers]
-        if unknown:
-            raise Refusal(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes broker {unknown[0]}, but no such broker is registered.",
-            )
-        if len(replicas) != replication_factor:
-            raise Refusal(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes a partition with {len(replicas)} replica(s), but this is not"
-                f" consistent with {replication_factor} replica(s) elsewhere.",
-            )
-    return [tuple(replicas) for replicas in assignments]
-
-
-def _repeated(replicas: Sequence[int]) -> int:
-    return next(node for node in replicas if replicas.count(node) > 1)
-
-
-def _automatic_assignments(
-    state: MetadataState, change: messages.CreateTopic, place: Placement, rules: ConfigRules
-) -> list[tuple[int, ...]]:
-    config = state.broker_config(place.node_id)
-    count, factor = change.partition_count, change.replication_factor
-    if factor == 0 or factor < -1:
-        raise Refusal(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            "Replication factor must be larger than 0, or -1 to use the default value.",
-        )
-    if count == 0 or count < -1:
-        raise Refusal(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
-    if count == -1:
-        count = rules.broker_number("num.partitions", config)
-    if factor == -1:
-        factor = rules.broker_number("default.replication.factor", config)
-    if factor == DEFAULT:
-        factor = default_replication_factor(place.directories.usable_hosts(place.view.nodes()))
-    check_replicas(factor)
-    return _spread(state, count, factor, place, change.name in INTERNAL_TOPICS)
-
-
-def _spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
-    """As in Kafka, every registered broker counts. A fenced one gets a replica only if there are
-    too few live ones, and leads nothing.
-    """
-    live = place.view.nodes()
-    away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
-    if factor > len(live) + len(away):
-        raise Refusal(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be"
-            f" reached because only {len(live) + len(away)} broker(s) are registered.",
-        )
-    if not live:
-        raise Refusal(
-            ErrorCode.INVALID_REPLICATION_FACTOR,
-            f"Unable to replicate the partition {factor} time(s): All brokers are currently fenced.",
-        )
-    nodes = live if factor <= len(live) else live + away
-    _check_room(state, count * factor, nodes, place, internal)
-    check_image(state, count, count * factor)
-    loads = Loads(state, nodes, place.directories.full_hosts(nodes), internal, away)
-    chosen = [replicas for _ in range(count) if (replicas := choose(loads, factor)) is not None]
-    if len(chosen) < count:
-        raise Refusal(
-            ErrorCode.INVALID_PARTITIONS,
-            f"Fewer than {factor} hosts have room for {count} more partition(s); delete topics first, or add hosts.",
-        )
-    return chosen
-
-
-def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
-    """Checks that the hosts have room, before a list of the length that a client chose is made."""
-    most = limits(state, nodes, internal, place.partition_count_max)
-    room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
-    if count > room:
-        raise Refusal(
-            ErrorCode.INVALID_PARTITIONS,
-            _no_room(
-                "This host has" if len(state.brokers) == 1 else "The hosts have", room, place.partition_count_max, count
-            ),
-        )
-
-
-def _no_room(who: str, room: int, limit: int, requested: int) -> str:
-    return f"{who} room for {room} more partition(s) (of {limit}), {requested} were requested; delete topics first."
-
-
-def _held(state: MetadataState, nodes: Sequence[int]) -> dict[int, int]:
-    held = dict.fromkeys(nodes, 0)
-    for (node, _), count in state.partition_counts.items():
-        if node in held:
-            held[node] += count
-    return held
-
-
-def _place(
-    state: MetadataState,
-    assignments: Sequence[tuple[int, ...]],
-    first_index: int,
-    place: Placement,
-    leader_epoch: int,
-    internal: bool = False,
-) -> tuple[PartitionState, ...]:
-    """New partitions, each replica in a directory of its host. Replicas on fenced brokers are not
-    in sync, but at least one replica has to be.
-    """
-    check_image(state, len(assignments), sum(map(len, assignments)))
-    added: dict[int, int] = {}
-    for replicas in assignments:
-        for node in replicas:
-            added[node] = added.get(node, 0) + 1
-    most = limits(state, list(added), internal, place.partition_count_max)
-    for node, held in _held(state, list(added)).items():
-        if held + added[node] > most[node]:
-            who = "This host has" if node == place.node_id else f"Broker {node} has"
-            raise Refusal(
-                ErrorCode.INVALID_PARTITIONS,
-                _no_room(who, max(0, most[node] - held), place.partition_count_max, added[node]),
-            )
-    partitions = []
-    for number, replicas in enumerate(assignments):
-        in_sync = tuple(node for node in replicas if place.view.may_lead(node))
-        if not in_sync:
-            raise Refusal(
-                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"All brokers specified in the manual partition assignment for partition {first_index + number} are"
-                " fenced or in controlled shutdown.",
-            )
-        directories = []
-        for node in replicas:
-            directory = place.directories.place(node)
-            if directory is None:
-                where = "this host" if node == place.node_id else f"broker {node}"
-                raise Refusal(
-                    ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"No log directory of {where} can be written to; see the broker's log for the reason.",
-                )
-            directories.append(directory)
-        partitions.append(
-            PartitionState(
-                index=first_index + number,
-                replicas=replicas,
-                directories=tuple(directories),
-                in_sync_replicas=in_sync,
-                leader=in_sync[0],
-                leader_epoch=leader_epoch,
-            )
-        )
-    return tuple(partitions)
-
-
 def add_partitions(state: MetadataState, change: messages.AddPartitions, place: Placement) -> list[Record]:
     topic = existing(state, change.name)
     _check_not_internal(topic.name, "extended")
@@ -381,7 +187,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
     added = change.partition_count - current
     factor = len(replicas_before(topic.partitions[0]))
     if change.assignments is None:
-        assignments = _spread(state, added, factor, place, internal=False)
+        assignments = spread(state, added, factor, place, internal=False)
     else:
         if len(change.assignments) != added:
             raise Refusal(
@@ -389,8 +195,10 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
                 f"Attempted to add {added} additional partition(s), but {len(change.assignments)} assignment(s) were"
                 " specified.",
             )
-        assignments = _check_assignments(state, change.assignments, factor)
-    return [PartitionsAdded(topic.topic_id, _place(state, assignments, current, place, topic.first_leader_epoch))]
+        assignments = check_assignments(state, change.assignments, factor)
+    return [
+        PartitionsAdded(topic.topic_id, place_partitions(state, assignments, current, place, topic.first_leader_epoch))
+    ]
 
 
 def delete_topic(
