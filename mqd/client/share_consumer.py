@@ -59,8 +59,8 @@ class ShareConsumer:
         )
         self._config = ShareConfig(settings)
         choice = configuration.choose_transport(settings)
+        self._runner, self._credentials, choice = open_share_runner(settings, self._config, choice)
         self.transport, self.transport_reason = choice.transport, choice.reason
-        self._runner, self._credentials = open_share_runner(settings, self._config, choice)
         self._core: ShareCore = self._runner.core
         self._callback: OnCommitted | None = None
         self._taken: list[Any] = []  # held by the application, but not returned to it yet

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mqd.base.property_values import ConfigError
 from mqd.client.config import Choice, Settings
-from mqd.client.messages import KafkaError, failure
+from mqd.client.messages import KafkaError, KafkaException, failure
 from mqd.client.share.core import Settings as CoreSettings
 from mqd.client.share.core import ShareCore
 from mqd.client.share.events import Target
@@ -27,9 +28,15 @@ CONTROL_BYTES = 64 << 10
 OpenLink = Callable[[Target], Link]
 
 
-def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> tuple[ShareRunner, dict[str, str]]:
-    """The runner, and credentials that replace those of the settings for later connections. Raises
-    KafkaException.
+class Opened(NamedTuple):
+    runner: ShareRunner
+    credentials: dict[str, str]  # they replace those of the settings for later connections
+    choice: Choice  # the transport in use
+
+
+def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> Opened:
+    """Over TCP, with transport=auto, if the broker of `choice` cannot be attached: it may have ended
+    since it was found, and TCP connections are retried. Raises KafkaException.
     """
     member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's form of ids
     core = ShareCore(
@@ -43,12 +50,21 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
             bool(config["allow.auto.create.topics"]),
         )
     )
-    if choice.transport == "tcp" and not rendezvous.addresses_of(str(config["bootstrap.servers"])):
+    servers = rendezvous.addresses_of(str(config["bootstrap.servers"]))
+    if choice.transport == "tcp" and not servers:
         raise failure(KafkaError._INVALID_ARG, "bootstrap.servers names no broker")
     credentials: dict[str, str] = {}
     over_tcp = _tcp(settings, config, core, credentials)
-    open_link = over_tcp if choice.transport == "tcp" else _shared(settings, config, choice, core, over_tcp)
-    return ShareRunner(core, open_link), credentials
+    open_link = over_tcp
+    if choice.transport == "shm":
+        try:
+            open_link = _shared(settings, config, choice, core, over_tcp)
+        except (KafkaException, OSError) as error:
+            if settings.own["transport"] == "shm" or not servers:
+                raise
+            reason = error.args[0] if isinstance(error, KafkaException) else error
+            choice = Choice("tcp", None, f"shared memory is not available: {reason}")
+    return Opened(ShareRunner(core, open_link), credentials, choice)
 
 
 def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: dict[str, str]) -> OpenLink:
