@@ -206,6 +206,14 @@ class Producer:
         """The cluster's id."""
         return self._implementation.list_topics(timeout=timeout).cluster_id
 
+    def broker_request(self, api_key: int, message: object, timeout: float = -1) -> Any:
+        """The response to a request of mqd.protocol.messages, in the newest version that both sides
+        have. Only on shared memory; KafkaException without a response.
+        """
+        if self.transport != "shm":
+            raise RuntimeError("broker_request() needs shared memory: use an AdminClient over TCP")
+        return self._implementation.request(api_key, message, timeout)
+
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """For the next connection over TCP; nothing on shared memory, where a client is its
         process's user.

@@ -373,8 +373,7 @@ class PartitionTimer:
             ],
             timeout_ms=int(TIMEOUT_S * 1000),
         )
-        attachment = self._producer._implementation.attachment
-        response = attachment.request(_DELETE_RECORDS, attachment.api.pick(_DELETE_RECORDS), request, TIMEOUT_S)
+        response = self._producer.broker_request(_DELETE_RECORDS, request, TIMEOUT_S)
         error = response.topics[0].partitions[0].error_code
         if error:
             log.warning("delivered records are not deleted", topic=self.topic.topic, partition=self.index, error=error)

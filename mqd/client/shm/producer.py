@@ -312,6 +312,9 @@ class ShmProducer(ProducerDriver):
         with self.attachment.lock:
             return 0 if self._closed else self.outstanding()
 
+    def request(self, api_key: int, message: object, timeout: float) -> Any:
+        return self.attachment.request(api_key, self.attachment.api.pick(api_key), message, timeout)
+
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """As mqd.Producer.list_topics."""
         self.require_usable()
