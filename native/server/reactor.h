@@ -449,27 +449,6 @@ void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
 /* reports that a segment file ends before what remains of `range` */
 void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
 
-/* server/request.c */
-struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,
-                                    const struct mqd_request_header *header, enum mqd_request_kind kind);
-/* marks it complete; its response is sent in its turn */
-void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* its connection is closed */
-/* encodes the complete requests at the head of the queue */
-void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c);
-void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms);
-void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_timers_run(struct mqd_reactor *r);
-int64_t mqd_timers_next_ms(const struct mqd_reactor *r); /* -1 = none */
-bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
-void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
-/* the heap is nearly full: connections that hold some get no more */
-bool mqd_heap_pressed(const struct mqd_reactor *r);
-bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
-/* appends to `reply`; false: no room */
-bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const void *bytes, uint32_t size_bytes);
-
 /* server/dispatch.c */
 void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
                   int64_t arena_offset);

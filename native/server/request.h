@@ -322,4 +322,25 @@ static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
     return c->listener_id == 0 || c->local;
 }
 
+/* server/request.c */
+struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,
+                                    const struct mqd_request_header *header, enum mqd_request_kind kind);
+/* marks it complete; its response is sent in its turn */
+void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* its connection is closed */
+/* encodes the complete requests at the head of the queue */
+void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms);
+void mqd_timer_disarm(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_timers_run(struct mqd_reactor *r);
+int64_t mqd_timers_next_ms(const struct mqd_reactor *r); /* -1 = none */
+bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
+void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
+/* the heap is nearly full: connections that hold some get no more */
+bool mqd_heap_pressed(const struct mqd_reactor *r);
+bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
+/* appends to `reply`; false: no room */
+bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const void *bytes, uint32_t size_bytes);
+
 #endif
