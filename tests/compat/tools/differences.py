@@ -97,8 +97,8 @@ ALLOWED = (
     Allowed(
         STRICT,
         "configs: of a broker: set.*",
-        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config|out Completed updating config for broker 1\."
-        rf"|{ERROR}InvalidConfigurationException",
+        lines=rf"{CODES}|{FAILED}|err Invalid config\(s\): no\.such\.config"
+        rf"|out Completed updating config for broker 1\.|{ERROR}InvalidConfigurationException",
     ),
     Allowed(
         GROUP_CONFIGS,
