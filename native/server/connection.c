@@ -164,12 +164,12 @@ static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connecti
 static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
-    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+    for (uint32_t i = 0; i < r->connection_end; i++) {
         int64_t own_ms = awaited_ms(r, r->connections[i]);
         age_ms = own_ms > age_ms ? own_ms : age_ms;
     }
     for (; age_ms >= EVICT_MS; age_ms /= 2)
-        for (uint32_t i = 0; i < r->connection_capacity; i++) {
+        for (uint32_t i = 0; i < r->connection_end; i++) {
             if (partials_have_room(r, capacity))
                 return;
             if (awaited_ms(r, r->connections[i]) >= age_ms)
@@ -236,7 +236,7 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
  * closed. */
 static void evict_runs(struct mqd_reactor *r)
 {
-    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+    for (uint32_t i = 0; i < r->connection_end; i++) {
         struct mqd_connection *c = r->connections[i];
         if (!c || c->fd < 0 || c->run_offset < 0 || mqd_frame_is_large(r, (uint64_t)c->run_offset) ||
             r->now_ms - c->run_began_ms < EVICT_MS)
@@ -579,12 +579,12 @@ void mqd_connections_sweep(struct mqd_reactor *r)
     for (uint32_t i = r->local_count; i-- > 0;) /* closing moves the last one to this index */
         if (mqd_local_overdue(r->locals[i]))
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
-    for (uint32_t i = 0; i < r->connection_capacity; i++)
+    for (uint32_t i = 0; i < r->connection_end; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
             check_one(r, r->connections[i]);
     if (!r->options.connection_idle_ms_max)
         return;
-    for (uint32_t i = 0; i < r->connection_capacity; i++) {
+    for (uint32_t i = 0; i < r->connection_end; i++) {
         struct mqd_connection *c = r->connections[i];
         /* hung up, or does not read its responses: it could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&

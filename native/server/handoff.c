@@ -65,6 +65,8 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
             return NULL;
         }
         r->connections[index] = c;
+        if (index >= r->connection_end)
+            r->connection_end = index + 1;
     }
     uint32_t generation = c->generation + 1;
     memset(c, 0, sizeof *c);

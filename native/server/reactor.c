@@ -422,7 +422,7 @@ static bool work_done(struct mqd_reactor *r)
 
 static bool answered(const struct mqd_reactor *r)
 {
-    for (uint32_t i = 0; i < r->connection_capacity && r->connection_count; i++) {
+    for (uint32_t i = 0; i < r->connection_end && r->connection_count; i++) {
         const struct mqd_connection *c = r->connections[i];
         if (c && c->fd >= 0 && (mqd_output_pending_bytes(c) || (c->head && c->head->kind == MQD_REQUEST_PRODUCE)))
             return false;
@@ -439,7 +439,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
         if (waited_ms > STOP_MS_MAX || (work_done(r) && (answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
             break;
     }
-    for (uint32_t i = 0; i < r->connection_capacity; i++)
+    for (uint32_t i = 0; i < r->connection_end; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
             mqd_connection_close(r, r->connections[i], "the broker is stopping");
     while (r->cold_read_count && r->now_ms - began_ms <= STOP_MS_MAX)

@@ -166,8 +166,8 @@ struct mqd_reactor {
     uint8_t path_known[MQD_PARTITION_SLOT_COUNT];      /* index of its log directory + 1; 0 = not known */
     uint32_t owned_count;
 
-    struct mqd_connection **connections; /* by index */
-    uint32_t connection_capacity, connection_count;
+    struct mqd_connection **connections; /* by index; NULL from connection_end on */
+    uint32_t connection_capacity, connection_count, connection_end;
     uint32_t *free_indexes;
     uint32_t free_index_count;
     uint32_t connection_count_max, broker_connection_count_max; /* written by the main thread */
