@@ -103,7 +103,7 @@ def test_a_streaming_query_is_distinguished_from_a_group(secured: Secured, brows
     with Cluster(secured.broker.bootstrap) as cluster:
         assert commit(cluster, "query", [Move("streamed", 0, None, 0, "", only_shown=True)]) == {}
     assert "query Empty Spark query 0 0" in fresh(browser, "/groups", q="query")
-    assert "It reads by its checkpoint" in browser.get("/group", name="query").words
+    assert "It reads from its checkpoint" in browser.get("/group", name="query").words
 
 
 def test_moves_of_a_cluster_of_one_broker(secured: Secured, browser: Browser) -> None:
