@@ -17,9 +17,10 @@ _log = logging.getLogger("mqd.client")
 class Consumer:
     """Consumer with confluent_kafka.Consumer's methods.
 
-        consumer = Consumer({"bootstrap.servers": "127.0.0.1:9092", "group.id": "app",
-        "auto.offset.reset": "earliest"}) consumer.subscribe(["events"]) while (message :=
-        consumer.poll(1.0)) is not None:
+        settings = {"bootstrap.servers": "127.0.0.1:9092", "group.id": "app", "auto.offset.reset": "earliest"}
+        consumer = Consumer(settings)
+        consumer.subscribe(["events"])
+        while (message := consumer.poll(1.0)) is not None:
             if message.error() is None:
                 handle(message.key(), message.value())
         consumer.close()

@@ -174,8 +174,9 @@ class Process:
         if stored.snapshot is not None:
             if state.cluster_id and known and state.cluster_id != known:
                 raise Refused(
-                    f"{self.places.metadata_dir} belongs to cluster {state.cluster_id}, but {self.places.meta_properties}"
-                    f" names {known}: the two do not belong together; restore one of them"
+                    f"{self.places.metadata_dir} belongs to cluster {state.cluster_id}, but"
+                    f" {self.places.meta_properties} names {known}: the two do not belong together; restore one of"
+                    " them"
                 )
             return known or state.cluster_id, stored, ()
         if not self.membership.seeds:

@@ -25,8 +25,8 @@ def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
     """The fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the effective
-    settings. `internal`: it is an internal topic, of which replication counts only flushed records,
-    whatever the settings.
+    settings. `internal`: for an internal topic, replication counts only flushed records, whatever
+    the settings.
     """
     effective = topic_effective(broker, topic)
 

@@ -182,7 +182,7 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
 
 /* Sorts the free extents, the lowest on top: after many allocations and releases, single extents
  * are scattered where a long run is needed. */
-void mqd_arena_sort_free(struct mqd_arena *arena)
+void mqd_arena_sort_free_extents(struct mqd_arena *arena)
 {
     arena->free_head = NO_EXTENT;
     for (uint32_t index = arena->extent_count; index-- > 0;)

@@ -264,7 +264,7 @@ static void compact_arena(struct mqd_reactor *r)
     if (r->window_offset >= 0)
         mqd_arena_release(r->arena, (uint64_t)r->window_offset);
     r->window_offset = -1;
-    mqd_arena_sort_free(r->arena);
+    mqd_arena_sort_free_extents(r->arena);
 }
 
 void mqd_connections_resume_stalled(struct mqd_reactor *r)

@@ -429,7 +429,7 @@ const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_conn
 extern const char *const mqd_large_full;
 
 /* base/arena.c: allocates single extents from the low end again */
-void mqd_arena_sort_free(struct mqd_arena *arena);
+void mqd_arena_sort_free_extents(struct mqd_arena *arena);
 
 /* server/output.c */
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes);

@@ -57,7 +57,7 @@ struct mqd_produce_request {
     int32_t timeout_ms;
     int32_t topic_count;
     uint32_t partition_count; /* of all topics */
-    bool plain;               /* no partition has a batch that is transactional or of a format before 2 */
+    bool plain;               /* each partition's batch is of format 2, and not transactional */
     int32_t topics_left;
     int32_t partitions_left; /* private: state of the iteration */
 };

@@ -423,7 +423,7 @@ class _Retirement:
 def _behind(readers: Any) -> str:
     laggards = [
         f"group {one.group} has {one.records} records to"
-        f" read{'' if one.active else ' and no members: no_group waits for it'}"
+        f" read{'' if one.active else ' and no members, so nothing reads them'}"
         for one in readers.behind
     ]
     unknown = [f"what other groups have read is not known: {readers.unknown}"] if readers.unknown else []

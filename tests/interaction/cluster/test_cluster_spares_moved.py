@@ -34,8 +34,8 @@ def mqd(cluster: Cluster, *words: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def settled(cluster: Cluster, topic: str, replicas: set[int]) -> bool:
-    """These three replicas, two of them in sync, one of which leads."""
+def has_replicas(cluster: Cluster, topic: str, replicas: set[int]) -> bool:
+    """Whether these three are the replicas, and two are in sync: the leader and one other."""
     (one,) = partitions(cluster, topic).values()
     return set(one.replicas) == replicas and len(one.isrs) == 2 and one.leader in one.isrs
 
@@ -53,7 +53,7 @@ def test_each_replica_is_moved_while_a_producer_writes(cluster: Cluster) -> None
             leaving = member_of(cluster, "moved")[role].node_id
             staying = (set(one.replicas) - {leaving}) | (set(cluster.brokers) - set(one.replicas))
             mqd(cluster, "topic", "reassign", "moved", "--brokers", ",".join(map(str, sorted(staying))), "-r", "3")
-            until(f"replicas {staying}", lambda staying=staying: settled(cluster, "moved", staying), cluster)
+            until(f"replicas {staying}", lambda staying=staying: has_replicas(cluster, "moved", staying), cluster)
             writer.wait(20)
     check(cluster, "moved", writer)
 
@@ -66,7 +66,7 @@ def test_the_host_of_each_role_is_drained_while_a_producer_writes(cluster: Clust
             node_id = member_of(cluster, "drained")[role].node_id
             mqd(cluster, "cluster", "drain", str(node_id))
             others = set(cluster.brokers) - {node_id}
-            until(f"{node_id} holds nothing", lambda others=others: settled(cluster, "drained", others), cluster)
+            until(f"{node_id} holds nothing", lambda others=others: has_replicas(cluster, "drained", others), cluster)
             writer.wait(20)
             mqd(cluster, "cluster", "drain", str(node_id), "--cancel")
     check(cluster, "drained", writer)

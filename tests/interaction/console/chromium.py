@@ -91,7 +91,7 @@ def resize(window: Any, size: tuple[int, int], is_dark: bool = False) -> None:
     window.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = {
         "prefers-color-scheme": "dark" if is_dark else "light",
-        "prefers-reduced-motion": "reduce",  # a colour is measured at once, not in the midst of a transition
+        "prefers-reduced-motion": "reduce",  # colours are measured without waiting for a transition
     }
     emulated = [{"name": name, "value": value} for name, value in features.items()]
     window.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": emulated})
@@ -142,7 +142,8 @@ for (const field of document.querySelectorAll("input[placeholder]")) {
   if (pen.measureText(field.placeholder).width > room) wrong.push(`cut off: ${field.placeholder}`);
 }
 for (const label of document.querySelectorAll("form.row label.check")) {
-  const box = label.getBoundingClientRect(), button = label.parentElement.querySelector("button").getBoundingClientRect();
+  const box = label.getBoundingClientRect();
+  const button = label.parentElement.querySelector("button").getBoundingClientRect();
   const away = (box.top + box.bottom - button.top - button.bottom) / 2;
   if (Math.abs(away) > 3 && box.bottom > button.top) wrong.push(`not in line: ${label.innerText} by ${away} px`);
 }

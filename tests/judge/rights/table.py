@@ -43,7 +43,7 @@ AUTHORIZATION = {int(code) for code in E if "AUTHORIZATION_FAILED" in code.name}
 NAMES = (NAME, OTHER)
 METADATA = 3
 LOADING = {E.COORDINATOR_LOAD_IN_PROGRESS, E.COORDINATOR_NOT_AVAILABLE}
-SETTLED_S = 10.0
+LOADING_S = 10.0
 
 
 def produce(transactional_id: str | None) -> Callable[[int, bytes], Any]:
@@ -372,13 +372,13 @@ def _until(ask: Callable[[], Any]) -> None:
         pass  # polls another process; nothing here can be waited for
 
 
-def _settled(ask: Callable[[], object | None]) -> object | None:
-    """Asks again, as clients do, while a coordinator is loaded. No recorded response has such
-    an error, so one that lasts is a difference.
+def _retried(ask: Ask, api_key: int, version: int, request: Any) -> object | None:
+    """Retries, as clients do, while a coordinator is being loaded. No recorded response has such an
+    error, so one that remains after LOADING_S is a difference.
     """
-    deadline = time.monotonic() + SETTLED_S
+    deadline = time.monotonic() + LOADING_S
     while True:
-        response = ask()
+        response = ask(api_key, version, request)
         codes = {value for path, value in _leaves(response, "") if path.endswith("error_code")}
         if codes.isdisjoint(LOADING) or time.monotonic() > deadline:
             return response
@@ -397,7 +397,7 @@ def run(
         request = row.case.make(row.version, topic_id)
         if before is not None and row.api_key == METADATA:
             before(row.api_key, row.version, request)
-        response = _settled(lambda row=row, request=request: alice(row.api_key, row.version, request))  # type: ignore[misc]
+        response = _retried(alice, row.api_key, row.version, request)
         found[row.name] = shown(response, topic_id, row.name.endswith(" all"))
         if row.api_key in (20, 42, 47) and row.name.endswith((" all", " describe")):
             prepare(admin)

@@ -200,7 +200,7 @@ def release(view: View, topic: TopicState) -> list[Record]:
 
 
 def hide(view: View, topic: TopicState) -> list[Record]:
-    """Hides the retiring partitions, all of which are empty."""
+    """Hides the retiring partitions. They must be empty."""
     return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
