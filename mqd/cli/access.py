@@ -1,5 +1,5 @@
-"""Users with a password, rules (ACLs) and quotas: what the cluster says of them, and their change. For
-`mqd user`, `mqd acl`, `mqd quota` and the console.
+"""Reads and changes a cluster's users with a password, rules (ACLs) and quotas. For `mqd user`,
+`mqd acl`, `mqd quota` and the console.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqd.security.acl import AclBinding, AclFilter, Operation, PatternType, Perm
 DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
 DESCRIBE_QUOTAS, ALTER_QUOTAS = 48, 49
 DESCRIBE_USERS, ALTER_USERS = 50, 51
-PASSWORD_BYTES = 20  # 160 bits: no attacker computes their way to it, so few iterations do
+PASSWORD_BYTES = 20  # 160 bits cannot be found by trying, so few iterations are enough
 
 
 # -- users -----------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCre
 
 
 def rules_in_words(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
-    """As `mqd acl allow` takes them. Raises ValueError."""
+    """Rules from the words that `mqd acl allow` takes. Raises ValueError."""
     kind, pattern, name = acl_text.resource(resource)
     who = acl_text.principal(principal)
     return [
@@ -117,7 +117,7 @@ def rules_in_words(permission: str, principal: str, operations: str, resource: s
 def filter_in_words(
     principal: str | None, operation: str | None, resource: str | None, host: str | None, permission: str | None
 ) -> AclFilter:
-    """None: any. Raises ValueError."""
+    """A filter from words; None: any. Raises ValueError."""
     kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
     if resource is not None:
         kind, pattern, name = acl_text.resource(resource)
@@ -173,7 +173,7 @@ def create_rules(settings: Settings, created: list[AclBinding]) -> None:
 
 
 def remove_rules(settings: Settings, acl_filter: AclFilter) -> list[AclBinding]:
-    """Those that were removed. Raises CliError."""
+    """Returns the rules that were removed. Raises CliError."""
     request = DeleteAclsRequest(filters=[DeleteAclsRequest.Filter(**_fields(acl_filter))])
     with Broker(settings.bootstrap) as broker:
         (result,) = broker.request(DELETE_ACLS, request).filter_results
@@ -237,7 +237,7 @@ def quota_text(key: str, value: float | None) -> str:
 
 
 def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:
-    """{}: of all. Raises CliError."""
+    """`entity` {}: the quotas of all. Raises CliError."""
     requested = [
         DescribeClientQuotasRequest.ComponentData(
             entity_type=kind, match_type=_DEFAULT if name is None else _EXACT, match=name
@@ -276,14 +276,14 @@ def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | Non
 
 
 def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
-    """Those of `keys` that were set. Raises CliError: none was."""
+    """Returns those of `keys` that were set. Raises CliError: none was."""
     gone = quotas_among(settings, entity, keys)
     set_quotas(settings, entity, dict.fromkeys(gone), False)
     return gone
 
 
 def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
-    """Those of `keys` that are set. Raises CliError: none is."""
+    """Returns those of `keys` that are set. Raises CliError: none is."""
     before = {key for _, values in quotas(settings, entity) for key in values}
     found = [key for key in keys if key in before]
     if not found:

@@ -92,12 +92,12 @@ class _Running(msgspec.Struct):
 @click.option("--listen", metavar="HOST:PORT", help="Where the new host fetches its certificates.")
 @click.option("--minutes", type=click.IntRange(1, 24 * 60), default=15, show_default=True, help="How long it waits.")
 def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int) -> int:
-    """Let a new host with the number NODE_ID into a cluster that `mqd up --secure` runs.
+    """Admit a new host, with the id NODE_ID, to a cluster that `mqd up --secure` runs.
 
     Prints a token and waits until the new host has used it: `mqd up --join TOKEN` there fetches the
     authority, certificates of its own, the cluster's key and the settings of the user admin. The
-    token works once; ctrl-C takes it back. It takes a host with DATA_DIR/secure/ca.key, whose broker
-    runs.
+    token works once; Ctrl-C revokes it. Run this on a host that has DATA_DIR/secure/ca.key, while its
+    broker runs.
     """
     from mqd.base import cluster_config
     from mqd.base.paths import default_data_dir, layout
@@ -115,7 +115,7 @@ def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int
             " is restarted"
         )
     if node_id == about.node_id:
-        raise CliError(f"{node_id} is the number of this host; give the new one a number of its own")
+        raise CliError(f"{node_id} is the id of this host; give the new one an id of its own")
     seeds = {*about.seeds, cluster_config.format_address(*about.controller_listener)}
     try:
         host, port = cluster_config.parse_address(listen) if listen else (about.controller_listener[0], 0)

@@ -83,7 +83,7 @@ class Cluster:
         return {one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found}
 
     def described_topics(self, names: list[str] | None = None) -> list[Any]:
-        """The broker's descriptions, without those with an error; None: all."""
+        """The broker's descriptions of topics (None: all), except those with an error."""
         response = self._read_metadata(names) if names is None or names else None
         found = [one for one in (response.topics if response else ()) if not one.error_code]
         self._topics.update({one.name: {p.partition_index: p.leader_id for p in one.partitions} for one in found})
@@ -93,8 +93,9 @@ class Cluster:
 
     @contextlib.contextmanager
     def every_coordinator(self, kind: int) -> Iterator[None]:
-        """Within this context, what nodes() do not know is unknown to every coordinator. Raises
-        CliError, also at its end, if a coordinator is unreachable or has moved meanwhile.
+        """Within this context, anything that the brokers of nodes() do not know is unknown to every
+        coordinator. Raises CliError, also at its end, if a coordinator is unreachable or has moved
+        meanwhile.
         """
         before = self._coordinators(kind)
         yield
@@ -107,7 +108,7 @@ class Cluster:
         """Partition of their topic -> its leader and epoch; empty when no client has needed a
         coordinator yet. Raises CliError when one has no active leader.
         """
-        from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # they bring much that other requests do not need
+        from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # a costly import that other requests do not need
 
         name, what = (GROUPS, "groups") if kind == GROUP else (TRANSACTIONS, "transactions")
         (found,) = self._read_metadata([name]).topics
@@ -147,7 +148,7 @@ class Cluster:
             if error not in _NOT_NOW or time.monotonic() > deadline:
                 check("no coordinator responds", place.error_code, place.error_message)
                 return response
-            time.sleep(_PAUSE_S)  # it answers when it has read its log; there is no notification
+            time.sleep(_PAUSE_S)  # until it has read its log, of which there is no notification
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
         """Node id -> topic -> partitions; without those that do not exist or have no leader."""

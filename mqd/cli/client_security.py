@@ -25,7 +25,8 @@ _user: ContextVar[ClientSecurity | None] = ContextVar("user", default=None)
 @contextlib.contextmanager
 def acting_as(user: ClientSecurity) -> Iterator[None]:
     """Within this context, this thread's clients use these credentials instead of those of the
-    file. They have no keys of the file either: those belong to the process, not to this user.
+    file. They do not use the file's encryption keys either, which belong to the process, not to this
+    user.
     """
     token = _user.set(user)
     try:
@@ -35,8 +36,8 @@ def acting_as(user: ClientSecurity) -> Iterator[None]:
 
 
 def carried(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """For other threads, which begin without acting_as(): `function` with the credentials that are in
-    force here.
+    """`function` with this thread's credentials, for other threads, in which acting_as() has no
+    effect.
     """
     user = _user.get()
 
@@ -71,7 +72,9 @@ def current(properties: Mapping[str, str] | None = None) -> ClientSecurity:
 
 
 def take_encryption(properties: dict[str, str]) -> Encryption | None:
-    """How values are encrypted; removes its settings from the command's own. Raises ConfigError."""
+    """Returns how values are encrypted, and removes those settings from `properties`, the command's
+    own. Raises ConfigError.
+    """
     file = os.environ.get(VARIABLE, "")
     given = {**(_read(file)[1] if file and _user.get() is None else {}), **properties}
     found = {name: value for name, value in given.items() if name.startswith("encryption.")}

@@ -10,8 +10,8 @@ _METADATA, _API_VERSIONS, _DESCRIBE_QUORUM, _DESCRIBE_CLUSTER = 3, 18, 55, 60
 TOPIC = "__cluster_metadata"
 
 
-class Seen:
-    """The state of the cluster as one of its brokers returns it. Raises CliError."""
+class ClusterState:
+    """The state of the cluster as one of its brokers reports it. Raises CliError."""
 
     def __init__(self, settings: Settings) -> None:
         from mqd.cli import voters
@@ -35,7 +35,7 @@ class Seen:
             for node in quorum.nodes
             if node.listeners
         }
-        self.judged = voters.judged(self.quorum)
+        self.voter_status = voters.voter_status(self.quorum)
         self.end_offset = max(
             (one.log_end_offset for one in self.quorum.current_voters if one.replica_id == self.quorum.leader_id),
             default=self.quorum.high_watermark,
@@ -135,7 +135,7 @@ class Versions:
         from mqd.protocol.messages import ApiVersionsRequest
 
         requested = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
-        seen = Seen(settings)
+        seen = ClusterState(settings)
         self.fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
         self.supported: dict[int, dict[str, tuple[int, int]]] = {}
         for one in seen.brokers:

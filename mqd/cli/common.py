@@ -101,8 +101,8 @@ def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: s
 
 
 def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
-    """For this process and those that it starts; eager, so that --client-config, said beside it, wins.
-    Said before the verb and after it, the latter counts.
+    """For this process and those that it starts. Eager, so that --client-config takes precedence if
+    both are given. Given before the verb and after it, the latter counts.
     """
     if name is None:
         return
@@ -179,8 +179,8 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
 
 
 def completing(names: Callable[[str], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """The shell's completion by `names` of the broker at an address; without names when it does not
-    respond at once.
+    """Shell completion with `names` of the broker at an address, or with none when the broker does
+    not respond promptly.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""The brokers' descriptions of consumer groups, of both protocols, of share groups and of streams
-groups, in one form. For `mqd group`.
+"""The brokers' descriptions of groups in one form: consumer groups of both protocols, share groups
+and streams groups. For `mqd group`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -328,7 +328,7 @@ def names(bootstrap: str) -> list[str]:
 
 
 def listed_names(cluster: Cluster) -> list[str]:
-    """Of groups of every type. Raises CliError when a coordinator is loading its groups."""
+    """The names of groups of every type. Raises CliError when a coordinator is loading its groups."""
     found = set()
     for broker in cluster.nodes():
         response = broker.request(LIST_GROUPS, ListGroupsRequest())
@@ -338,7 +338,7 @@ def listed_names(cluster: Cluster) -> list[str]:
 
 
 class Commit(msgspec.Struct):
-    """`lag`: of a share group, None where it is not known."""
+    """`lag`: only of a share group; None: not known."""
 
     offset: int
     metadata: str

@@ -34,7 +34,7 @@ MESSAGE_BYTES_MAX = 256 << 10
 CONNECTION_S = 10.0
 CONNECTION_COUNT_MAX = 16
 HOST_COUNT_MAX = 64
-TURN_S = 0.5  # how often the end is checked
+TURN_S = 0.5  # how often it is checked whether the time is over
 _PREFIX = "mqd1-"
 
 
@@ -264,6 +264,8 @@ def _context(token: Token) -> ssl.SSLContext:
 
 
 def _check_inviter(connection: ssl.SSLSocket) -> None:
-    """J1: clients have certificates of this authority too. Raises OSError."""
+    """J1: it must be a host's certificate, since clients have certificates of this authority too.
+    Raises OSError.
+    """
     if not any(name.startswith(pki.NODE_URI) for name in host_identity.uris(connection.getpeercert())):
         raise OSError("it is not a host of the cluster")

@@ -1,7 +1,7 @@
 """Sends one Kafka request to a broker and returns its response, for APIs that librdkafka's admin
 client lacks (quotas among others). Blocking; every wait is bounded.
 
-A connection that has ended, or with a late or invalid answer, is closed: the next request opens
+A connection that has ended, or whose response is late or invalid, is closed: the next request opens
 another.
 """
 
@@ -83,7 +83,9 @@ class Broker:
         return api_key in self._versions
 
     def is_mqd(self) -> bool:
-        """Other brokers ignore mqd's own fields of a request, and do the rest of it. Raises CliError."""
+        """To be checked first, because other brokers ignore mqd's own fields of a request and carry out
+        the rest. Raises CliError.
+        """
         request = message_class(API_VERSIONS_KEY, "Request")(
             client_software_name="mqd-cli", client_software_version="1"
         )  # in its newest version: others leave out features that may be 0
@@ -131,7 +133,7 @@ class Broker:
 
 def patiently(attempt: Callable[[], T]) -> T:
     """Calls attempt(), and retries for LOST_S while no broker is reachable: the awaited operation
-    continues without us. Raises CliError.
+    continues meanwhile. Raises CliError.
     """
     deadline = time.monotonic() + LOST_S
     while True:

@@ -1,4 +1,4 @@
-"""librdkafka for the commands: clients with quiet logs, an unreachable broker reported at once,
+"""librdkafka for the commands: clients with quiet logs, an unreachable broker reported immediately,
 errors as text.
 
 A module that needs confluent_kafka imports it here or in a function: it costs 50 ms.
@@ -24,7 +24,7 @@ REQUEST_TIMEOUT_S = 15.0
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
-_CORRELATION_ID = 0x6D7164  # a number with which no other protocol begins
+_CORRELATION_ID = 0x6D7164  # no other protocol's response begins with it
 _HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
 _RESPONSE_BYTES_MAX = 1 << 20
 _OUTPUT_BYTES = 1024
@@ -32,7 +32,7 @@ _OUTPUT_BYTES = 1024
 _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
-_WAY_OUT = {
+_REMEDIES = {
     KafkaError.TOPIC_ALREADY_EXISTS: "--if-not-exists makes that no error",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows the topics there are, mqd topic create makes one",
     KafkaError.KAFKA_STORAGE_ERROR: (
@@ -151,7 +151,7 @@ def base_config(
         "client.id": "mqd-cli",
         "broker.address.family": "any",
         "socket.nagle.disable": True,
-        # half of the first also delays the second connection of every client
+        # half of this also delays the second connection of every client
         "reconnect.backoff.ms": 20,
         "reconnect.backoff.max.ms": 1000,
     }
@@ -234,8 +234,8 @@ def explain_kafka(error: BaseException) -> tuple[str, int]:
         return f"no response from the broker ({inner.str()}); is it running? mqd status shows it", EXIT_UNREACHABLE
     text = inner.str()
     text = re.sub(r"^(Unable to produce message: )?(Broker: |Local: )?", "", text)
-    way_out = _WAY_OUT.get(inner.code())
-    return f"{text.rstrip('.')}; {way_out}" if way_out and way_out not in text else text, EXIT_FAILED
+    remedy = _REMEDIES.get(inner.code())
+    return f"{text.rstrip('.')}; {remedy}" if remedy and remedy not in text else text, EXIT_FAILED
 
 
 def each_future(

@@ -79,7 +79,7 @@ class Member(msgspec.Struct):
                 start_new_session=True,
             )
 
-    def last_words(self) -> str:
+    def last_error(self) -> str:
         words = (self.data_dir / "stderr").read_text(errors="replace").strip().splitlines()
         return words[-1].removeprefix("mqd: ") if words else f"its logs are in {self.data_dir / 'logs'}"
 
@@ -143,13 +143,13 @@ class LocalCluster:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not events:
                 raise CliError(
-                    f"broker {late[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {late[0].last_words()}"
+                    f"broker {late[0].node_id} was not ready within {START_TIMEOUT_S:.0f} s: {late[0].last_error()}"
                 )
             for key, _ in events:
                 member: Member = key.data
                 line = key.fileobj.readline()  # type: ignore[union-attr]  # a pipe's
                 if not line:
-                    raise CliError(f"broker {member.node_id} did not start: {member.last_words()}")
+                    raise CliError(f"broker {member.node_id} did not start: {member.last_error()}")
                 if line.startswith("mqd ready"):
                     member.ready = line.strip()
 
@@ -195,7 +195,7 @@ def guide(brokers: list[Member]) -> str:
             f"{len(brokers)} brokers are ready:",
             *lines,
             "",
-            *(["Be the user admin in this shell:", credentials] if first.secured else []),
+            *(["Act as the user admin in this shell:", credentials] if first.secured else []),
             "Look at it:",
             f"  mqd cluster status -b {first.bootstrap}",
             (
@@ -204,7 +204,7 @@ def guide(brokers: list[Member]) -> str:
             ),
             f"  mqd topic describe flights -b {first.bootstrap}",
             f"  mqd produce flights -b {bootstrap}",
-            "Stop a broker, look again, start it again:",
+            "Stop a broker, check the status again, start it again:",
             f"  mqd down --data-dir {last.data_dir}",
             f"  {again}",
             "",

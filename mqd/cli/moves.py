@@ -197,8 +197,8 @@ def _read_plan(file: Path) -> Plan:
 
 
 def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> None:
-    """Starts the whole plan, or cancels it (None). Raises CliError with the refused moves; all
-    others have begun.
+    """Starts the moves of the plan, or cancels those of partitions with None. Raises CliError with the
+    refused moves; all others have begun.
     """
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), replicas in plan.items():
@@ -308,7 +308,7 @@ def wait(
 
 
 def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
-    """Waits until `node` holds no replica. Raises CliError as wait()."""
+    """Waits until `node` holds no replica. Raises CliError like wait()."""
 
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)

@@ -30,10 +30,10 @@ from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 
 CREATE_PARTITIONS, FETCH = 37, 1
 RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4
-NONE, DRAWING_NEAR, SEALED, REDIRECTED, HIDDEN = range(5)
+NONE, CO_LOCATING, SEALED, REDIRECTED, HIDDEN = range(5)
 NAMES = (
     "no partition is being retired",
-    "replicas and leaders go to those of the partitions that take the records",
+    "replicas and leaders move to the brokers of the partitions that take the records",
     "consumers read what is there",
     "their records go to other partitions",
     "empty, and not shown to clients any more",
@@ -120,12 +120,12 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
         patiently(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
-        time.sleep(POLL_S)  # other hosts' doing
+        time.sleep(POLL_S)  # depends on other hosts
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
     """Whether the leaders themselves refuse new records; before that, more records may follow those
-    that groups have read. An unreachable leader counts as no.
+    that groups have read. False if a leader is unreachable.
     """
     if -1 in state.leaders:
         return False
@@ -196,9 +196,9 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
 
 def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
     """Whether an application that reads committed records gets nothing from `offset` to `end`
-    (exclusive). `data`: a Fetch answer's batches, the last one may be cut off; `aborted`: its
-    (producer id, first offset). False as well where `data` does not reach `end`: an open
-    transaction, or too much.
+    (exclusive). `data`: the batches of a Fetch response, the last of which may be cut off; `aborted`:
+    its (producer id, first offset). Also False where `data` does not reach `end`, because of an open
+    transaction or because there is too much data.
     """
     waiting, under_way = sorted(aborted, key=lambda one: one[1]), set()
     for header, batch in iterate_batches(data, allow_partial=True):

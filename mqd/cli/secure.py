@@ -8,7 +8,7 @@ and kept in DATA_DIR/secure.
     admin.properties   the client settings of the user `admin`, with its password
     admin.pending      the cluster does not know that user yet
     cluster.key        the key of the cluster's hosts
-    metrics.token      what scrapes of the metrics page carry
+    metrics.token      the token for scrapes of the metrics page
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Files(NamedTuple):
     broker: Path
     admin: Path
     pending: Path  # the cluster does not know the admin yet
-    key: Path  # by which the hosts of the cluster prove who they are
+    key: Path  # by which hosts prove that they belong to the cluster
     metrics_token: Path
     host: Path
     allowed: Path
@@ -124,7 +124,7 @@ def prepare(
     """
     places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
     try:
-        with _alone(places):
+        with _locked(places):
             _prepare(places, node_id, list(hosts), now, has_peers)
     except OSError as error:
         raise CliError(f"cannot make certificates: {error.filename}: {error.strerror}") from error
@@ -137,8 +137,8 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _alone(places: Files) -> Iterator[None]:
-    """Waits for another start or renewal in the same directory: its files belong together. Raises
+def _locked(places: Files) -> Iterator[None]:
+    """Excludes another start or renewal in the same directory, whose files belong together. Raises
     OSError.
     """
     places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -180,7 +180,7 @@ def renew(places: Files, now: datetime.datetime) -> None:
     from mqd.security import pki
 
     try:
-        with _alone(places):
+        with _locked(places):
             for file in (places.broker, places.host):
                 if file is places.broker or file.exists():
                     pair = pki.renewed(_authority(places, now), file.read_bytes(), now)

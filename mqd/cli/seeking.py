@@ -44,7 +44,7 @@ class Move(msgspec.Struct):
 
 
 def parse_where(text: str, now: datetime) -> Start:
-    """As `mqd consume -o`; an unambiguous time needs no @. Raises click.UsageError."""
+    """Takes what `mqd consume -o` takes, and times without @. Raises click.UsageError."""
     if re.fullmatch(r"-\d{1,12}(ms|s|m|h|d)|\d{4}-\d\d-\d\d.*", text):
         return Start("time", parse_time(text, now))
     try:
@@ -118,7 +118,7 @@ def _aim(
         if at_time is None:
             return None, "stays: it is not served"
         if at_time < 0:
-            return end, "no record is so late: the end"
+            return end, "no record is that late: the end"
         target = at_time
     else:
         target = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[
@@ -170,6 +170,6 @@ def _reason(error: int) -> str:
 
 
 def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """As commit(), of a share group."""
+    """Like commit(), for a share group."""
     targets = {(one.topic, one.partition): one.new for one in moves if one.new is not None}
     return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

@@ -18,10 +18,10 @@ DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
 NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
 
 
-class Begun(NamedTuple):
+class SharePosition(NamedTuple):
     """The state of a share group in a partition: records below `offset` are finished. `lag` None:
-    not known. `delivered`: delivery count -> records that were delivered so often and are not
-    finished, as far as it is persisted; only where it was requested, of a broker of mqd.
+    not known. `delivered`: delivery count -> the number of unfinished records with this count, as far
+    as it is persisted; only if it was requested, from a broker of mqd.
     """
 
     offset: int
@@ -43,9 +43,9 @@ def describe(cluster: Cluster, name: str) -> Any | None:
     return response
 
 
-def _begun(group: Any) -> dict[Partition, Begun]:
+def _positions(group: Any) -> dict[Partition, SharePosition]:
     return {
-        (topic.topic_name, one.partition_index): Begun(
+        (topic.topic_name, one.partition_index): SharePosition(
             one.start_offset,
             one.lag if one.lag >= 0 else None,
             {found.delivery_count: found.records for found in one.deliveries},
@@ -56,15 +56,15 @@ def _begun(group: Any) -> dict[Partition, Begun]:
     }
 
 
-def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[Partition, Begun]:
-    """The offsets of every partition in which the group has begun."""
+def offsets(cluster: Cluster, name: str, with_deliveries: bool = False) -> dict[Partition, SharePosition]:
+    """The positions in every partition in which the group has begun."""
     message = DescribeShareGroupOffsetsRequest
     request = message(groups=[message.Group(group_id=name, topics=None)], include_deliveries=with_deliveries)
     response = cluster.request_coordinator(
         GROUP, name, DESCRIBE_OFFSETS, request, lambda found: found.groups[0].error_code
     ).groups[0]
     check(f"group {name}", response.error_code, response.error_message)
-    return _begun(response)
+    return _positions(response)
 
 
 def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Partition, int]]:
@@ -72,7 +72,7 @@ def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Part
     message = DescribeShareGroupOffsetsRequest
     request = message(groups=[message.Group(group_id=name, topics=None) for name in names])
     return {
-        group.group_id: {partition: one.offset for partition, one in _begun(group).items()}
+        group.group_id: {partition: one.offset for partition, one in _positions(group).items()}
         for group in coordinator.request(DESCRIBE_OFFSETS, request).groups
         if not group.error_code
     }

@@ -131,7 +131,7 @@ def figures_from(data: bytes) -> Figures:
 
 
 def cost(points: dict[int, float], size: float) -> float:
-    """CPU-µs of something of `size` bytes; invariant 1."""
+    """The CPU-µs for `size` bytes; invariant 1."""
     sizes = sorted(points)
     if size <= sizes[0] or len(sizes) == 1:
         return points[sizes[0]]
@@ -141,7 +141,7 @@ def cost(points: dict[int, float], size: float) -> float:
 
 
 def speedup(figures: Figures, workers: int) -> float:
-    """The effective number of workers of this many workers on one host; invariant 2."""
+    """How many times the work of one worker `workers` workers on one host do; invariant 2."""
     return workers / (1 + figures.contention * (workers - 1) + figures.coherency * workers * (workers - 1))
 
 
@@ -321,7 +321,7 @@ def _hosts_of(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[s
         name: max(1, math.ceil(need - 1e-9)) + (spare if name != "replication" else 0) for name, need in needs.items()
     }
     hosts = put(
-        "hosts", max(hosts_by.values()), "", f"max(replication, what each resource asks for + {spare} that may be lost)"
+        "hosts", max(hosts_by.values()), "", f"max(replication, what each resource requires + {spare} that may be lost)"
     )
     carrying = max(1, int(hosts) - spare)
     each = sheet["cores"] / carrying
@@ -383,7 +383,7 @@ def _notes(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> list[str]
             " somewhat less (docs/scale.md)"
         )
     if load.compression < 1:
-        notes.append("compressing and decompressing is the clients' work, and not in here")
+        notes.append("compressing and decompressing is the clients' work, and not included here")
     return notes
 
 

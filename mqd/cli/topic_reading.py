@@ -66,8 +66,8 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _check_connection(self, exit_at_end: bool) -> None:
-        """A reader that waits for an end must learn that it will not come; one that waits for more
-        is notified once.
+        """After an outage, raises CliError if the end of the partitions is awaited, which would not
+        come; otherwise reports the outage once.
         """
         now = time.monotonic()
         if self._down_since is not None:
@@ -76,15 +76,15 @@ class Reader:
             if exit_at_end:
                 raise unreachable(self._bootstrap)
             if not self._outage_reported:
-                error_line(f"no broker at {self._bootstrap} any more; waiting for it")
+                error_line(f"the broker at {self._bootstrap} is not reachable any more; waiting for it")
                 self._outage_reported = True
         elif exit_at_end and now - self._silent_since >= _OUTAGE_S:
             self._silent_since = now
             if (cause := unresolved()) is not None:
                 raise cause
-            self._judge_partitions()
+            self._check_partitions()
 
-    def _judge_partitions(self) -> None:
+    def _check_partitions(self) -> None:
         """Raises CliError if the end of unserved partitions is awaited."""
         known = metadata(self.consumer, self.topic, self.timeout_s).topics[self.topic].partitions
         offline = sorted(index for index in self._open if index not in known or known[index].leader < 0)
@@ -93,7 +93,7 @@ class Reader:
             holders = sorted({node for index in offline if index in known for node in known[index].replicas})
             where = f"broker {' or '.join(map(str, holders))}" if holders else "the broker"
             raise CliError(
-                f"topic {self.topic}: no broker serves {which}: {where} is away, or its log directory is offline (mqd"
+                f"topic {self.topic}: no broker serves {which}: {where} is down, or its log directory is offline (mqd"
                 " cluster status, and its logs); -p NUMBER reads the others"
             )
 
@@ -146,7 +146,9 @@ class Reader:
         self.consumer.assign([TopicPartition(self.topic, index, offset) for index, offset in offsets.items()])
 
     def _find_stops(self) -> None:
-        """Once the time has passed: later writes have later timestamps."""
+        """Finds where each partition ends, once the time of `stop` has passed: records that are written
+        later have later timestamps.
+        """
         if self._until_ms is None or self._knows_ends or not self._open or now_ms() < self._until_ms:
             return
         for index, offset in self._by_time(sorted(self._open), self._until_ms).items():

@@ -91,7 +91,9 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
 
 
 def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> list[Any]:
-    """The existing ones. `away` gets those whose coordinator has just changed, with the error."""
+    """Describes those that exist. `away` gets those whose coordinator has just changed, with the
+    error.
+    """
     found = []
     for start in range(0, len(names), _CHUNK):
         response = broker.request(
@@ -109,9 +111,9 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """Those open for longest first, then by name. `longer_than_ms` -1: all, including those that
-    are not open. Also returns the ids of those that no coordinator described, because their
-    coordinators were changing.
+    """The longest open first, then by name. `longer_than_ms` -1: all, including those that are not
+    open. Also returns the ids that no coordinator described, because their coordinators were
+    changing.
     """
     found, away, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -254,14 +256,14 @@ def open_at(
 
 
 def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:
-    """Whether its coordinator remembers a commit that may have been of it. Clients of version 2
-    have another epoch after each.
+    """Whether the coordinator remembers a commit that may have been this transaction's. Clients of
+    version 2 have another epoch after each transaction.
     """
     return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
 
 
 def places(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
-    """Where it is open."""
+    """The partitions in which the transaction is open."""
     cluster.topics(found.partitions)
     partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
     return {

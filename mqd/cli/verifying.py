@@ -1,4 +1,4 @@
-"""How far a plan of moves is: which partitions are where it wants them, which are on their way
+"""The progress of a plan of moves: which partitions are where the plan wants them, which are moving
 there and how far, and which are neither. For `mqd topic reassign --plan FILE --status`.
 """
 
@@ -54,7 +54,7 @@ class PlannedPartition(NamedTuple):
 
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
-    """Of each partition of the plan, which is this topic's, in its order. Raises CliError."""
+    """The state of each partition of the plan, which is of this topic, in order. Raises CliError."""
     moving = moves.ongoing_moves(broker, topic)  # first: what ends meanwhile is seen where it has arrived
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)

@@ -8,20 +8,20 @@ from typing import NamedTuple
 
 from mqd.protocol.messages import DescribeQuorumResponse
 
-SILENT_MS_MIN = 5_000  # a busy host whose disk takes seconds for a flush is not called lost
+SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush does not count as silent
 # a voter fetches again after three eighths of controller.quorum.fetch.timeout.ms at most
 FETCH_TIMEOUTS = 2
 
 
-class Judged(NamedTuple):
-    """Node ids, ascending. `now_ms`: the leader's clock when it answered, -1 where it knows no
-    voter: its times of the others are from the same clock.
+class VoterStatus(NamedTuple):
+    """Node ids, ascending. `now_ms`: the leader's clock when it responded, the same clock that its
+    times of the others are from; -1 where it knows no voter.
     """
 
     now_ms: int
     silent: list[int]  # not heard from lately, or never in this epoch
-    # these are heard, but lack what has long been committed, as with a full disk: nothing is
-    # committed with their help
+    # these respond, but lack what was committed long ago, as with a full disk: they do not help to
+    # commit anything
     behind: list[int]
     may_be_lost: int
 
@@ -40,9 +40,9 @@ class Judged(NamedTuple):
         )
 
 
-def judged(quorum: DescribeQuorumResponse.PartitionData) -> Judged:
+def voter_status(quorum: DescribeQuorumResponse.PartitionData) -> VoterStatus:
     replicas = [*quorum.current_voters, *quorum.observers]
-    # its own are of this moment (KIP-836)
+    # the leader's own times are those of its response (KIP-836)
     now_ms = max((max(one.last_fetch_timestamp, one.last_caught_up_timestamp) for one in replicas), default=-1)
     since_ms = max(now_ms - max(SILENT_MS_MIN, FETCH_TIMEOUTS * quorum.fetch_timeout_ms), 0)
     voters = sorted(quorum.current_voters, key=lambda one: one.replica_id)
@@ -54,4 +54,4 @@ def judged(quorum: DescribeQuorumResponse.PartitionData) -> Judged:
         for one in voters
         if one.replica_id not in silent and (one.log_end_offset < 0 or one.last_caught_up_timestamp < since_ms)
     ]
-    return Judged(now_ms, silent, behind, max(0, (len(voters) - 1) // 2 - len(silent) - len(behind)))
+    return VoterStatus(now_ms, silent, behind, max(0, (len(voters) - 1) // 2 - len(silent) - len(behind)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 
-_PLACES = {
+_MODULES = {
     "Producer": "mqd.client.producer",
     "AsyncProducer": "mqd.client.async_producer",
     "Consumer": "mqd.client.consumer",
@@ -31,15 +31,15 @@ _PLACES = {
     "TIMESTAMP_LOG_APPEND_TIME": "mqd.client.messages",
 }
 
-__all__ = sorted(_PLACES)  # noqa: PLE0605
+__all__ = sorted(_MODULES)  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_PLACES[name]), name)
+    found = globals()[name] = getattr(importlib.import_module(_MODULES[name]), name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES})
+    return sorted({*globals(), *_MODULES})

@@ -30,8 +30,8 @@ EXIT_S = 1.0  # how long the interpreter's exit waits for a call to end
 
 
 class _Calls:
-    """Runs calls one after another in its own thread, which the interpreter does not wait for at its
-    end, unlike an executor's (A3).
+    """Runs calls one after another in its own thread. Unlike an executor's threads, it does not delay
+    the interpreter's exit (A3).
     """
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class _Calls:
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
 
-        def settle(how: Callable[[Any], None], found: Any) -> None:
+        def complete(how: Callable[[Any], None], found: Any) -> None:
             if not outcome.done():
                 how(found)
 
         def notify(how: Callable[[Any], None], found: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
-                loop.call_soon_threadsafe(settle, how, found)
+                loop.call_soon_threadsafe(complete, how, found)
 
         def work() -> None:
             if outcome.cancelled():
@@ -126,7 +126,7 @@ class AsyncConsumer:
     # -- records -----------------------------------------------------------------------------------
 
     async def poll(self, timeout: float = -1) -> Message | None:
-        """As Consumer.poll."""
+        """Like Consumer.poll."""
         if self._waiting is None and not self._left and not self._lock.locked():
             message = self._ready()
             if message is not None:
@@ -153,7 +153,7 @@ class AsyncConsumer:
         return await self._take(max_records, timeout)
 
     async def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """As Consumer.consume: waits until there are `num_messages`, at most `timeout` seconds."""
+        """Like Consumer.consume: waits until there are `num_messages`, at most `timeout` seconds."""
         async with self._lock:
             await self._interrupt()
             self._return_unread()
@@ -168,7 +168,7 @@ class AsyncConsumer:
             return found
 
     async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """As Consumer.consume_batch. A cancelled call may have consumed a batch: use a time-out."""
+        """Like Consumer.consume_batch. A cancelled call may have consumed a batch: use a time-out."""
         return await self._call(self._consumer.consume_batch, max_records, timeout)
 
     def __aiter__(self) -> AsyncConsumer:
@@ -220,7 +220,7 @@ class AsyncConsumer:
         """
         left, self._left = self._left, []
         if left:
-            self._ready = _nothing  # this thread returns no records before that is done
+            self._ready = _nothing  # no buffered record is returned until give_back() is done
             self._given_back = self._calls.call(self._implementation.give_back, left)
             self._given_back.add_done_callback(self._on_given_back)
 
@@ -252,7 +252,7 @@ class AsyncConsumer:
     async def subscribe(
         self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None
     ) -> None:
-        """As Consumer.subscribe. A callback that is a coroutine function may not await this
+        """Like Consumer.subscribe. A callback that is a coroutine function may not await this
         consumer.
         """
         await self._call(
@@ -264,93 +264,93 @@ class AsyncConsumer:
         )
 
     async def unsubscribe(self) -> None:
-        """As Consumer.unsubscribe."""
+        """Like Consumer.unsubscribe."""
         await self._call(self._consumer.unsubscribe)
 
     async def assign(self, partitions: list[TopicPartition]) -> None:
-        """As Consumer.assign."""
+        """Like Consumer.assign."""
         await self._call(self._consumer.assign, partitions)
 
     async def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """As Consumer.incremental_assign."""
+        """Like Consumer.incremental_assign."""
         await self._call(self._consumer.incremental_assign, partitions)
 
     async def unassign(self) -> None:
-        """As Consumer.unassign."""
+        """Like Consumer.unassign."""
         await self._call(self._consumer.unassign)
 
     async def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
-        """As Consumer.incremental_unassign."""
+        """Like Consumer.incremental_unassign."""
         await self._call(self._consumer.incremental_unassign, partitions)
 
     async def assignment(self) -> list[TopicPartition]:
-        """As Consumer.assignment."""
+        """Like Consumer.assignment."""
         return await self._call(self._consumer.assignment)
 
     async def seek(self, partition: TopicPartition) -> None:
-        """As Consumer.seek."""
+        """Like Consumer.seek."""
         await self._call(self._consumer.seek, partition)
 
     async def pause(self, partitions: list[TopicPartition]) -> None:
-        """As Consumer.pause."""
+        """Like Consumer.pause."""
         await self._call(self._consumer.pause, partitions)
 
     async def resume(self, partitions: list[TopicPartition]) -> None:
-        """As Consumer.resume."""
+        """Like Consumer.resume."""
         await self._call(self._consumer.resume, partitions)
 
     async def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """As Consumer.position."""
+        """Like Consumer.position."""
         return await self._call(self._consumer.position, partitions)
 
     async def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = False
     ) -> list[TopicPartition] | None:
-        """As Consumer.commit, but by default it waits for the outcome (and the event loop
+        """Like Consumer.commit, but by default it waits for the outcome (and the event loop
         continues).
         """
         return await self._call(self._consumer.commit, message, offsets, asynchronous)
 
     async def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """As Consumer.store_offsets."""
+        """Like Consumer.store_offsets."""
         await self._call(self._consumer.store_offsets, message, offsets)
 
     async def committed(self, partitions: list[TopicPartition], timeout: float | None = None) -> list[TopicPartition]:
-        """As Consumer.committed."""
+        """Like Consumer.committed."""
         return await self._call(self._consumer.committed, partitions, timeout)
 
     async def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As Consumer.list_topics."""
+        """Like Consumer.list_topics."""
         return await self._call(self._consumer.list_topics, topic, timeout)
 
     async def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
     ) -> tuple[int, int] | None:
-        """As Consumer.get_watermark_offsets."""
+        """Like Consumer.get_watermark_offsets."""
         return await self._call(self._consumer.get_watermark_offsets, partition, timeout, cached)
 
     async def offsets_for_times(
         self, partitions: list[TopicPartition], timeout: float | None = None
     ) -> list[TopicPartition]:
-        """As Consumer.offsets_for_times."""
+        """Like Consumer.offsets_for_times."""
         return await self._call(self._consumer.offsets_for_times, partitions, timeout)
 
     async def consumer_group_metadata(self) -> Any:
-        """As Consumer.consumer_group_metadata."""
+        """Like Consumer.consumer_group_metadata."""
         return await self._call(self._consumer.consumer_group_metadata)
 
     async def memberid(self) -> str | None:
-        """As Consumer.memberid."""
+        """Like Consumer.memberid."""
         return await self._call(self._consumer.memberid)
 
     def subscription(self) -> list[str]:
-        """As Consumer.subscription."""
+        """Like Consumer.subscription."""
         return self._consumer.subscription()
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """As Consumer.close. Records of a cancelled wait that no call has returned are read again by
+        """Like Consumer.close. Records of a cancelled wait that no call has returned are read again by
         the member that gets the partition; an exception of that wait is raised at the end.
         """
         if self._waiting is not None:
@@ -387,7 +387,7 @@ _all: weakref.WeakSet[AsyncConsumer] = weakref.WeakSet()
 
 
 def _end_waits() -> None:
-    """At the interpreter's end, before the attachments are closed, which the threads use."""
+    """Called when the interpreter exits, before the attachments that the threads use are closed."""
     for consumer in list(_all):
         consumer._implementation.interrupt()
     for consumer in list(_all):

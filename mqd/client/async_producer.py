@@ -1,4 +1,4 @@
-"""AsyncProducer: Producer for asyncio. Shapes as in confluent_kafka.aio.AIOProducer, and batches."""
+"""AsyncProducer: Producer for asyncio, with the calls of confluent_kafka.aio.AIOProducer, and batches."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ class AsyncProducer:
         timestamp: int = 0,
         headers: Any = None,
     ) -> asyncio.Future[Message]:
-        """Accepts one record, waiting while the queue is full. The future ends with its Message when it
-        is written, or with KafkaException.
+        """Accepts one record, waiting while the queue is full. The future gets the record's Message when
+        it is written, or a KafkaException.
         """
         future: asyncio.Future[Message] = self._loop.create_future()
 
         def report(error: KafkaError | None, message: Message) -> None:
-            self._finish(_settle, (future, error, message))
+            self._call_in_loop(_complete, (future, error, message))
 
         while True:
             self._room.clear()
@@ -88,13 +88,13 @@ class AsyncProducer:
         timestamps: Any = None,
     ) -> list[BatchDelivery]:
         """Writes many records (for their types see Producer.produce_batch); returns when all are
-        written. If a record batch fails, raises the first KafkaException when all have a result.
+        written. If a record batch fails, raises the first KafkaException once all have a result.
         """
         finished: asyncio.Future[list[BatchDelivery]] = self._loop.create_future()
         deliveries: list[BatchDelivery] = []
         state = _BatchState()
 
-        def settle() -> None:
+        def finish_if_complete() -> None:
             if state.taken is not None and state.counted >= state.taken and not finished.done():
                 if state.error is not None:
                     finished.set_exception(KafkaException(state.error))
@@ -106,10 +106,10 @@ class AsyncProducer:
             state.error = state.error or error
             if error is None:
                 deliveries.append(delivery)
-            settle()
+            finish_if_complete()
 
         def report(error: KafkaError | None, delivery: BatchDelivery) -> None:
-            self._finish(note, (error, delivery))
+            self._call_in_loop(note, (error, delivery))
 
         taken = await self._loop.run_in_executor(
             None,
@@ -118,7 +118,7 @@ class AsyncProducer:
             ),
         )
         state.taken = taken
-        settle()
+        finish_if_complete()
         return await finished
 
     async def _wait_room(self) -> None:
@@ -136,15 +136,15 @@ class AsyncProducer:
         return True
 
     async def flush(self, timeout: float = -1) -> int:
-        """As Producer.flush."""
+        """Like Producer.flush."""
         return await self._loop.run_in_executor(None, self._producer.flush, timeout)
 
     async def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
-        """As Producer.purge: futures end with KafkaException."""
+        """Like Producer.purge; the futures get a KafkaException."""
         self._producer.purge(in_queue, in_flight)
 
     async def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As Producer.list_topics."""
+        """Like Producer.list_topics."""
         return await self._loop.run_in_executor(None, self._producer.list_topics, topic, timeout)
 
     async def init_transactions(self, timeout: float = -1) -> None:
@@ -165,7 +165,7 @@ class AsyncProducer:
         await self._loop.run_in_executor(None, self._producer.abort_transaction, timeout)
 
     async def close(self) -> None:
-        """Flushes, ends."""
+        """Flushes, then ends the producer."""
         if self._closing:
             return
         try:
@@ -199,9 +199,9 @@ class AsyncProducer:
                 _log.exception("an AsyncProducer could not serve its reports")
                 threading.Event().wait(_PAUSE_S)  # the next turn may raise it, too
 
-    def _finish(self, settle: Callable[..., None], arguments: Any) -> None:
-        """In any thread: `settle` will be called in the loop, many at a time."""
-        self._done.append((settle, arguments))
+    def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
+        """From any thread. The loop is woken once for many calls."""
+        self._done.append((function, arguments))
         if not self._scheduled:
             self._scheduled = True
             try:
@@ -212,8 +212,8 @@ class AsyncProducer:
     def _deliver(self) -> None:
         self._scheduled = False
         while self._done:
-            settle, arguments = self._done.popleft()
-            settle(*arguments)
+            function, arguments = self._done.popleft()
+            function(*arguments)
         self._room.set()
 
 
@@ -243,7 +243,7 @@ class _BatchState:
         self.error: KafkaError | None = None
 
 
-def _settle(future: asyncio.Future[Message], error: KafkaError | None, message: Message) -> None:
+def _complete(future: asyncio.Future[Message], error: KafkaError | None, message: Message) -> None:
     if future.done():
         return  # cancelled
     if error is not None:

@@ -57,11 +57,11 @@ class Column:
         return int(self.sizes.max()) if self.count else 0
 
     def each_size(self) -> np.ndarray:
-        """As `sizes`, never None."""
+        """Like `sizes`, but never None."""
         return np.full(self.count, self.fixed_bytes, np.int32) if self.sizes is None else self.sizes
 
     def part(self, start: int, end: int) -> Column:
-        """Records start .. end - 1, the same bytes."""
+        """Records start .. end - 1, over the same bytes."""
         data = memoryview(self.data)[self.position(start) : self.position(end)]
         return Column(end - start, data, None if self.sizes is None else self.sizes[start:end], self.fixed_bytes)
 

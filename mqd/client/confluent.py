@@ -30,7 +30,7 @@ _REBUILT = (
     "schema_registry.rules.dlq.dlq_action",
 )
 _REBUILT_WITH_SUBMODULES = ("aio", "kafkatest")
-# Modules of mqd itself: for these confluent_kafka is not even looked at.
+# Modules of mqd itself: confluent_kafka is not searched for these.
 OWN_MODULES = frozenset(
     ["_native", "acceptor", "base", "cli", "client", "cluster", "console", "controller", "coordinator", "keeper", "log", "monitoring", "native", "protocol", "security", "shm", "spark", "timer", "worker", "__main__"]
 )  # fmt: skip

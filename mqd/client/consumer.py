@@ -31,7 +31,7 @@ class Consumer:
                             process may attach, else TCP. shm: shared memory or an error. tcp:
                             TCP only.
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
-                            bootstrap.servers. The environment's MQD_SOCKET does the same.
+                            bootstrap.servers. The environment variable MQD_SOCKET does the same.
         mqd.spin.us         how long a wait spins before it sleeps; 20
         encryption.*        sealed values are opened (docs/payload-encryption.md)
 
@@ -64,7 +64,7 @@ class Consumer:
 
     def poll(self, timeout: float | None = None) -> Message | None:
         """The next record, or an event (its error() is not None), or None when `timeout` seconds
-        passed without one (None, below 0: waits without end).
+        passed without one (None or below 0: no limit).
 
         Calls the callbacks of subscribe() and on_commit. An application that does not poll for
         max.poll.interval.ms loses its partitions.
@@ -225,7 +225,7 @@ class Consumer:
         """
         self._implementation.set_sasl_credentials(username, password)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Commits (enable.auto.commit), releases all partitions and leaves the group. A static member

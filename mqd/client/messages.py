@@ -286,8 +286,8 @@ def local_error(
 
 
 def broker_error(code: int, doing: str = "", **flags: bool) -> KafkaError:
-    """A KafkaError for an error code in a response; retriable as the protocol's table says by
-    default.
+    """A KafkaError for an error code in a response; by default retriable if the protocol's table of
+    errors says so.
     """
     row = ERRORS.get(code)
     flags.setdefault("retriable", row is not None and row.retriable)
@@ -313,12 +313,12 @@ def _varint(data, position: int) -> tuple[int, int]:
             return value >> 1 ^ -(value & 1), position
         shift += 7
         if shift > 63:
-            raise ValueError("a number of the headers is too long")
+            raise ValueError("a varint in the headers is too long")
 
 
 def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
-    """A record's header section, from its count on. The bytes are another producer's: raises
-    ValueError if they are invalid.
+    """Decodes a record's header section, from its count on. Raises ValueError if it is invalid:
+    another producer has written it.
     """
     try:
         count, position = _varint(data, 0)
@@ -332,7 +332,7 @@ def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
             key = bytes(data[position : position + size]).decode("utf-8", "surrogateescape")
             size, position = _varint(data, position + size)
             if position + max(size, 0) > len(data):
-                raise ValueError("a header ends behind its record")
+                raise ValueError("a header ends beyond its record")
             found.append((key, None if size < 0 else bytes(data[position : position + size])))
             position += max(size, 0)
         return found

@@ -108,7 +108,7 @@ def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) 
 
 
 def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
-    """(error code, what is committed: offset -1 = nothing)."""
+    """(error code, the committed offset: -1 = nothing is committed) by partition."""
     (group,) = response.groups
     return {
         (topic.name, one.partition_index): (
@@ -133,7 +133,7 @@ def list_offsets_request(timestamps: dict[Key, int], isolation_level: int, timeo
 
 
 def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
-    """(error code, offset, leader epoch); offset -1 = no record is that late."""
+    """(error code, offset, leader epoch) by partition; offset -1 = no record is that late."""
     return {
         (topic.name, one.partition_index): (one.error_code, one.offset, one.leader_epoch)
         for topic in response.topics
@@ -195,8 +195,8 @@ class PartitionResult(TopicPartition):
     def error(self) -> KafkaError | None:  # type: ignore[override]  # it is read only here
         return self._outcome
 
-    # confluent_kafka's compare with their own class alone; a subclass is called first, from both
-    # sides
+    # confluent_kafka's TopicPartition compares only with its own class; Python calls a subclass's
+    # methods first, whichever side it is on
 
     def _place(self) -> Key:
         return self.topic, self.partition

@@ -28,7 +28,7 @@ class Producer:
                             process may attach, else TCP. shm: shared memory or an error. tcp:
                             TCP only.
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
-                            bootstrap.servers. The environment's MQD_SOCKET does the same.
+                            bootstrap.servers. The environment variable MQD_SOCKET does the same.
         mqd.buffer.bytes    memory shared with the broker for records under way, 64 KiB to 1 GiB; 0
                             (default) = 16 MiB. It bounds what is outstanding on shared memory.
         mqd.spin.us         how long a wait spins before it sleeps; 20
@@ -107,10 +107,10 @@ class Producer:
         flush(), once for each record batch that was made of them. timeout: how long to wait for
         room, in seconds. Below 0, the default: until all are accepted, so that the result is always
         len(values). 0: does not wait. A result smaller than len(values) means that there was no room
-        for the others: they were not accepted, pass them again.
+        for the rest, which must be passed again.
 
         Everything is checked first: an exception (TypeError, ValueError, KafkaException
-        MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any one later
+        MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any later one
         (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute `taken`.
         Memory of numpy and Arrow arrays may be used again after the return.
 
@@ -176,14 +176,14 @@ class Producer:
         return self._implementation.poll(timeout)
 
     def flush(self, timeout: float = -1) -> int:
-        """Sends everything at once and serves reports until nothing is outstanding, or for
+        """Sends everything immediately and serves reports until nothing is outstanding, or for
         `timeout` seconds. Returns how many records are outstanding.
         """
         return self._implementation.flush(timeout)
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Gives up what is queued, and what was sent but not answered (which may have been written
-        anyway); reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
+        """Gives up what is queued, and what was sent but not acknowledged (and may have been written
+        anyway); the reports have the errors _PURGE_QUEUE and _PURGE_INFLIGHT.
         """
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
@@ -215,8 +215,8 @@ class Producer:
         return self._implementation.request(api_key, message, timeout)
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """For the next connection over TCP; nothing on shared memory, where a client is its
-        process's user.
+        """Sets credentials for the next TCP connection. Has no effect on shared memory, where a client
+        is identified by its process's user.
         """
         self._implementation.set_sasl_credentials(username, password)
 
@@ -226,8 +226,8 @@ class Producer:
         """Fences older producers of this transactional.id and ends their open transactions. To be
         called once, before all other methods.
 
-        Raises KafkaException; its KafkaError says retriable(), txn_requires_abort() or fatal(),
-        here and in the methods below.
+        Here and in the methods below, raises KafkaException, whose KafkaError is retriable(),
+        txn_requires_abort() or fatal().
         """
         self._implementation.init_transactions(timeout)
 
@@ -236,7 +236,7 @@ class Producer:
         self._implementation.begin_transaction()
 
     def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:
-        """Consumed positions (list of TopicPartition, the next offsets to read) become part of the
+        """Makes consumed positions (list of TopicPartition, the next offsets to read) part of the
         transaction. group_metadata: consumer.consumer_group_metadata().
         """
         self._implementation.send_offsets_to_transaction(positions, group_metadata, timeout)
@@ -248,17 +248,17 @@ class Producer:
         self._implementation.commit_transaction(timeout)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Gives up what is outstanding (reports say _PURGE_QUEUE, _PURGE_INFLIGHT) and aborts."""
+        """Gives up what is outstanding (with the errors of purge()) and aborts."""
         self._implementation.abort_transaction(timeout)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> bool:
         """Aborts an open transaction, flushes and ends. By then every record has had its report,
-        even after a fatal error. Not from a callback.
+        even after a fatal error. Must not be called from a callback.
 
-        On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records:
-        reports say _PURGE_QUEUE, _PURGE_INFLIGHT.
+        On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records
+        with the errors of purge().
         """
         return self._implementation.close()
 

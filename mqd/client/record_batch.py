@@ -6,8 +6,8 @@
         batch.keys, batch.values               Blobs: a sequence of bytes or None, and
         batch.values.to_list()                     list of bytes and None; one copy each
         batch.values.views()                       list of memoryviews and None; no copy
-        batch.values.to_arrow()                    Arrow BinaryView array; no copy but of values up
-                                                   to 12 bytes (needs the extra mqd[arrow])
+        batch.values.to_arrow()                    Arrow BinaryView array; copies only values up to
+                                                   12 bytes (needs the extra mqd[arrow])
         batch.values.to_numpy("<f8")               every value as an element of that type; one copy
         batch.headers(i)                       [(str, bytes | None)...] of one record
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 _NO_HEADERS = b"\0"
-_FEW = 16  # numpy pays from here on
+_FEW = 16  # for more records numpy is faster
 _ARROW_MIN = 21
 _SPARSE_BYTES = 1 << 20  # a region with more than this between its blobs is not copied as a whole
 
@@ -199,7 +199,7 @@ class Blobs(Sequence):
         if type in ("binary", "string"):
             return self._arrow_copied(arrow, type)
         if type not in ("binary_view", "string_view"):
-            raise ValueError(f"{type!r} is none of binary_view, string_view, binary, string")
+            raise ValueError(f"{type!r} is not one of binary_view, string_view, binary, string")
         base = self.buffer
         views, validity, null_count, origin = segments.arrow_views(base, self._positions, self._sizes)
         end = int((self._positions + np.maximum(self._sizes, 0)).max()) if len(self) else 0
@@ -239,7 +239,7 @@ def _pyarrow() -> Any:
 
 
 class RecordBatchView:
-    """Records of one partition, in order, as columns; see the module. False when it has none."""
+    """Records of one partition, in order, as columns; see the module. False if there are none."""
 
     __slots__ = (
         "_base",
@@ -281,7 +281,7 @@ class RecordBatchView:
 
     @classmethod
     def from_messages(cls, topic: str, partition: int, messages: Sequence[Any]) -> RecordBatchView:
-        """Of one partition, in order: confluent_kafka's or mqd's Message objects without error()."""
+        """`messages` of one partition, in order: confluent_kafka's or mqd's, without error()."""
         count = len(messages)
         offsets = np.fromiter((message.offset() for message in messages), np.int64, count)
         stamps = [message.timestamp() for message in messages]
@@ -421,7 +421,7 @@ class RecordBatchView:
         )
 
     def messages(self, kind_of_message: type[_M] = Message) -> Iterator[_M]:  # type: ignore[assignment]  # mypy 4236
-        """A Message for each, copied out all at once: they outlive the batch."""
+        """A Message for each record. The call copies all of them, so they outlive the batch."""
         offsets = self._held().tolist()
         kind = self.timestamp_type
         stamps = zip(repeat(kind), self._timestamps.tolist())

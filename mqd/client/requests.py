@@ -68,7 +68,9 @@ class ApiTable(msgspec.Struct, frozen=True):
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 
     def pick_transactional(self, api_key: int, version_2: bool) -> int:
-        """`version_2`: as when the producer began; the broker may support it only since then."""
+        """`version_2`: whether the producer began with transactions of version 2, which the broker
+        may have come to support since.
+        """
         if api_key == ADD_PARTITIONS_TO_TXN:
             return self.pick(api_key, _ADD_PARTITIONS_CLIENT_MAX)
         return self.pick(api_key) if version_2 else self.pick(api_key, _TXN_V1_MAX.get(api_key, 1 << 14))

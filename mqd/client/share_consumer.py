@@ -73,7 +73,7 @@ class ShareConsumer:
 
     def poll(self, timeout: float = -1) -> Messages:
         """Returns the next records as soon as there are some, or none after `timeout` seconds (below 0:
-        waits without end).
+        no limit).
 
         Implicit mode: the records of the previous call are accepted. Explicit mode: they must all
         have been acknowledged, else IllegalStateException. Acknowledgements are sent; their results
@@ -84,8 +84,8 @@ class ShareConsumer:
         return self._take(self._config["max.poll.records"], False, timeout)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> Messages:
-        """As poll(), but no more than `num_messages` records are acquired, so that the others of the
-        group may have the rest. The request goes to one broker at a time.
+        """Like poll(), but no more than `num_messages` records are acquired, so that the group's other
+        members can have the rest. The request goes to one broker at a time.
         """
         if not 1 <= num_messages <= CONSUME_MAX:
             raise ValueError(f"num_messages must be between 1 and {CONSUME_MAX}")
@@ -180,8 +180,8 @@ class ShareConsumer:
 
     def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
-        waits for the broker. By partition: None, or the error; _TIMED_OUT where `timeout` seconds
-        (below 0: no end) passed without a response. Empty when there was nothing to send.
+        waits for the broker. Returns None or the error by partition: _TIMED_OUT where `timeout`
+        seconds (below 0: no limit) passed without a response. Empty when there was nothing to send.
         """
         if not isinstance(timeout, (int, float)):
             raise TypeError(f"must be real number, not {type(timeout).__name__}")
@@ -189,10 +189,10 @@ class ShareConsumer:
             if not self._config.is_explicit:
                 with self._runner.lock:
                     self._core.acknowledge_all(ACCEPT)
-            return self._settle(timeout)
+            return self._commit(timeout)
 
     def commit_async(self) -> None:
-        """As commit_sync(), without waiting: the callback gets the results."""
+        """Like commit_sync(), without waiting: the callback gets the results."""
         with self._call():
             if not self._config.is_explicit:
                 with self._runner.lock:
@@ -213,16 +213,16 @@ class ShareConsumer:
                     self._core.acknowledge_all(RENEW)
                 else:
                     self._acknowledge_held(places, RENEW)
-            return self._settle(timeout)
+            return self._commit(timeout)
 
-    def _settle(self, timeout: float) -> Committed:
+    def _commit(self, timeout: float) -> Committed:
         core = self._core
         deadline = _deadline(timeout)
-        places = self._runner.call(lambda _: core.unsettled())
+        places = self._runner.call(lambda _: core.unconfirmed())
         self._runner.call(core.flush)
-        self._runner.wait_for(lambda: core.fatal or places.isdisjoint(core.unsettled()), deadline)
+        self._runner.wait_for(lambda: core.fatal or places.isdisjoint(core.unconfirmed()), deadline)
         with self._runner.lock:
-            late = places & core.unsettled()
+            late = places & core.unconfirmed()
             self._raise_fatal()
         found: Committed = {
             TopicPartition(*place): KafkaException(local_error(KafkaError._TIMED_OUT)) for place in sorted(late)
@@ -245,7 +245,7 @@ class ShareConsumer:
             self._callback = callback
 
     def _serve(self) -> None:
-        """The callback is called; an error is raised."""
+        """Calls the callback, then raises the next error."""
         self._serve_outcomes()
         with self._runner.lock:
             self._raise_fatal()
@@ -309,7 +309,7 @@ class ShareConsumer:
         with self._call():
             self._credentials.update({"sasl.username": username, "sasl.password": password})
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Sends the acknowledgements, releases all other records (including those that implicit mode
@@ -357,7 +357,7 @@ def _kind(ack_type: AcknowledgeType | int) -> int:
     if not isinstance(ack_type, int):
         raise TypeError(f"ack_type must be an integer, not {type(ack_type).__name__}")
     if ack_type not in (ACCEPT, RELEASE, REJECT):
-        raise ValueError(f"ack_type {ack_type} is none of ACCEPT, RELEASE, REJECT; renew() renews")
+        raise ValueError(f"ack_type {ack_type} is not one of ACCEPT, RELEASE, REJECT; renew() renews")
     return int(ack_type)
 
 

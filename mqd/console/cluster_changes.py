@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from mqd.cli import moves
 from mqd.cli import transactions as txns
 from mqd.cli.broker_lookup import Cluster
-from mqd.cli.cluster_view import Seen
+from mqd.cli.cluster_view import ClusterState
 from mqd.cli.common import CliError, Settings
 from mqd.cli.kafka_request import Broker
 from mqd.cli.moves import Partition, Plan
@@ -153,7 +153,7 @@ def balance(settings: Settings, form: Form) -> Change:
 
 def drain(settings: Settings, form: Form) -> Change:
     node, cancel = whole_number(form, "node", "a broker's number"), form.get("cancel") == "1"
-    seen = Seen(settings)
+    seen = ClusterState(settings)
     if node not in {one.broker_id for one in seen.brokers}:
         raise CliError(f"there is no broker {node}")
     with Broker(settings.bootstrap) as broker:

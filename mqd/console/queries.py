@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from mqd.base.clock import now_ms
 from mqd.base.views import VIEW_FILTER, VIEW_OF
 from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
-from mqd.cli.cluster_view import Partitions, Seen, address
+from mqd.cli.cluster_view import Partitions, ClusterState, address
 from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import (
     LIST_GROUPS,
@@ -132,7 +132,7 @@ def health(settings: Settings) -> Health:
     findings: list[Finding] = []
     seen = None
     try:
-        seen = Seen(settings)
+        seen = ClusterState(settings)
         findings += diagnosis.of_cluster(seen, partitions, (), now_ms())
     except CliError as error:
         hidden.append(f"controllers: {error.message}")
@@ -174,7 +174,7 @@ def _without_quorum(partitions: Partitions) -> list[Finding]:
     return found
 
 
-def _nodes(response: Any, seen: Seen | None) -> tuple[Node, ...]:
+def _nodes(response: Any, seen: ClusterState | None) -> tuple[Node, ...]:
     leads: dict[int, int] = {}
     holds: dict[int, int] = {}
     lacks: dict[int, int] = {}

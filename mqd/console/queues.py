@@ -71,7 +71,7 @@ def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def _oldest(settings: Settings, begun: dict[tuple[str, int], share_groups.Begun]) -> float | None:
+def _oldest(settings: Settings, begun: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
     """The age of the oldest waiting record; None: nothing waits, or it cannot be read."""
     places = {partition: one.offset for partition, one in begun.items() if one.lag}
     if not places:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mqd.cli.cluster_view import some
 
 if TYPE_CHECKING:
-    from mqd.cli.cluster_view import Partitions, Seen
+    from mqd.cli.cluster_view import Partitions, ClusterState
     from mqd.cli.group_listing import Group
     from mqd.cli.inspection.metrics_page import Sample
     from mqd.cli.offline_replicas import OfflineReplica
@@ -51,7 +51,7 @@ CLOCK_CURE = "timedatectl timesync-status, or chronyc tracking, on both hosts"
 TITLES = {
     Harm.LOSS: "records at risk",
     Harm.OUTAGE: "clients are not served",
-    Harm.NO_RESERVE: "one failure more would be felt",
+    Harm.NO_RESERVE: "one more failure would interrupt service",
     Harm.NUISANCE: "slow, or trouble to come",
 }
 
@@ -65,7 +65,7 @@ class Finding(NamedTuple):
 
 
 def of_processes(about: Mapping[str, Any]) -> list[Finding]:
-    """`about`: as of `mqd status --format json`."""
+    """`about`: the output of `mqd status --format json`."""
     logs = Path(about["data_dir"]) / "logs"
     if "reason" in about:
         return [
@@ -91,7 +91,9 @@ def of_processes(about: Mapping[str, Any]) -> list[Finding]:
     return found
 
 
-def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[OfflineReplica], now_ms: int) -> list[Finding]:
+def of_cluster(
+    seen: ClusterState, partitions: Partitions, places: Iterable[OfflineReplica], now_ms: int
+) -> list[Finding]:
     found = []
     unserved = list(places)
     explained = {place.partition for place in unserved}
@@ -99,7 +101,7 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[OfflineRepli
         Finding(
             Harm.OUTAGE,
             place.text(),
-            "mend or replace that disk, then restart the host's broker; mqd log verify looks at the files",
+            "repair or replace that disk, then restart the host's broker; mqd log verify checks the files",
         )
         for place in unserved
     ]
@@ -119,17 +121,17 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[OfflineRepli
         Finding(
             Harm.NO_RESERVE,
             f"broker {one.broker_id} ({one.host}:{one.port}) is fenced: the controllers do not hear from it",
-            "on that host: mqd status; start it if it is down, else look whether it reaches the controllers' port",
+            "on that host: mqd status; start it if it is down, else check whether it reaches the controllers' port",
         )
         for one in seen.brokers
         if one.is_fenced
     ]
-    if seen.judged.missing:
+    if seen.voter_status.missing:
         found.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"voters {', '.join(map(str, seen.judged.missing))} of the metadata are silent or behind;"
-                f" {seen.judged.may_be_lost or 'none'} more may be lost",
+                f"voters {', '.join(map(str, seen.voter_status.missing))} of the metadata are silent or behind;"
+                f" {seen.voter_status.may_be_lost or 'none'} more may be lost",
                 "start their hosts; mqd cluster status shows each voter",
             )
         )
@@ -148,8 +150,8 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[OfflineRepli
                 " or its network; a move has a throttle (mqd topic reassign)",
             )
         )
-    skew_ms = now_ms - seen.judged.now_ms
-    if seen.judged.now_ms >= 0 and abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+    skew_ms = now_ms - seen.voter_status.now_ms
+    if seen.voter_status.now_ms >= 0 and abs(skew_ms) > CLOCK_SKEW_MS_MAX:
         found.append(
             Finding(
                 Harm.NUISANCE,
@@ -163,7 +165,7 @@ def of_cluster(seen: Seen, partitions: Partitions, places: Iterable[OfflineRepli
 
 
 def of_clock(place: str, ahead_s: float) -> list[Finding]:
-    """`ahead_s`: of the clock of the host that looks."""
+    """`ahead_s`: by how much the broker's clock is ahead of this host's."""
     if abs(ahead_s) * 1000 <= CLOCK_SKEW_MS_MAX:
         return []
     return [
@@ -281,7 +283,7 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
 
 
 def waiting_for_flushes(samples: Iterable[Sample], alone: frozenset[str]) -> dict[str, float]:
-    """Of the partitions in `alone` that have records above the high watermark: the high watermark."""
+    """The high watermarks of those partitions in `alone` that have records above it."""
     found: dict[str, dict[str, float]] = {}
     for one in samples:
         if one.name in (_END, _HIGH):
@@ -304,7 +306,7 @@ def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozens
     return [
         Finding(
             Harm.OUTAGE,
-            f"the disk does not answer: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
+            f"the disk does not respond: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
             DISK_HANGS,
         )
     ]
@@ -345,7 +347,7 @@ def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Find
                 Harm.NUISANCE,
                 f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition} for"
                 f" {behind_s / 60:.0f} min: its member fails at that record, or hangs",
-                f"look at it: mqd consume {topic} --partition {partition} --offset {offset:.0f} --count 1; to skip"
+                f"show it: mqd consume {topic} --partition {partition} --offset {offset:.0f} --count 1; to skip"
                 f" it, stop the group's members, then mqd group seek {group} {topic}:{partition} --shift-by 1"
                 " --execute",
             )
@@ -378,7 +380,7 @@ def of_host(facts: Mapping[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 Harm.NUISANCE,
-                "transparent huge pages are always on: the kernel stops processes to make them",
+                "transparent huge pages are always on: the kernel stalls processes while it makes them",
                 "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
             )
         )

@@ -1,8 +1,8 @@
-"""How many members or partitions a consumer group needs for the rate that is written now: from two
-looks at its committed offsets and the ends of its partitions.
+"""How many members or partitions a consumer group needs for the present rate of writes: from two
+samples of its committed offsets and the ends of its partitions.
 
-A member that always had records to read shows what a member can do. One that keeps up shows only
-that it can do at least as much: a member's capacity is not guessed from it.
+The rate of a member that always had records to read is what a member can read. One that keeps up
+shows only a lower bound, from which no capacity is computed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from mqd.cli.inspection.diagnosis import COMMIT_S
 from mqd.cli.inspection.live_view import Partition, rates
 
 
-class Look(NamedTuple):
-    """`at_s`: of a clock that never jumps. `members`: what each is assigned, by its name."""
+class GroupSample(NamedTuple):
+    """`at_s`: of a clock that never jumps. `members`: the partitions of each, by its name."""
 
     at_s: float
     ends: Mapping[Partition, int]
@@ -30,8 +30,8 @@ class Look(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """Rates in records a second; None: not known. `to_hold`, `to_catch_up`: members. `hot`: partitions
-    that get more than one member reads.
+    """Rates in records a second; None: not known. `to_hold`, `to_catch_up`: members needed to keep up,
+    or to catch up. `hot`: partitions that receive more records than one member can read.
     """
 
     seconds: float
@@ -48,11 +48,11 @@ class Advice(NamedTuple):
     lines: list[str]
 
 
-def advise(before: Look, after: Look, catch_up_s: float) -> Advice:
-    """Raises ValueError: the second look is not later."""
+def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice:
+    """Raises ValueError: the second sample is not later."""
     seconds = after.at_s - before.at_s
     if seconds <= 0:
-        raise ValueError("two looks at the same time give no rate")
+        raise ValueError("two samples of the same time give no rate")
     read_from = frozenset(after.committed).union(*after.members.values()) & frozenset(after.ends)
     written = {one: rate for one, rate in rates(before.ends, after.ends, seconds).items() if one in read_from}
     read = rates(before.committed, after.committed, seconds)
@@ -86,14 +86,14 @@ def advise(before: Look, after: Look, catch_up_s: float) -> Advice:
     return advice._replace(lines=_in_words(advice, set(before.members) != set(after.members), catch_up_s))
 
 
-def _busy_rates(before: Look, after: Look, read: Mapping[Partition, float]) -> list[float]:
-    """What those members read that had records to read all the time: at both looks more than what
-    lies between two commits.
+def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition, float]) -> list[float]:
+    """The rates of the members that always had records to read: in both samples, more than they read
+    between two commits.
     """
     found = []
     for name, partitions in after.members.items():
         if before.members.get(name) != partitions:
-            continue  # it has just got or lost some
+            continue  # its assignment has just changed
         rate = sum(read.get(one, 0.0) for one in partitions)
         if rate > 0 and min(before.lag(partitions), after.lag(partitions)) > rate * COMMIT_S:
             found.append(rate)
@@ -101,7 +101,7 @@ def _busy_rates(before: Look, after: Look, read: Mapping[Partition, float]) -> l
 
 
 def _partitions_needed(written: Mapping[Partition, float], members: int) -> dict[str, int]:
-    """So many that each member has one, by topic in proportion to what is written to it."""
+    """By topic, so that each member has a partition: in proportion to what is written to the topics."""
     by_topic: dict[str, list[float]] = {}
     for (topic, _), rate in written.items():
         by_topic.setdefault(topic, []).append(rate)
@@ -132,10 +132,10 @@ def _in_words(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]
         ]
     if advice.member_reads_s is None:
         return [
-            f"it keeps up: {_plural(advice.members, 'member')} are enough. How much more they could read does not show"
+            f"it keeps up: {_plural(advice.members, 'member')} are enough. How much more they could read is not known"
             " while they wait for records"
             if advice.members > 1
-            else "it keeps up: 1 member is enough. How much more it could read does not show while it waits for records"
+            else "it keeps up: 1 member is enough. How much more it could read is not known while it waits for records"
         ]
     return [*_of_members(advice, catch_up_s), *_of_partitions(advice)]
 
@@ -166,7 +166,7 @@ def _of_partitions(advice: Advice) -> list[str]:
         names = ", ".join(f"{topic}-{index}" for topic, index in advice.hot[:5])
         more = f" and {len(advice.hot) - 5} more" if len(advice.hot) > 5 else ""
         lines.append(
-            f"more members do not help {names}{more}: one partition gets more than one member reads. Make what a member"
-            " does with a record cheaper, or spread the keys over more partitions"
+            f"more members do not help {names}{more}: one partition gets more than one member can read. Make the"
+            " processing of a record cheaper, or spread the keys over more partitions"
         )
     return lines

@@ -33,7 +33,7 @@ def text(url: str, data_dir: Path) -> str:
 
 
 def read(url: str, data_dir: Path) -> list[Sample]:
-    """As text(). Raises OSError, ValueError."""
+    """The samples of text(). Raises OSError, ValueError."""
     from prometheus_client.parser import text_string_to_metric_families
 
     return [

@@ -1,5 +1,5 @@
-"""Spares of topics with acks.replicas, as the tools count them: a replica that is not in sync because
-enough others are lacks nothing, while its host is in service.
+"""Counts spares of topics with acks.replicas as in sync, as the tools do: such a replica is not in the
+in-sync set because enough others are, and lacks no records while its host is in service.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _smaller(partition: Any) -> bool:
 
 
 def _acks_replicas(broker: Broker, names: list[str]) -> dict[str, int]:
-    """Of those that have it; a Kafka broker knows no such setting."""
+    """acks.replicas of the topics that have it; a Kafka broker does not know this setting."""
     from mqd.cluster.metadata.rules.configs import RESOURCE_TOPIC
     from mqd.cluster.metadata.rules.partitions import ACKS_REPLICAS
     from mqd.protocol.messages import DescribeConfigsRequest

@@ -25,7 +25,7 @@ def command() -> None:
     show_default=True,
     type=click.IntRange(4, 1 << 20),
     metavar="MIB",
-    help="Space that is used meanwhile.",
+    help="Space that the measurement uses.",
 )
 @click.option(
     "--seconds", default=8.0, show_default=True, type=click.FloatRange(0.2, 600), help="How long it takes, at most."
@@ -46,7 +46,7 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
     about = storage.file_system_of(Path("/"), place)
     figures = disk.measure(place, size_mib * disk.MIB, seconds)
     kind = about.kind if about else "an unknown file system"
-    said = disk.advice(figures, kind)
+    advice = disk.advice(figures, kind)
     if output_format == "json":
         emit_json(
             {
@@ -56,7 +56,7 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
                 "write_bytes_per_s": figures.write_bytes_s,
                 "read_bytes_per_s": figures.read_bytes_s,
                 "read_from_memory": figures.is_cached,
-                "advice": said,
+                "advice": advice,
             }
         )
         return
@@ -65,5 +65,5 @@ def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: 
     width = max(len(name) for name, _ in shown)
     for name, text in shown:
         click.echo(f"  {name.ljust(width)}  {text}")
-    for line in said:
+    for line in advice:
         click.echo(line)

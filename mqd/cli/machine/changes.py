@@ -20,7 +20,7 @@ from mqd.cli.machine.storage import text
 
 JOURNAL = Path("/var/lib/mqd-tune/journal.json")
 BYTES_MAX = 1 << 20
-_PLACES = ("/sys/", "/proc/sys/", "/proc/irq/")
+_ALLOWED = ("/sys/", "/proc/sys/", "/proc/irq/")
 
 
 class Entry(NamedTuple):
@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 class Outcome(NamedTuple):
     path: str
     done: bool
-    said: str
+    text: str
 
 
 class Journal:
@@ -61,7 +61,7 @@ class Journal:
         return entries
 
     def write(self) -> None:
-        """Durable when it returns."""
+        """The file is on disk when this returns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if not self.entries:
             self.path.unlink(missing_ok=True)
@@ -89,13 +89,13 @@ class Journal:
 
 def _place(root: Path, path: str) -> Path:
     """Raises CliError (C4)."""
-    if not path.startswith(_PLACES) or ".." in Path(path).parts:
+    if not path.startswith(_ALLOWED) or ".." in Path(path).parts:
         raise CliError(f"the journal names {path}, which is not a setting of the kernel: it is left alone")
     return root / path.lstrip("/")
 
 
 def _write(path: Path, value: str) -> str:
-    """Empty, or why it failed: the kernel may refuse a value, or take another."""
+    """Returns "", or why it failed: the kernel may refuse a value, or set another one."""
     try:
         with open(path, "w") as file:
             file.write(value)

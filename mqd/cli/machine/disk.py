@@ -18,7 +18,7 @@ MIB = 1 << 20
 RECORD_BYTES = 4096  # one small batch
 COMMIT_BYTES = 256 * 1024  # what many producers sent during one flush
 FREE_AFTER = 0.05  # share of the file system that stays free
-PATIENCE_S = 30.0  # beyond the time allowed, a single call may take so long
+PATIENCE_S = 30.0  # how much longer than the time allowed a call may take
 MEMORY = ("tmpfs", "ramfs")
 
 
@@ -44,7 +44,7 @@ class Figures(NamedTuple):
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The smallest value that so many do not exceed; `ordered` ascends and is not empty."""
+    """The smallest value that this share of them does not exceed; `ordered` ascends and is not empty."""
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
@@ -71,7 +71,7 @@ class _Bench:
         os.close(self._reading)
 
     def run(self) -> Figures:
-        os.posix_fallocate(self._fd, 0, self._size_bytes)  # as segments are: a flush writes no new length
+        os.posix_fallocate(self._fd, 0, self._size_bytes)  # like a segment, so that a flush writes no new length
         os.fsync(self._fd)
         rate = self._write()
         single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
@@ -85,7 +85,7 @@ class _Bench:
             os.pwrite(self._fd, block, self._written)
             self._written += MIB
             if self._written % (16 * MIB) == 0:
-                os.fdatasync(self._fd)  # so that the stage ends in time: memory takes more than the disk
+                os.fdatasync(self._fd)  # so that the stage ends in time: the page cache is faster than the disk
         os.fdatasync(self._fd)
         return self._written / (time.perf_counter() - began)
 

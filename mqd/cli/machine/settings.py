@@ -42,12 +42,12 @@ class Setting(NamedTuple):
 
 
 def chosen(found: str) -> str:
-    """Of "[none] mq-deadline", the choice of several that the kernel shows in brackets."""
+    """The choice in brackets, where the kernel lists several: "none" of "[none] mq-deadline"."""
     return found.split("[", 1)[1].split("]", 1)[0] if "[" in found and "]" in found else found
 
 
 def read_settings(root: Path, directories: Iterable[Path]) -> list[Setting]:
-    """All that this machine has, those of its disks first."""
+    """All settings that this machine has, those of its disks first."""
     return [*_storage(root, directories), *_memory(root), *_network(root), *_cpus(root), *_limits(root)]
 
 
@@ -64,8 +64,8 @@ def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
                 "not known",
                 "ext4 or xfs",
                 False,
-                "it is in no line of /proc/self/mountinfo, so nothing can be said of its disk",
-                how=f"mqd bench disk {directory} measures what it does",
+                "it is in no line of /proc/self/mountinfo, so its disk is not known",
+                how=f"mqd bench disk {directory} measures how fast it is",
             )
             continue
         if about.device in seen:
@@ -82,7 +82,7 @@ def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
 
 def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
     place, kind = about.mount_point, about.kind
-    measure = f"mqd bench disk {directory} measures what it does"
+    measure = f"mqd bench disk {directory} measures how fast it is"
     if kind in TRIED:
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", True, "mqd is tested on these two")
     elif kind in MEMORY:
@@ -91,7 +91,7 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
             f"{place}: file system", kind, "ext4 or xfs", False, why, how="move the data directory", is_risk=True
         )
     elif kind in COPY_ON_WRITE:
-        why = "it copies on write: a flush writes more than the records, and files fall into pieces"
+        why = "it copies on write: a flush writes more than the records, and files become fragmented"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
     elif kind in NETWORK:
         why = "the disk is across a network: flushes wait for it, and a lost connection stops the broker"
@@ -150,9 +150,9 @@ def _device(device: Device) -> Iterator[Setting]:
             chosen(found),
             good[0],
             is_good,
-            "a spinning disk needs order, and no write may wait for long"
+            "a spinning disk needs its requests sorted, with a deadline for each"
             if rotates
-            else "an SSD needs no order, and schedulers that share fairly hold flushes back",
+            else "an SSD needs no sorting, and fair schedulers delay flushes",
             {scheduler: possible[0]} if possible and not is_good else {},
             "" if possible or is_good else f"modprobe {good[-1]}, then mqd tune --apply",
         )
@@ -201,7 +201,7 @@ def _raid(device: Device, array: Array) -> Iterator[Setting]:
             str(missing),
             "0",
             missing == 0,
-            "one disk more, and the array is lost" if missing else "every disk of the array is there",
+            "if one more disk fails, the array is lost" if missing else "every disk of the array is there",
             how=f"mdadm --detail /dev/{device.name} names what is missing; mdadm --add replaces it",
             is_risk=missing > 0,
         )
@@ -255,8 +255,8 @@ def _memory(root: Path) -> Iterator[Setting]:
             {} if is_good else {vm / "swappiness": str(SWAPPINESS)},
         )
     for name, limit, why in (
-        ("dirty_background_ratio", BACKGROUND_MAX, "what is not written yet stays little, so a flush is short"),
-        ("dirty_ratio", DIRTY_MAX, "a burst of writes is not stopped to write gigabytes at once"),
+        ("dirty_background_ratio", BACKGROUND_MAX, "little unwritten data accumulates, so a flush is short"),
+        ("dirty_ratio", DIRTY_MAX, "a burst of writes is not blocked while gigabytes are written"),
     ):
         share, in_bytes = number(vm / name), number(vm / name.replace("ratio", "bytes"))
         if share is None:
@@ -279,7 +279,7 @@ def _memory(root: Path) -> Iterator[Setting]:
             chosen(pages),
             "madvise",
             is_good,
-            "with always, the kernel stops processes to make them",
+            "with always, the kernel stalls processes while it makes them",
             {} if is_good else {huge: "madvise"},
         )
 
@@ -289,8 +289,11 @@ def _memory(root: Path) -> Iterator[Setting]:
 
 def _network(root: Path) -> Iterator[Setting]:
     for name, why in (
-        ("core/somaxconn", "so many new connections wait to be accepted; more are refused, as after a restart"),
-        ("ipv4/tcp_max_syn_backlog", "so many connections are being opened at once"),
+        (
+            "core/somaxconn",
+            "limits the connections that wait to be accepted, such as when clients return after a restart",
+        ),
+        ("ipv4/tcp_max_syn_backlog", "limits the connections that are being opened at the same time"),
     ):
         path = root / "proc/sys/net" / name
         found = number(path)
@@ -305,7 +308,7 @@ def _network(root: Path) -> Iterator[Setting]:
 
 
 def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Setting]:
-    """Of a card with several queues, whose interrupts may all go to one CPU."""
+    """The interrupts of a card with several queues, which may all go to one CPU."""
     listed = interface / "device/msi_irqs"
     numbers = sorted(int(one.name) for one in listed.iterdir() if one.name.isdigit()) if listed.is_dir() else []
     files = [root / f"proc/irq/{one}/smp_affinity_list" for one in numbers]
@@ -346,7 +349,7 @@ def _cpus(root: Path) -> Iterator[Setting]:
             ", ".join(sorted(set(governors.values()))),
             "performance",
             not slow,
-            "a CPU that sleeps between requests answers the next one later",
+            "a CPU that saves power between requests handles the next one later",
             {path: "performance" for path in slow},
         )
     clock = folder / "clocksource/clocksource0"
@@ -357,7 +360,7 @@ def _cpus(root: Path) -> Iterator[Setting]:
             source,
             "tsc",
             source == "tsc",
-            "other clocks take a system call or a device for each look at the time",
+            "reading another clock takes a system call or a device access",
             {} if source == "tsc" else {clock / "current_clocksource": "tsc"},
         )
     nodes = folder / "node"
@@ -422,7 +425,7 @@ def _limits(root: Path) -> Iterator[Setting]:
             str(instances),
             f"{INOTIFY_MIN} or more",
             is_good,
-            "by these the broker sees that a local client has released its memory",
+            "the broker uses them to detect that a local client has released its memory",
             {} if is_good else {path: str(INOTIFY_MIN)},
         )
     forbidden = number(root / "proc/sys/kernel/io_uring_disabled")

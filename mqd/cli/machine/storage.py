@@ -39,7 +39,7 @@ def number(path: Path) -> int | None:
 
 
 def _unescaped(word: str) -> str:
-    r"""As proc(5) writes a space: \040."""
+    r"""Replaces the escapes of proc(5), such as \040 for a space."""
     return word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
 
@@ -52,7 +52,7 @@ def _options(*lists: str) -> dict[str, str]:
 
 
 def file_system_of(root: Path, directory: Path) -> FileSystem | None:
-    """Of the mounted file systems that have the directory below them, the innermost; None: not known."""
+    """The innermost mounted file system that contains the directory; None: not known."""
     best: FileSystem | None = None
     for line in (text(root / "proc/self/mountinfo") or "").splitlines():
         own, _, rest = line.partition(" - ")
@@ -69,8 +69,8 @@ def file_system_of(root: Path, directory: Path) -> FileSystem | None:
 
 
 def devices_of(root: Path, major_minor: str) -> list[Device]:
-    """The device, and those that it consists of: an array and its disks, a volume and what it lies on. A
-    partition counts as its disk. Empty: not a block device.
+    """The device, and those that it consists of: an array and its disks, a volume and the devices below
+    it. A partition counts as its disk. Empty: not a block device.
     """
     found: dict[str, Device] = {}
 

@@ -1,4 +1,4 @@
-"""`mqd tune`: the settings of this machine that a broker feels."""
+"""`mqd tune`: the settings of this machine that affect a broker."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
         emit_json([one._asdict() for one in outcomes])
     else:
         for one in outcomes:
-            click.echo(f"{'' if one.done else 'FAILED '}{one.path}: {one.said}")
+            click.echo(f"{'' if one.done else 'FAILED '}{one.path}: {one.text}")
     failed = [one for one in outcomes if not one.done]
     if failed:
-        raise CliError(f"{len(failed)} of {len(outcomes)} settings failed, first {failed[0].path}: {failed[0].said}")
+        raise CliError(f"{len(failed)} of {len(outcomes)} settings failed, first {failed[0].path}: {failed[0].text}")
 
 
-@click.command(short_help="Say how this machine's settings suit a broker, and change them.")
+@click.command(short_help="Check whether this machine's settings suit a broker, and change them.")
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Look at the disks of this broker.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+    help="Check the disks of this broker.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
     envvar="MQD_DATA_DIR",
 )
 @click.option(
@@ -98,7 +98,8 @@ def command(
     root: Path,
     output_format: str,
 ) -> int:
-    """Say how the settings of this machine suit a broker: what each is, what it should be, and why.
+    """Check whether the settings of this machine suit a broker: what each is, what it should be, and
+    why.
 
     Nothing is changed without --apply. What --apply changes is lost when the machine restarts;
     until then --undo restores it. mqd up never changes any of this.

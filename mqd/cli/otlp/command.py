@@ -25,7 +25,7 @@ POINTS_MAX = 10_000  # in one request: a page of many partitions is more than co
 
 
 def address(endpoint: str) -> str:
-    """With OTLP's path for metrics. Raises CliError."""
+    """The endpoint with OTLP's path for metrics. Raises CliError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise CliError(f"--endpoint {endpoint}: it begins with http:// or https://, as in http://localhost:4318")
@@ -33,7 +33,7 @@ def address(endpoint: str) -> str:
 
 
 class Export:
-    """The pages of the broker of a data directory, to one collector."""
+    """Sends the metrics of a data directory's broker to one collector."""
 
     def __init__(self, data_dir: Path, exporter: OTLPMetricExporter) -> None:
         from mqd.cli.otlp.conversion import Conversion
@@ -42,7 +42,7 @@ class Export:
         self._conversion = Conversion()
 
     def once(self) -> str:
-        """What went wrong; empty: nothing."""
+        """Sends the present metrics. Returns what went wrong, "" if nothing did."""
         from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -64,14 +64,14 @@ class Export:
 
 
 @click.command(short_help="Send a broker's metrics to an OpenTelemetry collector.")
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's.  [env: MQD_DATA_DIR]")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR]")
 @click.option(
     "--endpoint",
     envvar="OTEL_EXPORTER_OTLP_ENDPOINT",
     default="http://localhost:4318",
     show_default=True,
     metavar="URL",
-    help="The collector's, for OTLP over HTTP.",
+    help="The collector's address, for OTLP over HTTP.",
 )
 @click.option("--every", type=click.FloatRange(1), default=15.0, show_default=True, metavar="SECONDS")
 @click.option("--once", is_flag=True, help="Send them once; fail if the collector does not take them.")

@@ -99,5 +99,5 @@ class Conversion:
             bucket_counts=[int(after - before) for before, after in pairwise(counts)],
             explicit_bounds=[bound for bound, _ in buckets[:-1]],
             min=None,  # type: ignore[arg-type]  # not known: the exporter leaves these two out
-            max=None,  # type: ignore[arg-type]  # as min
+            max=None,  # type: ignore[arg-type]  # the same
         )

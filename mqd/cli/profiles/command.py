@@ -16,9 +16,9 @@ _format = click.option(
 )
 
 
-@click.group(short_help="Names for clusters and the credentials that they take.")
+@click.group(short_help="Names for clusters and their credentials.")
 def command() -> None:
-    """Names for clusters and the credentials that they take: `mqd --profile NAME ...`, or MQD_PROFILE.
+    """Names for clusters and their credentials: `mqd --profile NAME ...`, or MQD_PROFILE.
 
     A profile is an address and a client's properties file.
     """

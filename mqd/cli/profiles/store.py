@@ -28,7 +28,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 def path() -> Path:
-    """Of the file, as of the XDG base directories."""
+    """The file, in the place given by the XDG base directories."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(base) if os.path.isabs(base) else Path.home() / ".config") / "mqd" / "profiles.json"
 
@@ -44,7 +44,7 @@ def read() -> dict[str, Profile]:
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CliError(f"{file} is not a file of profiles: {error}; mend it, or move it away") from error
+        raise CliError(f"{file} is not a file of profiles: {error}; repair it, or move it away") from error
     return dict(sorted(found.items()))
 
 
@@ -59,8 +59,8 @@ def get(name: str) -> Profile:
 
 @contextlib.contextmanager
 def changing() -> Iterator[dict[str, Profile]]:
-    """The profiles, written when the block ends without an error. Two commands at once wait for each
-    other. Raises CliError.
+    """The profiles, written when the block ends without an error. Locked against other commands.
+    Raises CliError.
     """
     file = path()
     try:

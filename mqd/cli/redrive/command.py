@@ -43,7 +43,7 @@ def redrive(
     rate: int | None,
     dry_run: bool,
 ) -> None:
-    """Move the records of dead letters back to the topics they came from.
+    """Move the records of dead letters back to the topics that they came from.
 
     Takes the letters that are in DEAD_LETTER_TOPIC now and were not moved before. If it is killed,
     the same command resumes it; each record is moved once for consumers with read_committed. Every

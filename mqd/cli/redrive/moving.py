@@ -1,4 +1,4 @@
-"""Redrives a dead-letter topic with librdkafka: plan.py decides what becomes of each letter.
+"""Redrives a dead-letter topic with librdkafka; plan.py decides what is done with each letter.
 
 One transaction writes a batch of records and commits the positions after their letters. The
 transactional id names the topic only: a redrive fences an earlier one of the same topic, with any
@@ -27,10 +27,10 @@ from mqd.cli.redrive.plan import EarlierRedrive, Filter, New, Origin, Stored
 
 BATCH = 500  # records of a transaction
 ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record that is refused
-TRANSACTION_TIMEOUT_MS = 30_000  # for so long a killed redrive holds up readers with read_committed
+TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
 PATIENCE_S = 60.0
 COORDINATORS_S = 15.0
-NEAR = 1000  # source records so close together are read on, not looked up
+NEAR = 1000  # to a source record at most this many offsets later the consumer reads on instead of seeking
 _DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
@@ -86,9 +86,9 @@ class Redrive:
         self._sources = SourceReader(bootstrap, self.group)
         self._writer = None if is_dry_run else Writer(bootstrap, topic, self._consumer)
         self._earlier: list[EarlierRedrive] = []
-        self._positions: dict[int, int] = {}  # after the letters that are done with, if not committed
+        self._positions: dict[int, int] = {}  # after the letters that are handled; not committed yet
         self._ends: dict[int, int] = {}  # of partitions that are not read to their end
-        self._counts: Counter[tuple[str, str, str]] = Counter()  # as Outcome.moved, if not committed
+        self._counts: Counter[tuple[str, str, str]] = Counter()  # like Outcome.moved; not committed yet
         self._waiting: deque[Any] = deque()
         self._problem: CliError | None = None
 
@@ -140,7 +140,7 @@ class Redrive:
         self._consumer.assign(starts)
 
     def _all_positions(self) -> list[tuple[Filter, dict[int, int]]]:
-        """Of every redrive of this topic."""
+        """The filter and positions of every redrive of this topic."""
         deadline = time.monotonic() + COORDINATORS_S
         while True:
             try:
@@ -320,12 +320,12 @@ class Writer:
 
 
 class SourceReader:
-    """Looks up topics and records that letters are about. Records are read whether committed or not:
-    a share group may have been given either.
+    """Looks up the topics and records that letters name. Records are read whether committed or not,
+    because a share group may have received either.
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # librdkafka looks for the coordinator of any group: one more would need a right of its own
+        # librdkafka looks up the coordinator of any group; another group would need a right of its own
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}
@@ -350,7 +350,7 @@ class SourceReader:
         return Source(len(found.partitions), entry is not None and entry.value == "true")
 
     def read(self, wanted: dict[tuple[str, int], set[int]]) -> dict[tuple[str, int, int], Stored]:
-        """By topic, partition and offset, those that are still there."""
+        """The records that still exist, by topic, partition and offset."""
         return {
             (topic, index, one.offset): one
             for (topic, index), offsets in wanted.items()

@@ -1,8 +1,8 @@
-"""What a redrive does with each dead letter. Pure.
+"""Decides what a redrive does with each dead letter: pure functions.
 
 A redrive reads a dead-letter topic with a filter. Its positions are committed offsets of a group
 whose name contains both (`group_of`), so that a redrive with another filter does not skip letters
-that the first has passed. A letter that both filters select is moved once: `is_moved` also looks at
+that the first has passed. A letter that both filters select is moved once: `is_moved` also checks
 the positions of the topic's other redrives.
 """
 
@@ -42,7 +42,7 @@ class Stored(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """What a letter's headers say."""
+    """The record that a letter's headers name."""
 
     topic: str
     partition: int
@@ -52,7 +52,7 @@ class Origin(NamedTuple):
 
 
 class New(NamedTuple):
-    """To be written. It belongs in the partition it came from, if that still exists."""
+    """A record to be written, to the partition that it came from if that still exists."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class New(NamedTuple):
 
 
 class Filter(NamedTuple):
-    """Which letters; a field that is empty or 0 selects all. Times are those of the letters:
+    """Selects letters; a field that is empty or 0 selects all. Times are those of the letters:
     `since_ms` is included, `until_ms` is not.
     """
 
@@ -83,7 +83,7 @@ class Filter(NamedTuple):
 
 
 class EarlierRedrive(NamedTuple):
-    """Another redrive of the topic: letters below its positions (by partition) are done."""
+    """Another redrive of the topic, which has handled the letters below its positions (by partition)."""
 
     filter: Filter
     positions: Mapping[int, int]
@@ -96,7 +96,7 @@ def group_of(topic: str, chosen: Filter) -> str:
 
 
 def filter_of(group: str, topic: str) -> Filter | None:
-    """The filter of a redrive of `topic`. None: the group is not that of one."""
+    """The filter of a redrive of `topic`, from the name of its group. None: it is no such group."""
     name, _, query = group.partition("?")
     if name != GROUP_PREFIX + topic:
         return None
@@ -110,7 +110,7 @@ def filter_of(group: str, topic: str) -> Filter | None:
 
 
 def origin_of(letter: Stored) -> Origin | None:
-    """None: it is no dead letter."""
+    """None: it is not a dead letter."""
     found = {name.removeprefix(PREFIX): value or b"" for name, value in letter.headers if name.startswith(PREFIX)}
     try:
         partition, offset = int(found["partition"]), int(found["offset"])
@@ -121,7 +121,7 @@ def origin_of(letter: Stored) -> Origin | None:
 
 
 def is_moved(letter: Stored, origin: Origin, earlier: Iterable[EarlierRedrive]) -> bool:
-    """Whether another redrive is done with it."""
+    """Whether another redrive has handled it."""
     return any(
         letter.offset < one.positions.get(letter.partition, 0) and one.filter.selects(letter, origin) for one in earlier
     )
@@ -156,7 +156,7 @@ def record_of(letter: Stored, origin: Origin, source: Stored | None, takes_lette
 
 
 def _own(headers: Headers) -> Headers:
-    """Those of the application."""
+    """The application's headers."""
     return tuple(one for one in headers if one[0] != COUNT and not one[0].startswith(PREFIX))
 
 

@@ -125,9 +125,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
         raise CliError(f"{path}: {error.strerror}") from error
     _run("systemctl", "daemon-reload")
     _run("systemctl", "enable", f"{name}.service")
-    click.echo(
-        f"wrote and enabled {path}\nstart it: systemctl start {name}\nlook at it: mqd service status --name {name}"
-    )
+    click.echo(f"wrote and enabled {path}\nstart it: systemctl start {name}\nshow it: mqd service status --name {name}")
 
 
 @command.command(short_help="Stop it and remove the unit; the data stay.")

@@ -26,12 +26,12 @@ NotifyAccess=main
 User={user}
 Group={user}
 ExecStart={start}
-# in a cluster it is ready when enough other hosts are there; a log that was not closed cleanly is scanned first
+# in a cluster it is ready when enough other hosts run; a log that was not closed cleanly is scanned first
 TimeoutStartSec=infinity
 TimeoutStopSec=60
 Restart=on-failure
 RestartSec=1
-# fed while every process answers within 5 s
+# the broker notifies systemd while each of its processes responds within 5 s
 WatchdogSec={watchdog_s}
 {places}
 # where clients on this host find the broker; not below /tmp, which is the service's own

@@ -1,5 +1,5 @@
 """`mqd acl`: access control lists. `allow`, `deny`, `remove`, `list` change and show the rules;
-`explain` and `test` decide by them, as the broker does (mqd/security/authorizer.py).
+`explain` and `test` evaluate them as the broker does (mqd/security/authorizer.py).
 """
 
 import re

@@ -21,8 +21,8 @@ from mqd.cli.common import DEFAULT_BOOTSTRAP, CliError
 from mqd.cli.records import Start, compile_format, kcat_envelope, parse_header, parse_start, split, split_key, unescape
 
 
-class Letters(msgspec.Struct, frozen=True):
-    """kcat's options by meaning."""
+class Options(msgspec.Struct, frozen=True):
+    """kcat's options under names that say what they mean."""
 
     bootstrap: str
     mode: str  # C P L Q
@@ -48,8 +48,8 @@ class Letters(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...]
 
 
-def _print_note(letters: Letters, text: str) -> None:
-    if not letters.quiet:
+def _print_note(options: Options, text: str) -> None:
+    if not options.quiet:
         print("% " + text, file=sys.stderr, flush=True)
 
 
@@ -84,7 +84,7 @@ def _print_note(letters: Letters, text: str) -> None:
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
 @click.option("-q", "quiet", is_flag=True, help="No remarks.")
 @click.option("-v", "_verbose", count=True, help="Accepted.")
-@click.option("-E", "_stay", is_flag=True, help="Accepted: errors that pass do not end it anyway.")
+@click.option("-E", "_stay", is_flag=True, help="Accepted; transient errors do not end it anyway.")
 @click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
 @click.option("-Z", "null", is_flag=True, help="Producer: empty is null. Consumer: print NULL.")
 @click.option("-O", "show_offset", is_flag=True, help="Print the offset, then -K's delimiter.")
@@ -106,9 +106,9 @@ def command(ctx: click.Context, **given: Any) -> None:
 
         click.echo(f"mqd cat - kcat's options\n{VERSION}")
         return
-    letters = _letters(ctx, given)
+    options = _options(ctx, given)
     try:
-        {"L": _list, "Q": _query, "C": _consume, "P": _produce}[letters.mode](letters)
+        {"L": _list, "Q": _query, "C": _consume, "P": _produce}[options.mode](options)
     except CliError as error:
         raise CliError(error.message, 1) from None
 
@@ -131,7 +131,7 @@ def _properties(given: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
+def _options(ctx: click.Context, given: dict[str, Any]) -> Options:
     if given["group"]:
         raise click.UsageError("-G: consumer groups are not available yet; -C -t TOPIC reads all partitions")
     if given["serdes"]:
@@ -144,7 +144,7 @@ def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
     )
     topics, arguments = given["topics"], given["arguments"]
     mode = given["mode"]
-    letters = Letters(
+    options = Options(
         bootstrap=bootstrap,
         mode=mode or ("C" if sys.stdin.isatty() else "P"),
         topics=topics,
@@ -168,33 +168,33 @@ def _letters(ctx: click.Context, given: dict[str, Any]) -> Letters:
         config=config,
         arguments=arguments,
     )
-    if not letters.delimiter:
+    if not options.delimiter:
         raise click.UsageError("-D: the delimiter cannot be empty")
-    if letters.mode in "CP" and len(topics) != 1:
-        raise click.UsageError("-t TOPIC is missing" if not topics else f"-{letters.mode} takes one -t")
+    if options.mode in "CP" and len(topics) != 1:
+        raise click.UsageError("-t TOPIC is missing" if not topics else f"-{options.mode} takes one -t")
     if mode is None:
         _print_note(
-            letters,
-            f"Auto-selecting {'Consumer' if letters.mode == 'C' else 'Producer'} mode (use -P or -C to override)",
+            options,
+            f"Auto-selecting {'Consumer' if options.mode == 'C' else 'Producer'} mode (use -P or -C to override)",
         )
-    return letters
+    return options
 
 
 # -- -L --------------------------------------------------------------------------------------------
 
 
-def _list(letters: Letters) -> None:
+def _list(options: Options) -> None:
     from confluent_kafka.admin import AdminClient
 
     from mqd.cli.librdkafka import base_config
 
-    admin = AdminClient(base_config(letters.bootstrap, letters.timeout_s, letters.config) | letters.config)
-    found = admin.list_topics(timeout=letters.timeout_s)
-    requested = letters.topics[0] if letters.topics else None
+    admin = AdminClient(base_config(options.bootstrap, options.timeout_s, options.config) | options.config)
+    found = admin.list_topics(timeout=options.timeout_s)
+    requested = options.topics[0] if options.topics else None
     topics = [topic for name, topic in found.topics.items() if requested is None or name == requested]
     click.echo(
-        _list_json(found, topics, requested) if letters.as_json else _list_text(found, topics, requested),
-        nl=not letters.as_json,
+        _list_json(found, topics, requested) if options.as_json else _list_text(found, topics, requested),
+        nl=not options.as_json,
     )
     if requested is not None and not topics:
         raise CliError(f"{requested}: unknown topic; mqd topic list shows the topics there are")
@@ -254,13 +254,13 @@ def _list_json(found: Any, topics: list[Any], requested: str | None) -> str:
 # -- -Q --------------------------------------------------------------------------------------------
 
 
-def _query(letters: Letters) -> None:
+def _query(options: Options) -> None:
     from confluent_kafka import Consumer, TopicPartition
 
     from mqd.cli.librdkafka import base_config
 
     requested = []
-    for text in letters.topics:
+    for text in options.topics:
         name, partition, timestamp = ([*text.rsplit(":", 2), "", ""])[:3]
         if not (name and partition.isdigit() and timestamp.removeprefix("-").isdigit()):
             raise click.UsageError(f"-t: expected TOPIC:PARTITION:TIMESTAMP_MS, not {text!r}")
@@ -268,10 +268,10 @@ def _query(letters: Letters) -> None:
     if not requested:
         raise click.UsageError("-Q needs -t TOPIC:PARTITION:TIMESTAMP_MS")
     consumer = Consumer(
-        base_config(letters.bootstrap, letters.timeout_s, letters.config) | {"group.id": "mqd-cli"} | letters.config
+        base_config(options.bootstrap, options.timeout_s, options.config) | {"group.id": "mqd-cli"} | options.config
     )
     try:
-        responses = consumer.offsets_for_times(requested, timeout=letters.timeout_s)
+        responses = consumer.offsets_for_times(requested, timeout=options.timeout_s)
     finally:
         consumer.close()
     by_topic: dict[str, dict[str, Any]] = {}
@@ -282,11 +282,11 @@ def _query(letters: Letters) -> None:
             "partition": response.partition,
             "offset": response.offset,
         } | error
-        if not letters.as_json:
+        if not options.as_json:
             click.echo(
                 f"{response.topic} [{response.partition}] offset {response.offset}" + (f": {text}" if error else "")
             )
-    if letters.as_json:
+    if options.as_json:
         click.echo(json.dumps(by_topic, separators=(",", ":")), nl=False)
     failed = next((response.error for response in responses if response.error is not None), None)
     if failed is not None:
@@ -296,9 +296,9 @@ def _query(letters: Letters) -> None:
 # -- -C --------------------------------------------------------------------------------------------
 
 
-def _places(letters: Letters) -> tuple[Start, Start | None]:
+def _places(options: Options) -> tuple[Start, Start | None]:
     start, stop = Start("beginning"), None
-    for text in letters.offsets:
+    for text in options.offsets:
         if text.startswith(("s@", "e@")):
             place = parse_start(text[1:], datetime.now().astimezone())
             start, stop = (place, stop) if text[0] == "s" else (start, place)
@@ -309,42 +309,42 @@ def _places(letters: Letters) -> tuple[Start, Start | None]:
     return start, stop
 
 
-def _renderer(letters: Letters, leader: Callable[[int], int]) -> Callable[[Any], bytes]:
-    if letters.as_json:
+def _renderer(options: Options, leader: Callable[[int], int]) -> Callable[[Any], bytes]:
+    if options.as_json:
         return lambda message: kcat_envelope(message, leader(message.partition()))
-    null = b"NULL" if letters.null else b""
-    if letters.fields is not None:
-        return compile_format(letters.fields, null)
+    null = b"NULL" if options.null else b""
+    if options.fields is not None:
+        return compile_format(options.fields, null)
     head = (
         []
-        if letters.key_delimiter is None
-        else [compile_format("%o"), compile_format("%k", null)][0 if letters.show_offset else 1 :]
+        if options.key_delimiter is None
+        else [compile_format("%o"), compile_format("%k", null)][0 if options.show_offset else 1 :]
     )
-    between, end, payload = letters.key_delimiter or b"", letters.delimiter, compile_format("%s", null)
+    between, end, payload = options.key_delimiter or b"", options.delimiter, compile_format("%s", null)
     return lambda message: b"".join([part(message) + between for part in head]) + payload(message) + end
 
 
-def _consume(letters: Letters) -> None:
+def _consume(options: Options) -> None:
     from mqd.cli.topic_reading import Reader
 
-    start, stop = _places(letters)
-    if letters.fields is not None:
-        compile_format(letters.fields)  # report errors before connecting
-    topic = letters.topics[0]
+    start, stop = _places(options)
+    if options.fields is not None:
+        compile_format(options.fields)  # report errors before connecting
+    topic = options.topics[0]
 
     def on_end(partition: int, offset: int, last: bool) -> None:
         _print_note(
-            letters, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if last else ''}"
+            options, f"Reached end of topic {topic} [{partition}] at offset {offset}{': exiting' if last else ''}"
         )
 
-    reader = Reader(letters.bootstrap, topic, letters.config, letters.timeout_s)
+    reader = Reader(options.bootstrap, topic, options.config, options.timeout_s)
     out = sys.stdout.buffer
     try:
-        requested = None if letters.partition is None or letters.partition < 0 else [letters.partition]
+        requested = None if options.partition is None or options.partition < 0 else [options.partition]
         reader.assign(reader.partitions(requested), start, stop)
-        render = _renderer(letters, reader.leader)
-        for batch in reader.batches(letters.count, letters.exit_at_end, on_end):
-            if letters.unbuffered:
+        render = _renderer(options, reader.leader)
+        for batch in reader.batches(options.count, options.exit_at_end, on_end):
+            if options.unbuffered:
                 for message in batch:
                     out.write(render(message))
                     out.flush()
@@ -358,43 +358,43 @@ def _consume(letters: Letters) -> None:
 # -- -P --------------------------------------------------------------------------------------------
 
 
-def _input(letters: Letters) -> Any:
-    if not letters.arguments:
-        yield from split(sys.stdin.buffer, letters.delimiter)
+def _input(options: Options) -> Any:
+    if not options.arguments:
+        yield from split(sys.stdin.buffer, options.delimiter)
         return
-    if letters.lines and len(letters.arguments) > 1:
+    if options.lines and len(options.arguments) > 1:
         raise click.UsageError("-l takes one file")
-    for name in letters.arguments:
+    for name in options.arguments:
         with contextlib.ExitStack() as stack:
             stream = stack.enter_context(open(name, "rb"))
-            if letters.lines:
-                yield from split(stream, letters.delimiter)
+            if options.lines:
+                yield from split(stream, options.delimiter)
             else:
                 yield stream.read()
 
 
-def _produce(letters: Letters) -> None:
+def _produce(options: Options) -> None:
     from mqd.cli.topic_writing import Writer
 
-    headers = [parse_header(text) for text in letters.headers]
+    headers = [parse_header(text) for text in options.headers]
     defaults = {"message.timeout.ms": "300000"}
-    partition = -1 if letters.partition is None else letters.partition
-    topic = letters.topics[0]
-    with Writer(letters.bootstrap, defaults | letters.config) as writer:
-        for record in _input(letters):
+    partition = -1 if options.partition is None else options.partition
+    topic = options.topics[0]
+    with Writer(options.bootstrap, defaults | options.config) as writer:
+        for record in _input(options):
             # whole files are sent unchanged; -K splits only lines
-            whole = bool(letters.arguments) and not letters.lines
+            whole = bool(options.arguments) and not options.lines
             key, value = (
-                (letters.fixed_key, record) if whole else split_key(record, letters.key_delimiter, letters.fixed_key)
+                (options.fixed_key, record) if whole else split_key(record, options.key_delimiter, options.fixed_key)
             )
             writer.send(
                 topic,
-                None if letters.null and not value else value,
-                None if letters.null and not key else key,
+                None if options.null and not value else value,
+                None if options.null and not key else key,
                 headers,
                 partition,
             )
-            if letters.tee:
+            if options.tee:
                 sys.stdout.buffer.write(record)
-            if letters.count is not None and writer.sent_count >= letters.count:
+            if options.count is not None and writer.sent_count >= options.count:
                 break

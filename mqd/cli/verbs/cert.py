@@ -30,7 +30,9 @@ def command() -> None:
 @_DATA_DIR
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def status(data_dir: Path | None, output_format: str) -> int:
-    """Until when the certificates hold. Exit status 1: one has ended, or ends within ten days."""
+    """Show until when the certificates are valid. Exit status 1: one has expired, or will within ten
+    days.
+    """
     from mqd.cli import secure
     from mqd.security import pki
 
@@ -93,8 +95,8 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 @command.command("require")
 @_DATA_DIR
 def require(data_dir: Path | None) -> int:
-    """From its next start on, this broker refuses hosts that do not encrypt. For brokers that an
-    earlier release has secured, when all hosts of the cluster run this one; others do so already.
+    """Let this broker, from its next start on, refuse hosts that do not encrypt. For brokers that were
+    secured by an earlier release, once all hosts of the cluster run this one; others refuse already.
     """
     places = _secured(data_dir)
     if not places.host.exists():

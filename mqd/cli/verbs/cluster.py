@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mqd.cli.admission_commands import invite, key
-from mqd.cli.cluster_view import Partitions, Seen, Versions, address, ago
+from mqd.cli.cluster_view import Partitions, ClusterState, Versions, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81
@@ -55,11 +55,11 @@ def _whole(settings: Settings) -> bool:
     replica is in sync. False also while no broker responds.
     """
     try:
-        seen, partitions = Seen(settings), Partitions(settings)
+        seen, partitions = ClusterState(settings), Partitions(settings)
     except CliError:
         return False
     return (
-        not seen.judged.missing
+        not seen.voter_status.missing
         and not any(one.is_fenced for one in seen.brokers)
         and not partitions.without_leader
         and not partitions.not_in_sync
@@ -74,7 +74,7 @@ def _wait(settings: Settings, seconds: float) -> None:
     while not _whole(settings):
         if time.monotonic() > deadline:
             raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status says what")
-        time.sleep(0.25)  # other hosts' doing
+        time.sleep(0.25)  # depends on other hosts
 
 
 @command.command("status")
@@ -87,20 +87,18 @@ def _wait(settings: Settings, seconds: float) -> None:
     help="First wait until every broker is in service and every replica in sync; an error after SECONDS.",
 )
 def status(settings: Settings, wait_s: float | None) -> None:
-    """Show the cluster in one look: its id, its active controller, its brokers, and what is
-    missing.
-    """
+    """Show the cluster at a glance: its id, its active controller, its brokers, and what is missing."""
     if wait_s is not None:
         _wait(settings, wait_s)
     from mqd.cli import offline_replicas as offline
 
-    seen, partitions = Seen(settings), Partitions(settings)
+    seen, partitions = ClusterState(settings), Partitions(settings)
     places = offline.offline_replicas(
         partitions.leaderless, {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
     )
     in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
     fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
-    judged = seen.judged
+    voter_status = seen.voter_status
     if settings.json:
         emit_json(
             {
@@ -111,9 +109,9 @@ def status(settings: Settings, wait_s: float | None) -> None:
                 "voters": seen.voters,
                 "brokers": in_service,
                 "fenced": fenced,
-                "voters_not_heard_of": judged.silent,
-                "voters_behind": judged.behind,
-                "voters_that_may_be_lost": judged.may_be_lost,
+                "voters_not_heard_of": voter_status.silent,
+                "voters_behind": voter_status.behind,
+                "voters_that_may_be_lost": voter_status.may_be_lost,
                 "partitions": partitions.count,
                 "partitions_without_leader": partitions.without_leader,
                 "partitions_not_in_sync": partitions.not_in_sync,
@@ -129,7 +127,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
         f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset"
         f" {seen.quorum.high_watermark}"
     )
-    click.echo(f"voters: {_nodes(seen.voters)}{judged.text()}")
+    click.echo(f"voters: {_nodes(seen.voters)}{voter_status.text()}")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
     if _is_closed(settings, in_service + fenced):
         click.echo(_CLOSED)
@@ -149,7 +147,7 @@ def brokers(settings: Settings) -> None:
     """List the brokers: where clients reach them, whether they are in service, their part in the
     quorum.
     """
-    seen = Seen(settings)
+    seen = ClusterState(settings)
     roles = {one["node"]: one["role"] for one in seen.replicas()}
     found = [
         {
@@ -176,7 +174,7 @@ def controller(settings: Settings) -> None:
     """Show the quorum of controllers as its leader sees it: voters and observers, and how far each
     is.
     """
-    seen = Seen(settings)
+    seen = ClusterState(settings)
     found = seen.replicas()
     if settings.json:
         emit_json(
@@ -194,7 +192,7 @@ def controller(settings: Settings) -> None:
             one["role"],
             one["listener"] or "-",
             one["lag"] if one["lag"] >= 0 else "-",
-            ago(one["last_caught_up_ms"], seen.judged.now_ms),
+            ago(one["last_caught_up_ms"], seen.voter_status.now_ms),
             one["directory"],
         )
         for one in found
@@ -218,14 +216,14 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         except ValueError:
             found = b""
         if len(found) != 16:
-            raise CliError(f"{directory!r} is no directory id; mqd cluster controller shows them")
+            raise CliError(f"{directory!r} is not a directory id; mqd cluster controller shows them")
         return found
-    seen = Seen(settings)
+    seen = ClusterState(settings)
     known = [one for one in seen.replicas() if one["node"] == node]
     if not known and _is_closed(settings, [one.broker_id for one in seen.brokers]):
         raise CliError(f"the quorum does not know node {node}; {_CLOSED}")
     if not known:
-        raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows whom it knows")
+        raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")
     if len(known) > 1:
         raise CliError(
             f"node {node} is known with several directories ({', '.join(one['directory'] for one in known)}); say which"
@@ -257,14 +255,16 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.argument("node", type=click.IntRange(0))
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
-    """NODE votes no more; it continues as an observer, if it lives. One change at a time."""
+    """Take NODE's vote in the quorum away; it continues as an observer, if it runs. One change at a
+    time.
+    """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import RemoveRaftVoterRequest
 
     if directory is None:
-        voters = [one for one in Seen(settings).replicas() if one["node"] == node and one["role"] != "observer"]
+        voters = [one for one in ClusterState(settings).replicas() if one["node"] == node and one["role"] != "observer"]
         if not voters:
-            raise CliError(f"node {node} is no voter; mqd cluster controller shows who is")
+            raise CliError(f"node {node} is not a voter; mqd cluster controller shows the voters")
         directory = voters[0]["directory"]
     found = _directory(settings, node, directory)
     with Broker(settings.bootstrap) as broker:
@@ -280,7 +280,9 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
 @options
 @click.argument("node", type=click.IntRange(0))
 @click.option(
-    "--cancel", is_flag=True, help="NODE takes part again; what has left it stays away until mqd cluster balance."
+    "--cancel",
+    is_flag=True,
+    help="Let NODE take part again; replicas that have left it return only by mqd cluster balance.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until the last replica has left.")
 def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
@@ -335,8 +337,8 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers:
     after a host has joined.
 
-    The active controller remembers what is still to move; another one only ends what has begun. Run
-    it again then, it continues from there.
+    The active controller remembers what is still to move. If another one becomes active, it only
+    completes the moves in progress: run this again then, and it continues from there.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker
@@ -381,7 +383,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
 
 def _done(settings: Settings, text: str) -> None:
     if settings.json:
-        emit_json({"voters": Seen(settings).voters})
+        emit_json({"voters": ClusterState(settings).voters})
     else:
         click.echo(text)
 
@@ -393,8 +395,8 @@ def _done(settings: Settings, text: str) -> None:
 @options
 @click.option("--dry-run", is_flag=True, help="Show what each host supports and what would be raised, raise nothing.")
 def upgrade(settings: Settings, dry_run: bool) -> None:
-    """Put in force what only the newest version of mqd can do, when every host runs it. Until then
-    hosts of two versions work together; after it none of the older one is let in.
+    """Enable what only the newest version of mqd can do, when every host runs it. Until then hosts of
+    two versions work together; afterwards hosts of the older version are refused.
 
     Each feature is raised to the newest level that any host supports; refused, with their names,
     while there are hosts that do not.
@@ -471,7 +473,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
         )
     known = load_identity(places)
     if known is None:
-        raise CliError(f"{places.data_dir} is no data directory of a broker")
+        raise CliError(f"{places.data_dir} is not the data directory of a broker")
     fds = locks.lock_directories([places.data_dir], places.data_dir)
     try:
         done = force(places.metadata_dir, known.node_id)

@@ -43,7 +43,7 @@ def _resource(admin: Any, text: str) -> Any:
         if name and int(name) not in brokers:
             raise CliError(f"there is no broker {name}; there are: {', '.join(map(str, brokers))}")
         return ConfigResource(ResourceType.BROKER, str(int(name) if name else brokers[0]))
-    raise click.UsageError(f"{text!r} is none of topic/NAME, group/NAME and broker/ID")
+    raise click.UsageError(f"{text!r} is not topic/NAME, group/NAME or broker/ID")
 
 
 @command.command()
@@ -52,7 +52,7 @@ def _resource(admin: Any, text: str) -> Any:
 @click.argument("keys", nargs=-1, metavar="[KEY...]")
 @click.option("--all", "everything", is_flag=True, help="Also what has its default value.")
 def get(settings: Settings, resource: str, keys: tuple[str, ...], everything: bool) -> None:
-    """Show the configuration of topic/NAME, group/NAME or broker/ID: what was set, or the KEYs asked for."""
+    """Show the configuration of topic/NAME, group/NAME or broker/ID: what was set, or the given KEYs."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigSource
 

@@ -58,7 +58,7 @@ def written(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
             f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escaped(value)}\n"
             for name, value in found.items()
         )
-    # librdkafka has no such setting; for mqd a token needs none
+    # TOKEN_AUTH is left out: librdkafka has no such setting, and mqd does not need it for a token
     found = {"bootstrap.servers": bootstrap, **{name: value for name, value in settings.items() if name != TOKEN_AUTH}}
     if form == "python":
         return f"settings = {json.dumps(found, indent=4)}\n"

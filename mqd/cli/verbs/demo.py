@@ -207,7 +207,7 @@ class Broker:
             errors = (self.directory / "stderr").read_text(errors="replace").strip().splitlines()
             raise CliError(
                 "the broker did not start: "
-                + (errors[-1].removeprefix("mqd: ") if errors else f"no word from it within {_START_TIMEOUT_S:.0f} s")
+                + (errors[-1].removeprefix("mqd: ") if errors else f"no output from it within {_START_TIMEOUT_S:.0f} s")
             )
         self.bootstrap = match[1]
         self.ready_s = time.monotonic() - started
@@ -350,7 +350,7 @@ class _Consumer(threading.Thread):
                     progress.at(self.name, len(self.pairs))
                 elif time.monotonic() - heard > _SILENCE_TIMEOUT_S:
                     raise CliError(
-                        f"{self.name} heard nothing for {_SILENCE_TIMEOUT_S:.0f} s after {len(self.pairs):,} records"
+                        f"{self.name} received nothing for {_SILENCE_TIMEOUT_S:.0f} s after {len(self.pairs):,} records"
                     )
         finally:
             reader.close()

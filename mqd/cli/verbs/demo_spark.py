@@ -104,7 +104,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
             raise CliError(str(error), EXIT_USAGE) from None
         stack.callback(spark.stop)
         progress.show(
-            f"Spark is there after {time.monotonic() - started:.1f} s; {len(flights):,} flights, in the order of their"
+            f"Spark is ready after {time.monotonic() - started:.1f} s; {len(flights):,} flights, in the order of their"
             " hours"
         )
         try:
@@ -177,7 +177,7 @@ def _through(
     sender.start()
     sender.join()
     for query, pipeline in zip(queries, pipelines, strict=True):
-        ended = _settled(query, partial(running.start, spark, pipeline))
+        ended = _completed(query, partial(running.start, spark, pipeline))
         progress.show(f"  {query.name}: complete after batch {ended.lastProgress['batchId']}")
         ended.stop()
     records = (
@@ -193,7 +193,7 @@ def _through(
     ]
 
 
-def _settled(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
+def _completed(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Waits until the query has emitted all windows. If an overloaded machine makes Spark fail, the
     query continues from its checkpoint.
     """
@@ -245,7 +245,7 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
             "windows",
             not wrong and len(rows) == len(found),
             (
-                f"{len(rows):,} airports' hours, each told once, each with its flights"
+                f"{len(rows):,} airports' hours, each reported once, each with its flights"
                 if not wrong
                 else f"{wrong:,} airports' hours are wrong"
             ),
@@ -270,7 +270,7 @@ def new_york() -> tuple[tzinfo, str]:
 
 def by_hour_and_month(rows: list[Window], zone: tzinfo) -> tuple[dict[int, float], dict[int, float]]:
     """Mean delay, minutes, by hour of the day; share of flights more than 15 minutes late, %, by
-    month. Of hours and months with FLIGHTS_MIN flights or more.
+    month. Only hours and months with FLIGHTS_MIN flights or more.
     """
     hours: defaultdict[int, list[Any]] = defaultdict(lambda: [0.0, 0])
     months: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])

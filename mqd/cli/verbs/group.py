@@ -21,7 +21,7 @@ WAITED_FOR = {
     "assignment": "to assign partitions: it leads",
     "first join": "to join with the id it was given",
     "revocation": "to release partitions",
-    "return": "to come back: static, away",
+    "return": "to return: a static member, away",
     "heartbeat": "to send a heartbeat",
 }
 
@@ -185,7 +185,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
     moving = group.state not in ("Stable", "Empty", "Dead")
     if group.rebalance is None:
         if moving:
-            click.echo("\nrebalancing; who holds it up this broker does not tell")
+            click.echo("\nrebalancing; this broker does not report which members delay it")
         return
     about = group.rebalance
     since = f" since {lasting(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
@@ -206,7 +206,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
         )
 
     emit_table(("MEMBER", "HOST", "WAITED FOR", "SINCE", "LAST HEARD"), [row(one) for one in about.held_up_by])
-    click.echo("who does not come within its rebalance time-out (max.poll.interval.ms) is put out of the group")
+    click.echo("a member that exceeds its rebalance time-out (max.poll.interval.ms) is removed from the group")
 
 
 def _show(group: "Group", rows: "list[Progress]") -> None:
@@ -245,8 +245,8 @@ def _show(group: "Group", rows: "list[Progress]") -> None:
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 def describe(settings: Settings, name: str) -> None:
-    """Show members, rebalance and lag of GROUP: who holds a rebalance up and since when, and how
-    far the group has come in each partition.
+    """Show members, rebalance and lag of GROUP: which members delay a rebalance and since when, and
+    how far the group has read in each partition.
     """
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import must_describe, progress
@@ -320,7 +320,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     default=20.0,
     show_default=True,
     type=click.FloatRange(0.1, 3600),
-    help="How long to look; several times the interval of the members' commits.",
+    help="Time between two samples: several times the interval of the members' commits.",
 )
 @click.option(
     "--catch-up",
@@ -329,12 +329,12 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     show_default=True,
     type=click.FloatRange(0.1, 10080),
     metavar="MINUTES",
-    help="In which what waits should be read as well.",
+    help="Time in which the backlog should be read as well.",
 )
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
     """Say how many members or partitions GROUP needs for the rate at which its topics are written.
 
-    From two looks at its committed offsets: what a member reads that is busy all the time.
+    From two samples of its committed offsets: what a member reads that is always busy.
     """
     import time
 
@@ -342,7 +342,7 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
     from mqd.cli.group_listing import SHARE, commits, must_describe
     from mqd.cli.inspection import group_advice
 
-    def look(cluster: Cluster) -> group_advice.Look:
+    def sample(cluster: Cluster) -> group_advice.GroupSample:
         group = must_describe(cluster, name)
         if group.type == SHARE:
             raise CliError(
@@ -358,12 +358,12 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
         cluster.topics({topic for topic, _ in partitions})
         at_s = time.monotonic()
         ends = cluster.offsets(partitions, LATEST)
-        return group_advice.Look(at_s, ends, committed, members)
+        return group_advice.GroupSample(at_s, ends, committed, members)
 
     with Cluster(settings.bootstrap) as cluster:
-        before = look(cluster)
+        before = sample(cluster)
         time.sleep(seconds)
-        found = group_advice.advise(before, look(cluster), catch_up_minutes * 60)
+        found = group_advice.advise(before, sample(cluster), catch_up_minutes * 60)
     if settings.json:
         emit_json({"group": name, **found._asdict(), "hot": [list(one) for one in found.hot]})
         return
@@ -517,7 +517,7 @@ def delete_offsets(settings: Settings, name: str, topics: tuple[str, ...], execu
     with Cluster(settings.bootstrap) as cluster:
         group = must_describe(cluster, name)
         if group.type != SHARE:
-            raise CliError(f"group {name} is no share group; mqd group delete deletes it with its offsets")
+            raise CliError(f"group {name} is not a share group; mqd group delete deletes it with its offsets")
         if group.state not in WITHOUT_MEMBERS and execute:
             raise CliError(seek_refusal(group))
         begun = {

@@ -97,8 +97,8 @@ def _batch_text(batch: Any, records: list[Any] | None) -> str:
 
 
 def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tuple[Path, list[Any], bool]]:
-    """(path, segment reports, damaged) of each file or partition; a directory without segments
-    stands for the partitions in it.
+    """(path, segment reports, damaged) of each file or partition; of a directory without segments, for
+    each partition in it.
     """
     from mqd.log.dump import verify_directory, verify_segment
 

@@ -1,5 +1,5 @@
-"""`mqd log-level`: how much a running broker logs; counts at once in all its processes, until it is
-restarted.
+"""`mqd log-level`: how much a running broker logs. Takes effect immediately in all its processes,
+until it is restarted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError, emit_json
 )
 @click.pass_context
 def command(ctx: click.Context, level: str | None, data_dir: Path | None, output_format: str | None) -> int:
-    """Show or change the log level of a running broker. Restarting it brings back log.level of its
+    """Show or change the log level of a running broker. A restart returns to log.level of its
     configuration.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError

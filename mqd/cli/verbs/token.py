@@ -109,7 +109,7 @@ def _found(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:
 
 @command.command("list")
 @options
-@click.option("--owner", "owners", multiple=True, help="Only those that this user owns, has asked for or may renew.")
+@click.option("--owner", "owners", multiple=True, help="Only those that this user owns, has requested or may renew.")
 def list_(settings: Settings, owners: tuple[str, ...]) -> None:
     """Show the tokens that you may see, without their passwords."""
     found = _found(settings, owners)
@@ -165,7 +165,7 @@ def _change(settings: Settings, token_id: str, api_key: int, request: Any, word:
 @click.argument("token_id")
 @click.option("--for", "period", type=Duration(), help="From now on.  [default: delegation.token.expiry.time.ms]")
 def renew(settings: Settings, token_id: str, period: int | None) -> None:
-    """Let TOKEN_ID live longer, at most until its last moment."""
+    """Extend TOKEN_ID, at most to its maximum lifetime."""
     from mqd.protocol.messages import RenewDelegationTokenRequest
 
     request = RenewDelegationTokenRequest(renew_period_ms=-1 if period is None else period)
@@ -175,7 +175,7 @@ def renew(settings: Settings, token_id: str, period: int | None) -> None:
 @command.command()
 @options
 @click.argument("token_id")
-@click.option("--in", "period", type=Duration(), help="After this time.  [default: at once]")
+@click.option("--in", "period", type=Duration(), help="After this time.  [default: immediately]")
 def expire(settings: Settings, token_id: str, period: int | None) -> None:
     """End TOKEN_ID. Its connections end when they authenticate again."""
     from mqd.protocol.messages import ExpireDelegationTokenRequest

@@ -29,7 +29,7 @@ _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """That a process has used, system calls included. None: it has ended."""
+    """The CPU time that a process has used, system calls included. None: it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

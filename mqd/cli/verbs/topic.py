@@ -331,13 +331,13 @@ def retire_partitions(
     them, then they are removed.
 
     Records that producers send to them, because of their keys, are appended to the partitions that
-    remain, where their keys go from then on. Before that producers wait for a moment, until the
+    remain, where these keys go from then on. Before that producers wait for a moment, until the
     consumers of all groups have read what the retired partitions hold, so that no consumer sees the
     records of a key out of order. Groups that are too far behind are listed. No transaction may be
-    open on the partitions.
+    open in the partitions.
 
-    What --wait waits for may take as long as retention does; interrupting it, or never asking for
-    it, changes nothing about that.
+    --wait may take as long as retention does. Interrupting it, or not giving it, does not affect the
+    retirement.
     """
     from mqd.cli import retirement as retiring
     from mqd.cli.broker_lookup import Cluster

@@ -93,8 +93,8 @@ def _check_names(places: Layout) -> None:
 
 
 def _preflight(settings: Settings) -> None:
-    """Would the keeper be able to start? Leaves the directories made and nothing else. Raises
-    CliError.
+    """Checks whether the keeper could start. Creates the directories, and leaves nothing else behind.
+    Raises CliError.
     """
     from mqd.acceptor.metrics import token
     from mqd.base import paths
@@ -132,8 +132,8 @@ def _preflight(settings: Settings) -> None:
 
 
 def _claim(places: Layout) -> int:
-    """The lock that says: a supervisord of ours runs here; its text is the pid for `mqd down`. Held
-    until this process ends. Raises CliError.
+    """Takes the lock of this directory's supervisord, until this process ends. The file has the pid,
+    for `mqd down`. Raises CliError.
     """
     from mqd.shm import locks
 
@@ -148,7 +148,7 @@ def _claim(places: Layout) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Connections and segments are many: take what the hard limit allows."""
+    """Raises the limit to what the hard limit allows: there are many connections and segments."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -175,8 +175,8 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
 def _print_supervisord(
     kind: str, settings: Settings, config_file: Path | None, overrides: dict[str, str], port: int | None
 ) -> None:
-    """What supervisord needs to start this broker. It makes the directories: supervisord refuses a
-    configuration that names others.
+    """Prints what supervisord needs to start this broker. Creates the directories, because supervisord
+    refuses a configuration that names missing ones.
     """
     import pwd
 
@@ -193,7 +193,7 @@ def _print_supervisord(
     chosen |= overrides
     if port is not None:
         chosen["listeners"] = settings.config["listeners"]
-    chosen.pop("worker.count", None)  # MQD_WORKERS says it
+    chosen.pop("worker.count", None)  # given by MQD_WORKERS
     properties = {f"MQD_{name.upper().replace('.', '_')}": value for name, value in sorted(chosen.items())}
     node_id = settings.config["node.id"]
     try:

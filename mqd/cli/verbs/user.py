@@ -68,8 +68,8 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
 def admin(data_dir: Path | None) -> None:
     """Create the user admin of a new secured broker that a supervisord of your own has started.
 
-    `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Once in a
-    cluster, on the host that began it.
+    `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Run it once
+    in a cluster, on its first host.
     """
     from mqd.base.paths import default_data_dir, layout
     from mqd.cli import secure
@@ -77,7 +77,7 @@ def admin(data_dir: Path | None) -> None:
     places = layout(data_dir or default_data_dir())
     mine = secure.files(places.data_dir)
     if not secure.is_secured(places.data_dir):
-        raise CliError(f"{places.data_dir} is not of a broker that mqd up --secure prepared")
+        raise CliError(f"{places.data_dir} is not the data directory of a broker that mqd up --secure prepared")
     was_made = not mine.pending.exists()
     secure.make_admin(places)
     click.echo(f"User:{secure.ADMIN} {'exists' if was_made else 'created'}; its clients' settings are in {mine.admin}")

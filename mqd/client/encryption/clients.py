@@ -77,7 +77,7 @@ def _not_sealed(problem: PayloadError) -> KafkaException:
 
 
 class SealingProducer(confluent_kafka.Producer):
-    """confluent_kafka's, for TcpProducer and the command line."""
+    """confluent_kafka's Producer, sealing values; for TcpProducer and the command line."""
 
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
         sealer = _made(sealer_of, encryption)
@@ -129,7 +129,7 @@ def _error(topic: str, partition: int, offset: int, problem: PayloadError) -> Ka
 
 
 class OpeningConsumer(confluent_kafka.Consumer):
-    """confluent_kafka's, for TcpConsumer and the command line."""
+    """confluent_kafka's Consumer, opening values; for TcpConsumer and the command line."""
 
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
         self._opener: Opener = _made(opener_of, encryption)
@@ -174,6 +174,6 @@ class OpeningShmConsumer(ShmConsumer):
         self.give_back([Message(*place, offset)])
         if opened:
             return opened
-        if place not in self._begun:
+        if place not in self._recreated:
             self.seek(TopicPartition(*place, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
         raise KafkaException(_error(*place, offset, problem))

@@ -7,7 +7,7 @@
     6       2   W, bytes of the wrapped data key, 1 to 4096, big endian
     8       K   key id, UTF-8: which key opens the wrapped data key
     8+K     W   the data key, wrapped by the provider
-            16  of the record's key: SHA-256 cut to 16 bytes; zeros where there is no key
+            16  SHA-256 of the record's key, cut to 16 bytes; zeros where there is no key
             12  nonce
             n   AES-256-GCM of the value, or, where the codec is not 0, of its size (4 bytes, big
                 endian) and the compressed value
@@ -113,7 +113,7 @@ def key_of(name: bytes) -> tuple[str, bytes]:
 
 
 def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes | None) -> bytes:
-    """The value; `head`: of place(). Raises PayloadError."""
+    """Returns the value. `head`: the position that place() returned. Raises PayloadError."""
     known = head + DIGEST_BYTES
     if data[head:known] != key_digest(key):
         raise PayloadError("it was sealed for another record key")
@@ -128,7 +128,7 @@ def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes
 
 
 def _unpacked(codec: int, text: bytes) -> bytes:
-    """E2."""
+    """Decompresses a value (E2)."""
     size = _SIZE.unpack_from(text)[0] if len(text) >= _SIZE.size else VALUE_BYTES_MAX + 1
     if size > VALUE_BYTES_MAX:
         raise PayloadError(f"its stated size is {size} bytes, more than the maximum of {VALUE_BYTES_MAX}")

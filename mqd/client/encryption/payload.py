@@ -48,7 +48,7 @@ def opener_of(settings: Encryption) -> Opener:
     return Opener(settings, keys.provider(settings.provider))
 
 
-# for a process with many short tasks
+# for processes that run many short tasks
 shared_sealer, shared_opener = lru_cache(16)(sealer_of), lru_cache(16)(opener_of)
 
 
@@ -62,7 +62,7 @@ class Sealer:
         self._topics: dict[str, bytes | None] = {}
         self._lock = threading.Lock()
         self._left, self._until = 0, 0.0
-        self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of what is compressed
+        self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of compressed values
 
     def bound_name(self, topic: str) -> bytes | None:
         if topic not in self._topics:

@@ -1,4 +1,4 @@
-"""The settings encryption.* of producers, consumers, commands and Spark, and their effect on a topic.
+"""The encryption.* settings of producers, consumers, commands and Spark, and their effect on a topic.
 docs/payload-encryption.md lists them.
 
 Imports neither keys nor ciphers, because every client imports this module.
@@ -54,7 +54,7 @@ def take(properties: MutableMapping[str, Any]) -> Encryption | None:
     def choice(name: str, allowed: tuple[str, ...]) -> str:
         found = text(name, allowed[0]).lower()
         if found not in allowed:
-            raise ConfigError(f"{PREFIX}{name}={found} is none of {', '.join(allowed)}", PREFIX + name, found)
+            raise ConfigError(f"{PREFIX}{name}={found} is not one of {', '.join(allowed)}", PREFIX + name, found)
         return found
 
     provider = given.pop(PROVIDER, None)

@@ -1,4 +1,4 @@
-"""Columns of records with sealed values, opened."""
+"""Opens the sealed values of records that are read as columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, P
 
 
 def _together(columns: list[Blobs]) -> list[Blobs]:
-    """The same over one buffer: native readers of a view support only one."""
+    """The same columns, copied into one buffer: native readers of a view support only one."""
     base = b"".join([gather(blobs.buffer, blobs.positions, blobs.sizes)[0].tobytes() for blobs in columns])
     sizes = np.maximum(np.concatenate([blobs.sizes for blobs in columns]), 0)
     starts = np.cumsum(sizes, dtype=np.int64) - sizes

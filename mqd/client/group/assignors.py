@@ -1,5 +1,5 @@
 """Assignment of partitions by a group's members (classic protocol): librdkafka's range, roundrobin
-and cooperative-sticky. And the bytes that members exchange.
+and cooperative-sticky, and the encoding of what members exchange.
 
     subscription   version int16 = 1, topics: count int32, strings; user_data nullable bytes; owned
                    partitions: count int32, (topic string, count int32, int32...)
@@ -39,7 +39,7 @@ Assignment = dict[str, set[TopicPartition]]
 
 
 def assign_range(members: Members, counts: Counts) -> Assignment:
-    """Every subscriber of a topic gets a run of neighbours; the first ones get one more."""
+    """Every subscriber of a topic gets adjacent partitions; the first ones get one more."""
     found: Assignment = {member_id: set() for member_id in members}
     for topic, count in sorted(counts.items()):
         subscribers = sorted(member_id for member_id, one in members.items() if topic in one.topics)
@@ -197,7 +197,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """An empty assignment belongs to a member without partitions. Raises ValueError."""
+    """Empty `data`: a member without partitions. Raises ValueError."""
     if not data:
         return frozenset()
     reader = _Reader(data)

@@ -115,9 +115,8 @@ class ClassicCore:
         self._must_join = False
         self._members: dict[str, Subscription] = {}
         self._protocol: str | None = None
-        self._assigned_counts: dict[str, int] | None = (
-            None  # the basis of this generation's assignment, which this member has made
-        )
+        # the partition counts from which this member, as the leader, has made this generation's assignment
+        self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
         self._due_ms = 0
         self._check_ms: int | None = None
@@ -147,7 +146,9 @@ class ClassicCore:
         return self.state is State.STALE
 
     def timeout_s(self, send: Send) -> float | None:
-        """The response to a join comes when all members have joined, or their time is up."""
+        """How long a request may take; None: the default. A join or sync has its response when all
+        members have joined, or their time is up.
+        """
         return (self.settings.max_poll_interval_ms + 5_000) / 1000 if send.api_key in (JOIN, SYNC) else None
 
     # -- events ------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ RETRY_S = 0.1
 _GONE = int(ErrorCode.ILLEGAL_GENERATION)
 _RETRIABLE = COORDINATOR_AWAY | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
-_AGAIN_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
+_RETRIABLE_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
 
 OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
 
@@ -86,7 +86,7 @@ class Commits:
         self._waiting: deque[Commit] = deque()
         self._under_way: Commit | None = None
         self._retry_at = 0.0
-        self.finished: deque[Commit] = deque()  # whose callbacks are to be called
+        self.finished: deque[Commit] = deque()  # ended, with their callbacks still to be called
 
     @property
     def is_busy(self) -> bool:
@@ -135,7 +135,7 @@ class Commits:
             self._end(commit, problem.args[0])
 
     def gone(self, keys: set[Key]) -> None:
-        """C3: these partitions are, or will be, another member's."""
+        """These partitions have, or will have, another owner (C3)."""
         for commit in self._pending():
             commit.gone.update(keys.intersection(commit.offsets))
 
@@ -150,10 +150,10 @@ class Commits:
         if commit is not self._under_way:
             return
         if error is not None:
-            self._retry_or_end(commit, error, error.code() in _AGAIN_LOCAL)
+            self._retry_or_end(commit, error, error.code() in _RETRIABLE_LOCAL)
             return
         codes = read_commit(response, commit.offsets)
-        # also where another partition's topic is refused permanently
+        # retried even if another partition's topic is refused permanently
         again = next((code for code in codes.values() if code in _RETRIABLE), 0)
         if again in COORDINATOR_AWAY:
             self._coordinator.look_up()
@@ -169,11 +169,11 @@ class Commits:
         # check each partition
         self._end(commit, broker_error(bad, "commit") if bad else None)
         if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
-            self._look_again(unknown)
+            self._refresh(unknown)
 
-    def _look_again(self, topics: set[str]) -> None:
-        """Readers of these topics may not learn otherwise that they were deleted, and would continue to
-        use the old ids.
+    def _refresh(self, topics: set[str]) -> None:
+        """Requests the metadata of these topics: their readers may not learn otherwise that they were
+        deleted, and would continue to use the old ids.
         """
         with self._attachment.lock:
             known = topics.intersection(self._attachment.metadata.topics)
@@ -194,7 +194,7 @@ class Commits:
         self.advance()
 
     def finish(self, commit: Commit, error: KafkaError | None, results: list[PartitionResult] | None = None) -> None:
-        """C2."""
+        """Sets the outcome, and queues the callback (C2)."""
         commit.outcome = error, results or []
         if commit.on_commit is not None:
             self.finished.append(commit)

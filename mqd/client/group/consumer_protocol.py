@@ -1,4 +1,5 @@
-"""A member of a consumer group by KIP-848; its only request is ConsumerGroupHeartbeat. Sans-I/O.
+"""A member of a consumer group with the protocol of KIP-848, whose only request is
+ConsumerGroupHeartbeat. Sans-I/O.
 
 The coordinator sends the member's target assignment, and the member moves towards it: it first
 revokes partitions that are not in the target (the application is notified, and commits), then takes
@@ -8,8 +9,8 @@ Invariants (check())
     M1  the partitions of the application (`owned`) grow when Assign is sent, and shrink when Revoke or
         Lost is Done
     M2  one request is under way at a time, and one of Revoke, Assign and Lost
-    M3  a request with epoch 0 says that the member has nothing, and it has nothing
-    M4  a former member loses all its partitions: Lost or Revoke is under way or has been
+    M3  a request with epoch 0 reports no owned partitions, and the member has none
+    M4  a former member loses all its partitions: Lost or Revoke is under way or done
     M5  between a report of the owned partitions and its response none are added: the coordinator
         may have given partitions that are missing from the report to others
     M6  next_ms is never later than the next event
@@ -323,7 +324,7 @@ class GroupCore:
             self._retry_later(now_ms)
         elif code == ErrorCode.INVALID_REGULAR_EXPRESSION:
             actions.append(Problem(code, text or error_message(code)))
-            self._sent = self.subscription  # not again until another one is subscribed to
+            self._sent = self.subscription  # not sent again until the subscription changes
             self._due_ms = now_ms + self._interval_ms
             if self.state is State.JOINING:
                 self.state, self.subscription = State.IDLE, None
@@ -405,14 +406,14 @@ class GroupCore:
             return
         if self.under_way is not None or self.state not in (State.JOINING, State.MEMBER):
             return
-        settled = self.callback is None
+        is_stable = self.callback is None  # `owned` does not change meanwhile
         urgent = not self._failures and (
-            (self._report_owned and settled)
+            (self._report_owned and is_stable)
             or self.subscription != self._sent
             or (self.state is State.JOINING and self._report_all)
         )
         if urgent or now_ms >= self._due_ms:
-            self._send(self._heartbeat(settled), actions)
+            self._send(self._heartbeat(is_stable), actions)
             self._due_ms = now_ms + self._interval_ms
 
     @property
@@ -425,7 +426,7 @@ class GroupCore:
         actions.append(Send(self._number, API_KEY, message))
         return self._number
 
-    def _heartbeat(self, settled: bool) -> ConsumerGroupHeartbeatRequest:
+    def _heartbeat(self, is_stable: bool) -> ConsumerGroupHeartbeatRequest:
         everything, subscription = self._report_all, self.subscription
         assert subscription is not None
         message = ConsumerGroupHeartbeatRequest(
@@ -442,10 +443,10 @@ class GroupCore:
                 list(subscription.topics),
                 subscription.regex or "",
             )
-        if everything or (self._report_owned and settled):
+        if everything or (self._report_owned and is_stable):
             message.topic_partitions = self._listed()
             self._reported_owned, self._is_report_open = set(self.owned), True
-            self._report_owned = self._report_owned and not settled
+            self._report_owned = self._report_owned and not is_stable
         self._sent, self._report_all = subscription, False
         return message
 

@@ -2,8 +2,8 @@
 never had a group prepares for groups only when a client looks up the coordinator.
 
 It is looked up when the consumer is created, and again after a response that the coordinator is
-unavailable. Until the first response nothing is sent to it: `when_known` waits. Concurrency: with
-the attachment's lock held, except for `look_up` and `when_known`, which take it.
+unavailable. Nothing is sent to it before the first successful look-up: `when_known` waits for that.
+Concurrency: with the attachment's lock held, except for `look_up` and `when_known`, which take it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mqd.client.messages import KafkaError, KafkaException
 from mqd.protocol.messages import FindCoordinatorRequest
 
 RETRY_S = 0.1
-WAIT_MAX_S = 5.0  # then it is tried without
+WAIT_MAX_S = 5.0  # then requests are sent although the coordinator is not known
 _VERSION_MAX = 6
 
 
@@ -32,14 +32,14 @@ class Coordinator:
         self.look_up()
 
     def look_up(self) -> None:
-        """Soon, without waiting."""
+        """Starts a look-up; does not wait for it."""
         with self._attachment.lock:
             if not self._is_under_way and self._retry_at is None:
                 self._retry_at = time.monotonic()
                 self._send()
 
     def when_known(self, then: Callable[[], None]) -> None:
-        """Calls it now or soon, with the attachment's lock held."""
+        """Calls `then` now or soon, with the attachment's lock held."""
         with self._attachment.lock:
             if self._is_known:
                 then()
@@ -85,7 +85,8 @@ class Coordinator:
             self._known()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # without a broker it would be due at once, again and again; the turn that has one sends it
+        # without a broker no time is returned, which would be due again and again: the first turn
+        # after reattaching sends the request
         return self._retry_at if self._attachment.attached else None
 
     def on_lost(self, _error: KafkaError) -> None:

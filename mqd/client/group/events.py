@@ -1,9 +1,9 @@
 """Events and actions of a group membership core. Frozen, without clock, socket or thread; the same
 for both protocols.
 
-The shell (runner.py) sends the requests of Send over one connection, in order, and returns Answered
-or Unanswered with the same number. Revoke, Assign and Lost are carried out by the application's
-thread, in poll(), one after the other; each is ended by Done.
+The shell (runner.py) sends the requests of Send over one connection, in order, and returns
+ResponseReceived or ResponseMissing with the same number. Revoke, Assign and Lost are carried out by
+the application's thread, in poll(), one after the other; each is ended by Done.
 """
 
 from __future__ import annotations

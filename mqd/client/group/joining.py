@@ -11,7 +11,7 @@ from mqd.client.shm.consumer_config import ConsumerConfig
 
 
 def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:
-    """Of the consumer protocol (KIP-848)."""
+    """A core for the consumer protocol (KIP-848)."""
     return GroupCore(
         Settings(
             config["group.id"],
@@ -25,7 +25,7 @@ def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:
 
 
 def classic_core(config: ConsumerConfig) -> ClassicCore:
-    """Of the classic protocol."""
+    """A core for the classic protocol."""
     assignors = tuple(
         name for name in str(config["partition.assignment.strategy"]).replace(" ", "").split(",") if name in ASSIGNORS
     )

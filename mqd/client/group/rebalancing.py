@@ -1,10 +1,10 @@
 """Carries out rebalances on the application's thread: calls its callbacks, changes its assignment and
 informs its membership core.
 
-There are two views of the same membership. Incremental (group.protocol=consumer, or
-cooperative-sticky): callbacks get the partitions that are added or removed. Eager (librdkafka's
-default): callbacks first get all partitions as revoked, then the whole new assignment, so an
-application written for range assignment may call assign() with it. Other members of the group notice
+Callbacks see a rebalance in one of two forms. Incremental (group.protocol=consumer, or
+cooperative-sticky): they get the partitions that are added or removed. Eager (librdkafka's
+default): they first get all partitions as revoked, then the whole new assignment, so an
+application written for range assignment can call assign() with it. Other members of the group notice
 no difference: partitions that stay with this member are not released.
 
     B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the
@@ -122,7 +122,7 @@ class Rebalancer:
                 if parts:
                     self._consumer._remove(parts)
             finally:
-                self._consumer._offsets.let_go(gone, self.is_lost)
+                self._consumer._offsets.release(gone, self.is_lost)
 
     def _show(self, keys: list[Key]) -> None:
         self._shown = sorted(keys)
@@ -146,8 +146,8 @@ class Rebalancer:
             if not self._application_assigned:
                 otherwise()
 
-    def until_left(self, deadline: float) -> None:
-        """Carries out the release of all partitions, until the coordinator has learned of it."""
+    def wait_until_left(self, deadline: float) -> None:
+        """Carries out the release of all partitions, and waits until the coordinator knows of it."""
         consumer = self._consumer
         self._has_left = False
         while not self._has_left and time.monotonic() < deadline:

@@ -9,7 +9,7 @@ busy, and nothing runs while there is nothing to do.
     R2  actions for the application (Assign, Revoke, Lost, Problem, Left) go to `notify`, in order; the
         application's thread ends each of the first three with done()
     R3  a response goes to the core that sent the request: when the attachment is lost, every
-        request under way ends as Unanswered
+        request under way ends with ResponseMissing
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mqd.client.group.events import Problem as Problem
 from mqd.client.messages import KafkaError
 from mqd.client.offsets import COORDINATOR_AWAY
 
-POLLED_EVERY_S = 0.25  # the core learns of poll() not more often than this
+POLLED_EVERY_S = 0.25  # the core is informed of poll() at most this often
 
 
 def now_ms() -> int:
@@ -105,8 +105,8 @@ class GroupRunner:
             return self.core.member_id, self.core.generation
 
     def _give(self, *events: Event) -> None:
-        """Events from any thread. The core's requests are sent with the attachment's lock held, so not
-        while this one is.
+        """Passes events from any thread to the core. The core's requests are sent with the
+        attachment's lock held, which is taken only after `lock` is released.
         """
         with self.lock:
             self._handle(events)
@@ -181,7 +181,7 @@ class GroupRunner:
         return due
 
     def on_lost(self, _error: KafkaError) -> None:
-        """The attachment has ended every request itself."""
+        """Nothing to do: the attachment has ended every request itself."""
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
         pass

@@ -32,7 +32,7 @@ SHARE_GROUP_HEARTBEAT = 76
 BACKOFF_FIRST_MS, BACKOFF_MAX_MS = 100, 1_000
 PROBLEMS_MAX = 100
 NEVER_MS = 1 << 62
-ASK_ONE_MS = 50  # of several leaders, with strict limits: how long one may park the request
+ONE_LEADER_WAIT_MS = 50  # with strict limits and several leaders: how long one of them may park the request
 CONTROL = Target("control")
 _MOVED = frozenset(
     {
@@ -107,7 +107,7 @@ class ShareCore:
         self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator", a leader -> not before
         self._failures: dict[str | int, int] = {}
         self._metadata_due_ms: int | None = None
-        self._is_asking: set[str] = set()
+        self._requested: set[str] = set()
         self._is_flushing = False
         self._turn = 0
 
@@ -138,7 +138,7 @@ class ShareCore:
         while self.ready and len(found) < count:
             ready = self.ready[0]
             if ready.owner[0].is_dead or now_ms >= ready.deadline_ms:
-                self.ready.popleft()  # others may have them by now
+                self.ready.popleft()  # other members may have acquired them by now
                 continue
             begin, end = ready.at, min(ready.at + count - len(found), len(ready.messages))
             self.held.setdefault(ready.place, {}).update(dict.fromkeys(ready.offsets[begin:end], ready.owner))
@@ -182,8 +182,8 @@ class ShareCore:
     def is_holding(self) -> bool:
         return any(self.held.values())
 
-    def unsettled(self) -> set[Place]:
-        """Where acknowledgements wait for the broker."""
+    def unconfirmed(self) -> set[Place]:
+        """The partitions with acknowledgements that the broker has not confirmed."""
         found: set[Place] = set()
         for session in self.sessions.values():
             under_way = session.under_way.acknowledgements if session.under_way is not None else {}
@@ -225,14 +225,14 @@ class ShareCore:
         self._under_way[self._number] = what, about
         self._sends.append(Send(self._number, target, api_key, message, **more))
 
-    def _may(self, what: str | int, now_ms: int) -> bool:
+    def _may_send(self, what: str | int, now_ms: int) -> bool:
         return now_ms >= self._retry_ms.get(what, 0)
 
-    def _later(self, what: str | int, now_ms: int) -> None:
+    def _back_off(self, what: str | int, now_ms: int) -> None:
         failures = self._failures[what] = self._failures.get(what, 0) + 1
         self._retry_ms[what] = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(failures - 1, 10))
 
-    def _went_well(self, what: str | int) -> None:
+    def _succeeded(self, what: str | int) -> None:
         self._failures.pop(what, None)
         self._retry_ms.pop(what, None)
 
@@ -242,11 +242,11 @@ class ShareCore:
             due is None
             or now_ms < due
             or not self.subscription
-            or "metadata" in self._is_asking
-            or not self._may("metadata", now_ms)
+            or "metadata" in self._requested
+            or not self._may_send("metadata", now_ms)
         ):
             return
-        self._is_asking.add("metadata")
+        self._requested.add("metadata")
         message = requests.metadata(sorted(self.subscription), self.settings.creates_topics)
         self._send(CONTROL, requests.METADATA, message, "metadata", None)
 
@@ -254,8 +254,8 @@ class ShareCore:
         if self.membership.is_out:
             return
         if self.coordinator is None:
-            if "coordinator" not in self._is_asking and self._may("coordinator", now_ms):
-                self._is_asking.add("coordinator")
+            if "coordinator" not in self._requested and self._may_send("coordinator", now_ms):
+                self._requested.add("coordinator")
                 group = self.settings.group_id
                 message = FindCoordinatorRequest(coordinator_keys=[group])
                 self._send(CONTROL, requests.FIND_COORDINATOR, message, "coordinator", None, version_min=4)
@@ -279,20 +279,20 @@ class ShareCore:
 
     def _maybe_share(self, now_ms: int) -> None:
         leaders = self._by_leader()
-        asked = self._asked(leaders, now_ms) if self.limits is not None and not self.ready else []
-        for node_id in asked:
+        chosen = self._leaders_to_fetch(leaders, now_ms) if self.limits is not None and not self.ready else []
+        for node_id in chosen:
             self._fetch(node_id, leaders[node_id], len(leaders), now_ms)
         for session in self.sessions.values():
             if session.under_way is not None or not session.is_open:
                 continue
             if self.is_closing or not (self.subscription or self.is_holding):
                 self._send_acknowledgements(session, is_final=True)
-            elif self._is_flushing and not session.is_settled:
+            elif self._is_flushing and not session.is_flushed:
                 self._send_acknowledgements(session)
-        if all(session.is_settled for session in self.sessions.values()):
+        if all(session.is_flushed for session in self.sessions.values()):
             self._is_flushing = False
 
-    def _asked(self, leaders: dict[int, frozenset[Key]], now_ms: int) -> list[int]:
+    def _leaders_to_fetch(self, leaders: dict[int, frozenset[Key]], now_ms: int) -> list[int]:
         """The leaders to which a fetch is sent now."""
         free = [node for node in sorted(leaders) if self._is_free(node, now_ms)]
         assert self.limits is not None
@@ -305,7 +305,7 @@ class ShareCore:
 
     def _is_free(self, node_id: int, now_ms: int) -> bool:
         session = self.sessions.get(node_id)
-        return (session is None or session.under_way is None) and self._may(node_id, now_ms)
+        return (session is None or session.under_way is None) and self._may_send(node_id, now_ms)
 
     def _fetch(self, node_id: int, wanted: frozenset[Key], leader_count: int, now_ms: int) -> None:
         session = self.sessions.get(node_id)
@@ -314,7 +314,7 @@ class ShareCore:
         limits = self.limits
         assert limits is not None
         if limits.is_strict and leader_count > 1:
-            limits = limits._replace(wait_ms=min(limits.wait_ms, ASK_ONE_MS))
+            limits = limits._replace(wait_ms=min(limits.wait_ms, ONE_LEADER_WAIT_MS))
         message = session.fetch_request(wanted, limits)
         more = {"version_min": 2} if limits.is_strict else {}
         self._send(Target("share", node_id), SHARE_FETCH, message, "share", session, wait_ms=limits.wait_ms, **more)
@@ -342,14 +342,14 @@ class ShareCore:
         self.advance(now_ms)
 
     def _on_metadata(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        self._is_asking.discard("metadata")
+        self._requested.discard("metadata")
         if error is not None:
-            self._later("metadata", now_ms)
+            self._back_off("metadata", now_ms)
             return
         try:
             cluster, topics = requests.read_metadata(response)
         except KafkaException:
-            self._later("metadata", now_ms)
+            self._back_off("metadata", now_ms)
             return
         self.is_informed = True
         self.nodes.update(cluster.brokers)
@@ -360,10 +360,10 @@ class ShareCore:
             if topic.error in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION):
                 self._report(_problem(topic.error, f"topic {topic.name}"))
         if self._lacks_leaders():
-            self._later("metadata", now_ms)
+            self._back_off("metadata", now_ms)
             self._metadata_due_ms = now_ms
         else:
-            self._went_well("metadata")
+            self._succeeded("metadata")
             self._metadata_due_ms = now_ms + self.settings.metadata_max_age_ms
 
     def _lacks_leaders(self) -> bool:
@@ -376,14 +376,14 @@ class ShareCore:
         self._metadata_due_ms = now_ms
 
     def _on_coordinator(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        self._is_asking.discard("coordinator")
+        self._requested.discard("coordinator")
         found = response if error is not None or not response.coordinators else response.coordinators[0]
         if error is not None or found.error_code:
             if error is None and found.error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED:
                 self._report(_problem(found.error_code, f"group {self.settings.group_id}", is_fatal=True))
-            self._later("coordinator", now_ms)
+            self._back_off("coordinator", now_ms)
             return
-        self._went_well("coordinator")
+        self._succeeded("coordinator")
         self.coordinator = found.node_id
         self.nodes[found.node_id] = found.host, found.port
 
@@ -391,7 +391,7 @@ class ShareCore:
         before = self.membership.assigned
         if error is not None or response.error_code in COORDINATOR_MOVED:
             self.coordinator = None
-            self._later("coordinator", now_ms)
+            self._back_off("coordinator", now_ms)
         if error is not None:
             self.membership.on_no_response(now_ms)
             return
@@ -405,17 +405,17 @@ class ShareCore:
         request, node_id = session.under_way, session.node_id
         assert request is not None
         if error is not None:
-            self._settle(session.on_no_response())
-            self._later(node_id, now_ms)
+            self._add_outcomes(session.on_no_response())
+            self._back_off(node_id, now_ms)
             self._refresh(now_ms)
             return
-        self._settle(session.on_response(response))
+        self._add_outcomes(session.on_response(response))
         if response.error_code:
             if response.error_code in _REPORTED:
                 self._report(_problem(response.error_code, "share fetch"))
-            self._later(node_id, now_ms)
+            self._back_off(node_id, now_ms)
             return
-        self._went_well(node_id)
+        self._succeeded(node_id)
         self.nodes.update({one.node_id: (one.host, one.port) for one in response.node_endpoints})
         for topic in response.responses:
             for one in topic.partitions:
@@ -434,7 +434,7 @@ class ShareCore:
             self._move(key, one.current_leader.leader_id)
         self._refresh(now_ms)
         if code:
-            self._later(session.node_id, now_ms)
+            self._back_off(session.node_id, now_ms)
 
     def _move(self, key: Key, leader_id: int) -> None:
         info = self.topics.get(self.names.get(key[0], ""))
@@ -466,7 +466,7 @@ class ShareCore:
 
     # -- outcomes ----------------------------------------------------------------------------------
 
-    def _settle(self, reported: Reported) -> None:
+    def _add_outcomes(self, reported: Reported) -> None:
         for key, ranges, code in reported:
             if kept := _of_records(ranges):
                 self.outcomes.append(Outcome(self._place(key), kept, code))
@@ -493,9 +493,9 @@ class ShareCore:
         times = [self.membership.poll_deadline_ms]
         if self.coordinator is not None and self.is_informed:
             times.append(self.membership.heartbeat_ms)
-        elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._is_asking:
+        elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._requested:
             times.append(self._retry_ms.get("coordinator", now_ms))
-        if self._metadata_due_ms is not None and self.subscription and "metadata" not in self._is_asking:
+        if self._metadata_due_ms is not None and self.subscription and "metadata" not in self._requested:
             times.append(max(self._metadata_due_ms, self._retry_ms.get("metadata", 0)))
         if self.limits is not None and not self.ready:
             times += [ms for node in self._by_leader() if (ms := self._retry_ms.get(node, 0)) > now_ms]

@@ -32,8 +32,9 @@ class Link(Protocol):
 
 
 class AttachmentLink:
-    """By shared memory. While the broker is down, requests fail at once, or use `otherwise`: they do
-    not wait for it, since other brokers may lead its partitions by then.
+    """A link through an attachment by shared memory. While the broker is down, requests fail
+    immediately, or use `otherwise`; they do not wait for the broker, since other brokers may lead its
+    partitions by then.
     """
 
     def __init__(self, attachment: Attachment, otherwise: Link | None = None) -> None:
@@ -43,7 +44,7 @@ class AttachmentLink:
         attachment = self._attachment
         if not attachment.attached:
             if self._otherwise is None:
-                raise failure(KafkaError._TRANSPORT, "shared memory: the broker is away", retriable=True)
+                raise failure(KafkaError._TRANSPORT, "shared memory: the broker is down", retriable=True)
             self._otherwise.send(send, on_response)
             return
         version = attachment.api.pick(send.api_key)

@@ -1,7 +1,7 @@
 """A member of a share group (KIP-932): its heartbeats, and what is assigned to it. Sans-I/O.
 
-The coordinator may assign a partition to several members, so a member applies each assignment at
-once, and others need not wait until it has released its partitions.
+The coordinator may assign a partition to several members, so a member applies each assignment
+immediately, and others need not wait until it has released its partitions.
 
 Invariants
     G1  one heartbeat is under way at a time
@@ -35,11 +35,11 @@ _REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # may be granted 
 
 class State(enum.Enum):
     IDLE = "no member"
-    JOINING = "asks to be let in"
+    JOINING = "requests to join"
     MEMBER = "in the group"
-    LEAVING = "says that it leaves"
+    LEAVING = "is leaving"
     STALE = "leaves, or has left, because the application does not poll; joins when it does"
-    FATAL = "has given up"
+    FATAL = "ended by a fatal error"
 
 
 class Membership:

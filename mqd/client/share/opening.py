@@ -35,7 +35,7 @@ class Opened(NamedTuple):
 
 
 def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> Opened:
-    """Over TCP, with transport=auto, if the broker of `choice` cannot be attached: it may have ended
+    """With transport=auto, uses TCP if the broker of `choice` cannot be attached: it may have ended
     since it was found, and TCP connections are retried. Raises KafkaException.
     """
     member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's form of ids
@@ -98,8 +98,8 @@ def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: 
 
 def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenLink) -> OpenLink:
     """This host's broker by shared memory, other hosts by TCP. Two attachments, so that a parked fetch
-    does not delay a heartbeat, which otherwise would wait for its turn. Both stay with this
-    broker, even if bootstrap.servers has others: a session belongs to its leader.
+    does not delay a heartbeat, which would otherwise wait for its response. Both stay with this
+    broker, even if bootstrap.servers names others: a session belongs to its leader.
     """
     settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
 

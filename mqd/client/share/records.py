@@ -71,7 +71,7 @@ def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bo
     runs = _sound(acquired)
     found = Fetched([], [], [])
     problem = ""
-    end = runs[0].first_offset if runs else 0  # of the offsets handled so far
+    end = runs[0].first_offset if runs else 0  # the offset after those handled so far
     try:
         for header, batch in iterate_batches(data or b"", allow_partial=True) if runs else ():
             if header.last_offset < end:
@@ -143,7 +143,7 @@ def _records(place: Place, header: BatchHeader, batch: memoryview, first: int, c
         block.timestamps_ms[:count],
         Blobs(data, block.key_positions[:count], block.key_bytes[:count]),
         Blobs(data, block.value_positions[:count], block.value_bytes[:count]),
-        # a section of one byte counts none
+        # a section of one byte has no headers
         sections if int(block.header_bytes[:count].max()) > 1 else None,
         block.view.leader_epoch,
         timestamp_type_of(block.view.timestamp_type),

@@ -1,11 +1,11 @@
 """The shell of a share consumer's core: sends its requests, keeps its timers, and lets the application
-wait for it.
+wait for its results.
 
 A background thread works between the application's calls: it sends heartbeats on time and receives
 responses to fetches. While the application waits in a call, the application's thread does the work.
 
     R1  the core is used with `_lock` held; requests and callbacks are made without it
-    R2  each of the core's requests ends with one on_response(); a link that cannot send it, ends it
+    R2  each of the core's requests ends with one on_response(), also if a link cannot send it
 Concurrency: links call from their threads, with their locks held; they only put into `_arrived`.
 """
 
@@ -54,12 +54,14 @@ class ShareRunner:
             result = work(now_ms())
             sends = self._take_turn()
             if not self._waiting:
-                self._background.notify()  # its time may be another
+                self._background.notify()  # its next turn may now be due earlier
         self._flush(sends)
         return result
 
     def wait_for(self, predicate: Callable[[], object], deadline: float) -> bool:
-        """Until predicate(), which looks at the core, is true, or `deadline` (time.monotonic)."""
+        """Waits until predicate(), which reads the core's state, is true, or until `deadline`
+        (time.monotonic).
+        """
         with self.lock:
             self._waiting += 1
         try:
@@ -132,7 +134,7 @@ class ShareRunner:
         try:
             while self._turn():
                 pass
-        # a fault of ours: heartbeats would end silently, and calls would wait without end
+        # a bug of mqd: otherwise heartbeats would stop silently, and calls would wait forever
         except Exception as error:
             _log.exception("the share consumer has failed")
             with self.lock:
@@ -150,7 +152,7 @@ class ShareRunner:
         return True
 
     def stop(self) -> None:
-        """Ends at once; requests under way are lost. A second call has no effect."""
+        """Ends immediately; requests under way are lost. A second call has no effect."""
         with self.lock:
             self._is_stopped = True
             links, self._links = list(self._links.values()), {}

@@ -60,8 +60,8 @@ class Session:
         return self.epoch > 0 and not self.is_dead
 
     @property
-    def is_settled(self) -> bool:
-        """No acknowledgement waits for the broker."""
+    def is_flushed(self) -> bool:
+        """The broker has confirmed every acknowledgement."""
         return (
             not self.acknowledgements
             and not self.renewals
@@ -185,7 +185,7 @@ class Session:
         return [*unknown, *self.end(LOST)]
 
     def end(self, code: int) -> Reported:
-        """No request of it is under way."""
+        """Fails the waiting acknowledgements with `code`. No request is under way."""
         self.is_dead = True
         waiting, self.acknowledgements, self.renewals = [self.acknowledgements, self.renewals], {}, {}
         return [entry for acknowledgements in waiting for entry in _reported(acknowledgements, code)]

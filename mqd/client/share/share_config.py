@@ -54,6 +54,6 @@ class ShareConfig:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """librdkafka judges its keys: it makes a client that connects nowhere."""
+    """librdkafka checks its own keys: a client is created for this, which connects nowhere."""
     probe = confluent_kafka.ShareConsumer({**given, "log_level": 0})
     probe.close()

@@ -37,9 +37,9 @@ class Appender:
         self._batch_of = np.empty(PART_MAX, np.uint64)
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int = 0) -> None:
-        """Passes records to the C core, counted in `taken`; fewer when it is full. `rows`: see Delivery,
-        their indices begin at first_index. Raises Refused if the C core will never accept the first
-        record.
+        """Passes records to the C core, counted in `taken`; not all of them when it is full. `rows`: see
+        Delivery; their indices begin at first_index. Raises Refused if the C core will never accept
+        the first record.
         """
         producer = self._producer
         if producer.compressor.enabled:
@@ -64,7 +64,7 @@ class Appender:
                     local_error(wrong, str(error) if wrong == KafkaError.MSG_SIZE_TOO_LARGE else None)
                 ) from None
             # else the attachment has ended: the driver knows, or will
-        except BaseException:  # Ctrl-C, for whose handler it may be late: the C core has the records
+        except BaseException:  # Ctrl-C may be handled late: the C core has the records already
             taken.count = producer.native.outstanding_records - before
             self._account(stage, batch_of[: taken.count], rows, first_index, parts)
             raise
@@ -82,8 +82,8 @@ class Appender:
             self._producer.outcomes.appended(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
-        """A whole batch into the C core; its number, 0 = no room now. Raises Refused when it will
-        never take it: its memory is smaller.
+        """Passes a whole batch to the C core. Returns the batch's number, 0 = no room now. Raises
+        Refused if the batch is larger than the C core's memory.
         """
         try:
             return self._producer.native.append_batch(stage.number, partition, batch)

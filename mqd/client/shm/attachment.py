@@ -218,18 +218,19 @@ class Attachment:
                 self.native.wake()
 
     def wake_by(self, due: float) -> None:
-        """As wake, but only when the driver would sleep beyond `due`. If a turn under way
-        may have missed it, another follows before the driver sleeps (4).
+        """Like wake(), but only if the driver would sleep beyond `due`. If a turn under way may not
+        have noticed `due`, another one follows before the driver sleeps (4).
         """
         self._turn_requested = True
         if due < self._sleep_until:
             self.wake()
 
     def wait_for(self, predicate: Callable[[], object], timeout: float = -1) -> bool:
-        """Until predicate() is true (looked at with the lock held, after every turn); False when
-        `timeout` seconds (below 0: no end) have passed first.
+        """Waits until predicate() is true (checked with the lock held, after every turn); False when
+        `timeout` seconds (below 0: no limit) have passed first.
 
-        Not with the lock held. Ends with KafkaException when the attachment is closed meanwhile.
+        Must not be called with the lock held. Raises KafkaException when the attachment is closed
+        meanwhile.
         """
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
         with self.lock:
@@ -242,7 +243,7 @@ class Attachment:
                     if self._driver is None:
                         self._drive_until(predicate, deadline)
                     elif self._driver == self._thread.ident:
-                        self.native.wake()  # it gives the role up
+                        self.native.wake()  # the background thread gives up the role
                         self.changed.wait(min(deadline - time.monotonic(), IDLE_WAIT_S))
                     else:
                         self.changed.wait(max(min(deadline - time.monotonic(), IDLE_WAIT_S), 0))
@@ -256,11 +257,11 @@ class Attachment:
                 if self._parked and self._driver is None:
                     self._released.notify()
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends everything at once; requests under way end with _DESTROY. No effect the second time, or in
-        a child of fork.
+        """Ends everything immediately; requests under way end with _DESTROY. A second call, or one in a
+        child of fork, has no effect.
         """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
@@ -335,8 +336,8 @@ class Attachment:
         self.changed.notify_all()
 
     def _drive_once(self, me: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
-        """One turn, then a wait (lock released), then a turn. Lock held on entry and exit; no
-        driver then.
+        """One turn, then a wait (lock released), then a turn. On entry and exit the lock is held and
+        there is no driver.
         """
         self._driver = me
         try:
@@ -365,8 +366,8 @@ class Attachment:
             self._driver = None
 
     def _turn(self) -> float:
-        """Processes arrivals and gives every listener a turn. Returns when the next is due. Lock held;
-        by the driver.
+        """Processes arrivals and gives every listener a turn. Returns when the next turn is due. Called
+        by the driver, with the lock held.
         """
         now = time.monotonic()
         if self._closed:
@@ -432,7 +433,7 @@ class Attachment:
         return float("inf")
 
     def _fail_pending(self, error: KafkaError) -> None:
-        """All except those that were never sent."""
+        """Fails all requests under way, except those that were never sent."""
         unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
         for correlation_id in [number for number in self._pending if number not in unsent]:
             self._notify(self._pending.pop(correlation_id).on_response, None, error)
@@ -464,13 +465,13 @@ class Attachment:
             if self.fatal is None:
                 raise  # _run informs all listeners
             # the other listeners are still notified
-            _log.exception("%s: a fault in the client, at its end", self.client_id)
+            _log.exception("%s: a fault in the client while it was being ended", self.client_id)
 
     def _reattach_due(self) -> bool:
         return time.monotonic() >= self._reattach_at
 
     def _maybe_reattach(self, now: float) -> None:
-        """By the driver; the lock is released while it connects."""
+        """Called by the driver; releases the lock while it connects."""
         if now < self._reattach_at or self.fatal is not None:
             return
         old = self.native
@@ -509,7 +510,7 @@ class Attachment:
         self.changed.notify_all()
 
     def _use(self, native: NativeClient, attached: bool) -> None:
-        """Uses this one from now on; the previous one is no longer woken, so it may be closed."""
+        """Uses `native` from now on; the previous one is no longer woken, so it may be closed."""
         with self._waking:
             self.native, self.attached = native, attached
 
@@ -541,13 +542,15 @@ _all: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """At the interpreter's end no thread of ours may still wait in C."""
+    """Called when the interpreter exits: no thread of ours may wait in C then."""
     for attachment in list(_all):
         attachment.close()
 
 
 def _forget_in_child() -> None:
-    """A thread of the parent may have held the lock: it is never released here."""
+    """In a child of fork: replaces the locks, because a lock that another thread of the parent held
+    is never released here.
+    """
     for attachment in list(_all):
         attachment.lock = threading.RLock()
         attachment.changed = threading.Condition(attachment.lock)

@@ -13,7 +13,7 @@ from mqd.client.shm.delivering import Events
 from mqd.client.shm.transactional import Transactions
 
 _log = logging.getLogger("mqd.client")
-_ALONE_S = 5.0
+_WITHOUT_BROKER_S = 5.0
 
 
 class Producer(Protocol):
@@ -43,7 +43,7 @@ def close(producer: Producer) -> None:
     """
     raised: list[Exception] = []
     if producer.fatal is None:
-        producer.transactions.on_close(_ALONE_S)
+        producer.transactions.on_close(_WITHOUT_BROKER_S)
         _flush(producer, raised)
     producer.drop()
     _serve(producer, raised)  # before the end: these callbacks may call poll(), and produce again
@@ -62,7 +62,7 @@ def close(producer: Producer) -> None:
 
 def _flush(producer: Producer, raised: list[Exception]) -> None:
     """Waits until everything is delivered or has failed; without a broker only for a short time."""
-    alone_since = time.monotonic()
+    detached_since = time.monotonic()
     left = -1
     while left:
         try:
@@ -73,8 +73,8 @@ def _flush(producer: Producer, raised: list[Exception]) -> None:
                 return
             left = len(producer)
         if producer.attachment.attached:
-            alone_since = time.monotonic()
-        elif time.monotonic() - alone_since > _ALONE_S:
+            detached_since = time.monotonic()
+        elif time.monotonic() - detached_since > _WITHOUT_BROKER_S:
             _log.warning(
                 "%s: closed with %d records undelivered: there is no broker", producer.config["client.id"], left
             )

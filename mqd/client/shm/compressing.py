@@ -7,7 +7,7 @@ closes their batch.
 
 1. A record is in one piece of one open batch, or in a closed one that is to be encoded, or waits
    for room (`_ready`), or in the C core. `records` counts the first two.
-2. While a closed batch waits for room nothing more is taken: order in a partition.
+2. While a closed batch waits for room nothing more is taken, which keeps the order in a partition.
 3. Data is copied: the caller may reuse its memory.
 Concurrency: with the attachment's lock held.
 """
@@ -77,9 +77,9 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
-        """Adds all records of the chunk up to the first of a missing partition; none when closed
-        batches wait for room or for a broker: a batch that stays open for minutes would end with
-        its first record's time. Raises Refused when the first record is of such a partition.
+        """Adds all records of the chunk up to the first one of a missing partition; none while closed
+        batches wait for room, or without a broker: all records of a batch time out with its first
+        one. Raises Refused when the first record is of a missing partition.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._pass_on()
@@ -174,7 +174,7 @@ class Compressor:
 
     def _close(self, batch: _Batch) -> None:
         """The batch is encoded only when it is passed on: encoding takes time, and Ctrl-C may
-        interrupt it before the place of the records is settled.
+        interrupt it before it is known which batch each record is in.
         """
         del self._open[batch.stage.number, batch.partition]
         self._ready.append(batch)
@@ -245,7 +245,7 @@ class Compressor:
         self.expire(_NEVER, error)
 
     def expire(self, opened_by: float, error: KafkaError) -> int:
-        """As drop_all, but only for batches opened at or before that time. Returns the number of
+        """Like drop_all(), but only for batches opened at or before `opened_by`. Returns the number of
         records."""
         expired = [batch for batch in (*self._ready, *self._open.values()) if batch.opened <= opened_by]
         if not expired:
@@ -255,7 +255,8 @@ class Compressor:
         return self._give_up(expired, error)
 
     def _give_up(self, batches: list[_Batch], error: KafkaError) -> int:
-        """Removes them from both places. Returns the number of records."""
+        """Reports the records of these batches, which the caller has removed, as failed. Returns their
+        number."""
         count = sum(batch.count for batch in batches)
         self.records -= count
         for batch in batches:

@@ -2,12 +2,11 @@
 and a group membership core.
 
 Threads: the application's thread reads, and applies the group's changes, in poll(), consume() and
-consume_batch(); the attachment's thread maintains the membership. Two
-attachments: one for requests, one for the Fetch that sleeps (fetching.py), since responses keep their
-order.
+consume_batch(); the attachment's thread maintains the membership. There are two attachments: one for
+requests, one for the Fetch that sleeps (fetching.py), since responses keep their order.
 
-    L1  a record is returned once: a chunk read ahead is dropped, and its partition set back, by
-        seek, pause and everything that takes the partition away
+    L1  a record is returned once: a chunk that was read ahead is dropped, and its partition's position
+        set back, by seek, pause and everything that takes the partition away
     L2  a commit covers the records returned before the call that makes it; automatic commits are
         made in poll(), before it returns the next record, in consume(), when a partition is taken
         away, and in close()
@@ -67,8 +66,8 @@ POLL_RECORDS = 2048
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
 _NOTHING: Iterator[Message] = iter(())
-# of a topic that the request creates
-_ON_ITS_WAY = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
+# the errors of a topic that the request creates
+_BEING_CREATED = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
 class ShmConsumer:
@@ -142,11 +141,11 @@ class ShmConsumer:
         self._subscription: list[str] = []
         self._ready: Iterator[Message] = _NOTHING
         self._last: Message | None = None
-        self._chunk: Part | None = None  # whose records _ready has
+        self._chunk: Part | None = None  # the partition of the records in _ready
         self._chunk_begin = 0
         # partitions whose topic was recreated since the last records were taken: those records
         # belong to the old topic
-        self._begun: set[Key] = set()
+        self._recreated: set[Key] = set()
         self._pid = os.getpid()
         self._is_closed = False
         self._interrupted = False
@@ -163,7 +162,7 @@ class ShmConsumer:
     # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        if not self._inbox.attention:  # as take_ready: one call less
+        if not self._inbox.attention:  # take_ready() inlined, which saves a call
             for message in self._ready:
                 self._last = message
                 return message
@@ -188,10 +187,10 @@ class ShmConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Message]) -> None:
-        """The latest records were taken but not returned: they are read again, and commits end
-        before them.
+        """Takes back the latest records, which were taken but not returned: they are read again, and
+        commits end before them.
         """
-        self._settle()
+        self._note_returned()
         for part in self._rewind(messages):
             part.position = part.start
             if self._offsets.auto_store:
@@ -220,7 +219,7 @@ class ShmConsumer:
         """
         ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk except this one
         try:
-            while len(found) < count and not self._has_begun(found):
+            while len(found) < count and not self._has_recreated(found):
                 more = list(islice(self._ready, count - len(found)))
                 if more:
                     self._last = more[-1]
@@ -241,7 +240,7 @@ class ShmConsumer:
                 elif not self._fetcher.events and (
                     self._interrupted
                     or self._offsets.commits.finished
-                    or self._has_begun(found)
+                    or self._has_recreated(found)
                     or not self._wait(deadline)
                 ):
                     break
@@ -261,7 +260,7 @@ class ShmConsumer:
         deadline = deadline_of(timeout)
         while True:
             event = self._serve()
-            self._begun.clear()
+            self._recreated.clear()
             if event is not None:
                 return [event]
             found = list(islice(self._ready, count))
@@ -284,7 +283,7 @@ class ShmConsumer:
             return False
         self._chunk, self._chunk_begin, batch = chunk
         self._last, self._ready = None, iter(batch.messages())
-        self._offsets.expect()
+        self._offsets.schedule_commit()
         return True
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
@@ -302,7 +301,7 @@ class ShmConsumer:
             if chunk is not None:
                 part, _, batch = chunk
                 self._offsets.moved(part, batch.next_offset, batch.leader_epoch)
-                self._offsets.expect()
+                self._offsets.schedule_commit()
                 return batch
             if not self._fetcher.events and (self._interrupted or not self._wait(deadline)):
                 self._interrupted = False
@@ -325,10 +324,10 @@ class ShmConsumer:
                 self._runner.is_polling = False
         return True
 
-    # -- positions of returned records
-    # --------------------------------------------------------------
+    # -- positions of returned records -------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _note_returned(self) -> None:
+        """Advances the partition's position past the records that were returned."""
         part, last = self._chunk, self._last
         if part is not None and last is not None:
             self._offsets.moved(part, next_offset(last), last.leader_epoch())
@@ -337,14 +336,14 @@ class ShmConsumer:
 
     def _drop_chunk(self) -> None:
         """Records that were read ahead and not returned are read again later."""
-        self._settle()
+        self._note_returned()
         part, self._chunk, self._ready = self._chunk, None, _NOTHING
         if part is None or part.fetched == self._chunk_begin:
             return
         if part.reader is not None and part.phase is Phase.ACTIVE:
             part.reader.seek(self._chunk_begin)
             part.fetched = self._chunk_begin
-        else:  # it is retried, from the records read ahead on
+        else:  # the partition is being retried: it starts again before the records read ahead
             part.start = self._chunk_begin
             self._fetcher.start([part])
 
@@ -352,7 +351,7 @@ class ShmConsumer:
         """Goes back to the first of these records; none was returned. Returns their partitions."""
         self._drop_chunk()
         first = {key_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
-        parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._begun]
+        parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._recreated]
         for part in parts:
             part.start, part.reported_error = first[part.key], 0
         again = {part.key for part in parts}
@@ -375,23 +374,25 @@ class ShmConsumer:
         """Its topic was recreated: records read and commits pending belong to the old one."""
         if self._chunk is part:
             self._chunk, self._last, self._ready = None, None, _NOTHING
-        self._begun.add(part.key)
+        self._recreated.add(part.key)
         self._offsets.commits.gone({part.key})
 
-    def _has_begun(self, found: list[Message]) -> bool:
+    def _has_recreated(self, found: list[Message]) -> bool:
         """Whether some of these records are of a topic that has been recreated since."""
-        if self._begun and not any(
-            message.error() is None and (message.topic(), message.partition()) in self._begun for message in found
+        if self._recreated and not any(
+            message.error() is None and (message.topic(), message.partition()) in self._recreated for message in found
         ):
-            self._begun.clear()
-        return bool(self._begun)
+            self._recreated.clear()
+        return bool(self._recreated)
 
     # -- pending work ------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Starts each call of the application: raises if closed; what was returned is delivered."""
+        """Called first by each call of the application: raises if closed, and counts the records
+        returned before as delivered.
+        """
         self._require_open()
-        self._settle()
+        self._note_returned()
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
@@ -406,7 +407,7 @@ class ShmConsumer:
         application."""
         self._require_open()
         self._inbox.attention = False
-        self._settle()
+        self._note_returned()
         if self._runner is not None:
             self._runner.polled()
         self._serve_responses()
@@ -423,7 +424,7 @@ class ShmConsumer:
         self._inbox.serve()
         if self._metadata_version != self.control.metadata.version:
             self._metadata_version = self.control.metadata.version
-            self._look_for_topics()
+            self._report_missing_topics()
             self._fetcher.on_metadata()
         self._fetcher.advance()
         self._offsets.commits.advance()
@@ -434,7 +435,7 @@ class ShmConsumer:
             if commit.on_commit is not None and commit.outcome is not None:
                 commit.on_commit(*commit.outcome)
 
-    def until(self, is_done: Callable[[], object], deadline: float) -> bool:
+    def wait_until(self, is_done: Callable[[], object], deadline: float) -> bool:
         """Processes responses until the condition holds; calls no user callback. False: `deadline`
         came first.
         """
@@ -481,7 +482,7 @@ class ShmConsumer:
         else:
             self._runner.subscribe(*self._requested_topics())
 
-    def _look_for_topics(self) -> None:
+    def _report_missing_topics(self) -> None:
         """Reports each missing subscribed topic to the application once: otherwise the group would
         wait for it silently.
         """
@@ -490,7 +491,7 @@ class ShmConsumer:
             if info is None or not info.error:
                 self._topics_reported.discard(topic)
             elif topic not in self._topics_reported and not (
-                info.error in _ON_ITS_WAY and self.config["allow.auto.create.topics"]
+                info.error in _BEING_CREATED and self.config["allow.auto.create.topics"]
             ):
                 self._topics_reported.add(topic)
                 error = broker_error(info.error, f"Subscribed topic not available: {topic}")
@@ -506,9 +507,8 @@ class ShmConsumer:
         return subscribed(self.config, self._subscription)
 
     def speak_classic(self) -> bool:
-        """The group has classic members, and the broker admits no others
-        (group.consumer.migration.policy): this member joins as a classic one. False: it is one
-        already.
+        """Joins again with the classic protocol: the group has classic members, and the broker admits
+        no others (group.consumer.migration.policy). False: this member is a classic one already.
         """
         if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
             return False
@@ -530,7 +530,7 @@ class ShmConsumer:
         self._subscription = []
         if self._runner is not None:
             self._runner.leave()
-            self._rebalancer.until_left(time.monotonic() + CLOSE_S)
+            self._rebalancer.wait_until_left(time.monotonic() + CLOSE_S)
         else:
             self._remove([part for part in self.parts])
 
@@ -550,12 +550,12 @@ class ShmConsumer:
         ).to_bytes()
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Nothing: on shared memory a client is its process's user."""
+        """Does nothing: on shared memory a client is identified by its process's user."""
 
     # -- the end -----------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        """Dropped without close(): nothing is committed, the coordinator notices by time-out, but
+        """Dropped without close(): nothing is committed and the coordinator notices by time-out, but
         threads and memory are released.
         """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
@@ -568,12 +568,12 @@ class ShmConsumer:
             return
         deadline = time.monotonic() + CLOSE_S
         try:
-            self._settle()
+            self._note_returned()
             if self._runner is not None and not self.control.is_closed:
                 self._runner.leave()
-                self._rebalancer.until_left(deadline)
+                self._rebalancer.wait_until_left(deadline)
             self._remove([part for part in self.parts])
-            self.until(lambda: not self._offsets.commits.is_busy, deadline)
+            self.wait_until(lambda: not self._offsets.commits.is_busy, deadline)
             self._call_on_commit()
         except KafkaException as error:
             _log.info("closing a consumer of group %s: %s", self.config["group.id"], error)
@@ -592,7 +592,7 @@ _all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()
 
 
 def _stop_in_child() -> None:
-    """Records that were read ahead belong to the parent."""
+    """In a child of fork: records that were read ahead belong to the parent."""
     for consumer in list(_all):
         consumer._inbox.attention = True
 

@@ -55,7 +55,7 @@ class ConsumerAssignment:
             if (one.topic, one.partition) in self._parts or any(
                 part.key == (one.topic, one.partition) for part in added
             ):
-                raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}] is there twice")
+                raise failure(KafkaError._INVALID_ARG, f"{one.topic} [{one.partition}] is listed twice")
             added.append(Part(one.topic, one.partition, one.offset))
         for part in added:
             self._parts.add(part)
@@ -106,7 +106,7 @@ class ConsumerAssignment:
         self._consumer._require_open()
         for one in partitions:
             part = self._parts.get((one.topic, one.partition))
-            if part is not None:  # as confluent_kafka: a rebalance may have taken it since the caller looked
+            if part is not None:  # as in confluent_kafka: a rebalance may have taken it away meanwhile
                 self._consumer._drop_chunk_of(part)
                 part.paused = True
 
@@ -119,7 +119,7 @@ class ConsumerAssignment:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         self._consumer._require_open()
-        self._consumer._settle()
+        self._consumer._note_returned()
         results: list[TopicPartition] = []
         for one in partitions:
             part = self._parts.get((one.topic, one.partition))

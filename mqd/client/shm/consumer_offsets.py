@@ -37,7 +37,7 @@ _RETRIABLE = offsets.COORDINATOR_AWAY | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 
 
 def deadline_of(timeout: float | None) -> float:
-    """As in confluent_kafka, None and negative values mean no limit."""
+    """None and negative values mean no limit, as in confluent_kafka."""
     return INFINITY if timeout is None or timeout < 0 else time.monotonic() + timeout
 
 
@@ -50,7 +50,7 @@ def _stored_of(part: Part) -> Committed:
 
 
 def _gone(message: Message) -> KafkaError:
-    """The broker's result of a commit by topic id."""
+    """The error that the broker returns for a commit by topic id."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
     )
@@ -72,7 +72,7 @@ class ConsumerOffsets:
             self._config["auto.commit.interval.ms"] / 1000 if self._config["enable.auto.commit"] else INFINITY
         )
         self._timeout_s = self._config["socket.timeout.ms"] / 1000
-        self.due = INFINITY  # of the next automatic commit; set while there may be something to commit
+        self.due = INFINITY  # time of the next automatic commit; set while there may be something to commit
 
     # -- automatic ---------------------------------------------------------------------------------
 
@@ -84,8 +84,8 @@ class ConsumerOffsets:
         if self.auto_store:
             part.stored, part.stored_epoch, part.stored_metadata = position, part.leader_epoch, None
 
-    def expect(self) -> None:
-        """There will be something to commit."""
+    def schedule_commit(self) -> None:
+        """Sets the time of the next automatic commit: there will be something to commit."""
         if self.due == INFINITY and 0 < self._interval_s < INFINITY:  # 0: no timer; partitions that leave are committed
             self.due = time.monotonic() + self._interval_s
             self._control.wake_by(self.due)
@@ -100,7 +100,7 @@ class ConsumerOffsets:
         if again or any(
             part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
         ):
-            self.expect()
+            self.schedule_commit()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
         """Commits partitions that are taken away; waits for the outcome, which is passed to
@@ -112,17 +112,17 @@ class ConsumerOffsets:
         )
         if stored:
             commit = self.commits.add(stored, self._config["on_commit"], min(CLOSE_S, self._timeout_s))
-            self._consumer.until(lambda: commit.outcome is not None, commit.deadline)
+            self._consumer.wait_until(lambda: commit.outcome is not None, commit.deadline)
 
-    def let_go(self, keys: Iterable[Key], is_lost: bool) -> None:
-        """These partitions are taken away. Until the coordinator knows, no other member owns them,
-        so their requested commits come first (except for lost partitions, which another member owns
-        already).
+    def release(self, keys: Iterable[Key], is_lost: bool) -> None:
+        """Called when these partitions are taken away. No other member owns them before the
+        coordinator is informed, so this first waits for their requested commits (except for lost
+        partitions, which another member owns already).
         """
         keys = set(keys)
         if not is_lost:
             core = self._consumer._runner.core
-            self._consumer.until(
+            self._consumer.wait_until(
                 lambda: core.has_lost or not self.commits.concern(keys),
                 time.monotonic() + min(CLOSE_S, self._timeout_s),
             )
@@ -132,7 +132,7 @@ class ConsumerOffsets:
         return {
             part.key: _stored_of(part)
             for part in parts
-            if part.stored >= 0 and part.stored != part.committed and not self._is_another(part)
+            if part.stored >= 0 and part.stored != part.committed and not self._was_recreated(part)
         }
 
     def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
@@ -144,13 +144,12 @@ class ConsumerOffsets:
             return known
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
-    def _is_another(self, part: Part) -> bool:
+    def _was_recreated(self, part: Part) -> bool:
         """Its topic was deleted and recreated, and the new one has not been read yet."""
         info = self._control.metadata.topics.get(part.topic)
         return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id
 
-    # -- calls of the application
-    # -------------------------------------------------------------------
+    # -- calls of the application ------------------------------------------------------------------
 
     def commit(
         self, message: Message | None = None, offsets: list[TopicPartition] | None = None, asynchronous: bool = True
@@ -169,7 +168,7 @@ class ConsumerOffsets:
         commit = self.commits.add(to_commit, on_commit if asynchronous else None, self._timeout_s)
         if asynchronous:
             return None
-        self._consumer.until(lambda: commit.outcome is not None, INFINITY)
+        self._consumer.wait_until(lambda: commit.outcome is not None, INFINITY)
         failed, results = commit.outcome or (None, [])
         if failed is not None:
             raise KafkaException(failed)
@@ -181,7 +180,7 @@ class ConsumerOffsets:
             if message.error() is not None:
                 raise KafkaException(message.error())
             key = key_of(message)
-            if self._is_of_old(message):
+            if self._is_of_deleted_topic(message):
                 return {}
             return {key: Committed(next_offset(message), _epoch(message.leader_epoch()), None, self._topic_id(key))}
         if given is not None:
@@ -201,14 +200,14 @@ class ConsumerOffsets:
             {
                 part.key: _stored_of(part)
                 for part in self._parts
-                if part.stored >= 0 and not part.is_unknown and not self._is_another(part)
+                if part.stored >= 0 and not part.is_unknown and not self._was_recreated(part)
             },
             self._parts,
         )
 
-    def _is_of_old(self, message: Message) -> bool:
-        """Whether the offset is of the earlier topic of this name: the application has not received
-        it from this one.
+    def _is_of_deleted_topic(self, message: Message) -> bool:
+        """Whether the message is from an earlier topic of this name: the application has received no
+        record with this offset from the present one.
         """
         part = self._parts.get((message.topic(), message.partition()))
         return part is not None and part.given_end is not None and message.offset() >= part.given_end
@@ -234,8 +233,8 @@ class ConsumerOffsets:
             if part is not None:
                 part.stored, part.stored_epoch, part.stored_metadata = one.offset, one.leader_epoch, one.metadata
         if given:
-            self.expect()
-        # some: as confluent_kafka, since a rebalance may have taken them meanwhile
+            self.schedule_commit()
+        # an error only if all are missing, as in confluent_kafka: a rebalance may have taken some away
         if missing and len(missing) == len(given):
             raise failure(KafkaError._STATE, f"not assigned: {', '.join(missing)}")
 
@@ -261,7 +260,7 @@ class ConsumerOffsets:
                 self._consumer.coordinator.look_up()
             if not codes & _RETRIABLE or time.monotonic() + RETRY_S >= deadline:
                 break
-            self._consumer.until(lambda: False, time.monotonic() + RETRY_S)
+            self._consumer.wait_until(lambda: False, time.monotonic() + RETRY_S)
         missing = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), Committed(-1)
         results: list[TopicPartition] = []
         for topic, index in keys:

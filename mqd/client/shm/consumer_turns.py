@@ -21,7 +21,7 @@ class Turns:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._version = -1
-        self._reported = False  # error_cb, of this loss
+        self._reported = False  # whether error_cb was called for the present loss
         self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
         self._error_waits = False
         self.data = DataTurns(consumer)

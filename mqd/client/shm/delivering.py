@@ -45,7 +45,7 @@ class Delivery:
     """An event: records of one partition with one outcome.
 
     A part is (rows, indices, count): rows is a list of Entry or a CallReport, indices selects from
-    it; (None, None, count) stands for records without a waiting caller.
+    it; (None, None, count): records without a waiting caller.
     """
 
     __slots__ = ("base_offset", "error", "left", "log_append_ms", "parts", "partition", "topic")
@@ -74,7 +74,7 @@ class Delivery:
         return self.left
 
     def call(self) -> int:
-        """Calls the callbacks. When one raises, the later reports stay: the next call() continues
+        """Calls the callbacks. When one raises, the later reports are kept: the next call() continues
         after it.
         """
         served, parts, position = 0, self.parts, 0
@@ -132,7 +132,7 @@ def _callback_count(rows: Any, indices: Any) -> int:
 
 
 class ErrorEvent:
-    """For error_cb."""
+    """An error for error_cb."""
 
     __slots__ = ("callback", "error")
 

@@ -28,7 +28,7 @@ from mqd.protocol.errors import ErrorCode, is_retriable
 
 _log = logging.getLogger("mqd.client")
 _NEVER = float("inf")
-_GONE_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+_MISSING_TOPIC = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _LOST_IDENTITY = frozenset(
     {
         ErrorCode.UNKNOWN_PRODUCER_ID,
@@ -44,12 +44,12 @@ class Verdict(enum.Enum):
     """The consequence of a broker's error for a batch."""
 
     RETRY = enum.auto()
-    RENEW = enum.auto()  # again under a new identity
+    RENEW = enum.auto()  # sent again under a new identity
     FAIL = enum.auto()  # reported; a transaction must be aborted
     FATAL = enum.auto()  # the producer is finished
 
 
-def judge(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
+def verdict_on(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
     """`renewing`: a new identity has been requested, so responses under the old one prove nothing."""
     if transactional:
         if error in _FENCED:
@@ -145,19 +145,19 @@ class DeliveryOutcomes:
         while self._reported or self._take_from_core():
             outcome = self._reported.popleft()
             try:
-                self._settle(outcome, now)
+                self._handle(outcome, now)
             except BaseException:  # Ctrl-C: the C core reports it only once
                 self._reported.appendleft(outcome)
                 self._producer.attachment.wake()
                 raise
-        # a thread that waits for room or an outcome checks after every turn if it drives; if not:
+        # for threads that wait for room or an outcome; the driving one checks after every turn
         self._producer.attachment.changed.notify_all()
 
     def _take_from_core(self) -> bool:
         self._reported.extend(self._producer.native.deliveries())
         return bool(self._reported)
 
-    def _settle(self, outcome: NativeDelivery, now: float) -> None:
+    def _handle(self, outcome: NativeDelivery, now: float) -> None:
         batch = self.batches.get(outcome.batch)
         if batch is None:
             return
@@ -178,7 +178,7 @@ class DeliveryOutcomes:
 
     def _failed(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
         producer, identity, code = self._producer, self._producer.identity, outcome.error
-        verdict = judge(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
+        verdict = verdict_on(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
         if verdict is Verdict.RENEW:
             self._parked.append(outcome.batch)
             identity.renew()
@@ -191,7 +191,7 @@ class DeliveryOutcomes:
             )
             return
         age = now - batch.created
-        limit = self._topic_timeout_s if code in _GONE_TOPIC else _NEVER
+        limit = self._topic_timeout_s if code in _MISSING_TOPIC else _NEVER
         if verdict is Verdict.RETRY and batch.attempts < self._retries_max and age < min(self._timeout_s, limit):
             backoff = min(self._backoff_s * 2 ** min(batch.attempts, 16), self._backoff_max_s)
             batch.attempts += 1
@@ -207,8 +207,8 @@ class DeliveryOutcomes:
         )
 
     def give_up(self, number: int, partition: int, error: KafkaError) -> None:
-        """Reports records as failed; partition -1 = not known here. The sequences of an idempotent
-        producer have a gap then.
+        """Reports a batch's records as failed; partition -1 = not known here. This leaves a gap in the
+        sequences of an idempotent producer.
         """
         batch = self.batches.pop(number, None)
         if batch is None:
@@ -217,7 +217,7 @@ class DeliveryOutcomes:
         self._drop(number)
         self.records_failed += before - self._producer.native.outstanding_records
         self._report(batch, partition, -1, -1, error)
-        self._producer.identity.hole(error)
+        self._producer.identity.on_gap(error)
 
     def _drop(self, number: int) -> None:
         try:
@@ -230,7 +230,7 @@ class DeliveryOutcomes:
         self.take_deliveries(time.monotonic())
         for number in list(self.batches):
             self.give_up(number, -1, error)
-        self._producer.compressor.drop_all(error)  # these records are later ones
+        self._producer.compressor.drop_all(error)  # afterwards: these records are newer
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:
@@ -274,8 +274,8 @@ class DeliveryOutcomes:
             self._expire_staged(stage, now, error)
 
     def _expire_staged(self, stage: Any, now: float, error: KafkaError) -> None:
-        """Marks of a stage's length over time: records present at a mark that is old enough have
-        waited too long.
+        """Fails staged records that have waited too long. `_watched` has marks of a stage's length over
+        time: the records that were staged when an expired mark was made.
         """
         marks = self._watched.get(stage)
         if not stage.entries:

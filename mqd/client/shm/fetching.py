@@ -54,7 +54,7 @@ from mqd.protocol.errors import ErrorCode
 
 PARK_S = 10.0
 POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
-PARTITIONS_PER_REQUEST_MAX = 5_000  # partitions of one request
+PARTITIONS_PER_REQUEST_MAX = 5_000
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application got the error
@@ -76,7 +76,7 @@ _INFINITY = float("inf")
 
 
 class Fetcher:
-    """`open_reader(native, part, offset)`: a reader of reading.py. `remote`: opens those of
+    """`open_reader(native, part, offset)`: a reader of reading.py. `remote`: opens readers of
     remote_reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits.
     """
 
@@ -115,8 +115,8 @@ class Fetcher:
     # -- beginning ---------------------------------------------------------------------------------
 
     def start(self, parts: Iterable[Part]) -> None:
-        """Starts at `start`: an offset, or OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED,
-        OFFSET_INVALID.
+        """Starts reading each partition at its `start`: an offset, or OFFSET_BEGINNING, OFFSET_END,
+        OFFSET_STORED, OFFSET_INVALID.
         """
         for part in parts:
             part.serial += 1
@@ -181,7 +181,7 @@ class Fetcher:
             part.phase = Phase.COMMITTED
 
     def _restart(self, part: Part) -> None:
-        """F6."""
+        """The topic was recreated (F6)."""
         if part.reader is not None:
             self._close_reader(part)
         self.on_restarted(part)
@@ -424,7 +424,9 @@ class Fetcher:
         self._retry_later(part, error, quietly=code in UNKNOWN or code in _RETRIED, soon=code in _RETRIED)
 
     def _request_topic(self, part: Part) -> None:
-        """Out of range for a reader by name: the topic may have been recreated (F6)."""
+        """Requests the topic's metadata. For a reader by name whose offset is out of range: the topic
+        may have been recreated (F6).
+        """
         part.serial, part.start, self._starting = part.serial + 1, part.fetched, True
         self._request(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
 
@@ -442,7 +444,7 @@ class Fetcher:
             part.phase = Phase.TOPIC
 
     def _at_end(self, part: Part, end: int) -> None:
-        if end == part.fetched:  # not when it waits behind it
+        if end == part.fetched:  # not while it waits beyond the end
             part.sought = None
         if self._config["enable.partition.eof"] and part.eof_reported != end:
             part.eof_reported = end
@@ -452,8 +454,8 @@ class Fetcher:
             self.events.append(Message(part.topic, part.index, end, error=error))
 
     def _request_positions(self, part: Part) -> None:
-        """The transactions aborted from here to the last stable offset: known before the next
-        record is returned.
+        """Requests the transactions aborted between the next offset and the last stable one, which
+        must be known before the next record is returned.
         """
         part.phase, part.serial, self._starting = Phase.REQUESTING, part.serial + 1, True
         message = offsets.positions_request(
@@ -474,7 +476,7 @@ class Fetcher:
                 [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
                 data.last_stable_offset,
             )
-            if data.last_stable_offset <= part.fetched:  # files are being compacted, or it fell
+            if data.last_stable_offset <= part.fetched:  # files are being compacted, or the offset went back
                 self._retry_later(part, local_error(KafkaError._STATE), soon=True)
                 return
             part.phase = Phase.ACTIVE
@@ -572,5 +574,5 @@ class Fetcher:
                     [(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset
                 )
         if has_grown or not covered:
-            # taken back as soon as something is read
+            # reset as soon as something is read
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)

@@ -1,5 +1,5 @@
 """An idempotent producer's identity (producer id and epoch): requested, and requested again when
-its sequences have a hole or the broker has forgotten it.
+its sequences have a gap or the broker has forgotten it.
 
 A new identity is a new producer id: requests still in flight under the old one cannot be confused
 with it. The C core adopts it when everything that was sent is answered and no batch may be in the
@@ -36,8 +36,8 @@ class Identity:
         if self._mine:
             producer.held = HOLD
 
-    def hole(self, error: KafkaError) -> None:
-        """A batch was given up."""
+    def on_gap(self, error: KafkaError) -> None:
+        """A batch was given up, which leaves a gap in the sequences."""
         if self._producer.transactions.enabled:
             self._producer.transactions.failed(error)
         elif self.idempotent and self._producer.fatal is None:
@@ -58,11 +58,11 @@ class Identity:
             self._producer.attachment.wake()
 
     def on_turn(self, now: float) -> float:
-        """Continues; returns the time of the next turn."""
+        """Takes the next step; returns the time of the next turn."""
         if not self.renewing or not self._mine or self._producer.fatal is not None:
             return _NEVER
         if self._found is not None:
-            # responses cause turns; the time is for responses that never arrive
+            # responses cause turns; the retry is for responses that never arrive
             return _NEVER if self._take_over() else now + _RETRY_S
         if self._requested or now < self._request_at:
             return self._request_at if not self._requested else _NEVER
@@ -94,8 +94,8 @@ class Identity:
         try:
             self._producer.native.set_identity(*self._found)
         except NativeError:
-            # A batch has no response, or may have been written: only under the old identity can the
-            # broker tell.
+            # Some batch has no response, and may have been written: the broker can tell only under
+            # the old identity.
             self._producer.send_again()
             return False
         self._found = None

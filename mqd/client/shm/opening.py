@@ -22,8 +22,8 @@ def opener(
     reply_bytes: int = 0,
     request_bytes: int = 0,
 ) -> Callable[[], Any]:
-    """opener() -> a new attachment of the broker that `choice` has found. A broker of another build
-    is a permanent error: this process's code no longer matches it.
+    """Returns a function that makes a new attachment to the broker of `choice`. A broker of another
+    build is a permanent error: this process's code no longer matches it.
     """
     servers, socket_path = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 

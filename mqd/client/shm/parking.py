@@ -2,17 +2,16 @@
 its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
 
     session = PositionSession(isolation_level, rack_id)
-    request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)     # only what differs from the last request goes over
-    for topic_id, partition, data in session.on_response(response): ...              # what has grown, or has an error
-    session.reset()                                                                   # no response
-                                                                                      came: the next
-                                                                                      request is a
-                                                                                      full one
+    request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)
+                                    # contains only what differs from the last request
+    for topic_id, partition, data in session.on_response(response): ...
+                                    # the partitions that have grown, or have an error
+    session.reset()                 # without a response: the next request is a full one
 
-A consumer of a thousand quiet partitions and a lively one sends and gets a few bytes each time.
+With a thousand quiet partitions and a busy one, a request and its response have a few bytes.
 
     I1  `_sent` is what the broker's session holds: the offsets of the last request that was
-        answered, or is on its way (one at a time)
+        answered or is under way (one at a time)
     I2  a response without a session (id 0) or with a session's error makes the next request a full
         one
     I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
@@ -40,7 +39,7 @@ _SESSION_ERRORS = frozenset(
 
 
 class PositionSession:
-    """See the module. `isolation_level` 1 = read_committed: answers list the aborted
+    """See the module. `isolation_level` 1 = read_committed: responses list the aborted
     transactions."""
 
     def __init__(self, isolation_level: int = 0, rack_id: str = "") -> None:

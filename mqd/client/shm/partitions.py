@@ -2,8 +2,8 @@
 
 P1  `fetched` is the next offset to read, `position` the offset after the last record that the
     application received (OFFSET_INVALID: none yet), `stored` the offset of the next commit
-P2  a partition is read only when ACTIVE and not paused; partitions take
-    turns, one chunk each, so that a busy one does not delay the others
+P2  a partition is read only when ACTIVE and not paused; partitions take turns, one chunk each, so
+    that a busy one does not delay the others
 P3  a response for a partition counts only if `serial` has not changed since the request: seek,
     unassign and a new start change it
 """
@@ -21,11 +21,11 @@ from mqd.client.offsets import Key
 
 class Phase(enum.IntEnum):
     TOPIC = 0  # its topic id is not known yet
-    COMMITTED = 1  # asks what the group has committed
-    LIST = 2  # asks for its begin or end
-    REQUESTING = 3  # one of these questions is under way
+    COMMITTED = 1  # the group's committed offset is to be requested
+    LIST = 2  # its start or end offset is to be requested
+    REQUESTING = 3  # one of these requests is under way
     ACTIVE = 4
-    FAILED = 5  # told the application; tried again at retry_at
+    FAILED = 5  # tried again at retry_at
 
 
 class Part:
@@ -64,18 +64,17 @@ class Part:
         self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata: str | None = None
-        self.timestamp = 0  # what LIST asks for
+        self.timestamp = 0  # the one that LIST requests the offset of
         self.retry_at = 0.0
-        # its replicas, as they were when this host had none to read from; None: it is read here
+        # its replicas at the time when none on this host could be read; None: it is read here
         self.remote_view: object = None
         self.serial = 0
         self.unknown_since: float | None = None
-        # where the application wants to begin, while nothing has been read since it said so
+        # where the application wants to begin; None when something has been read since, or no wish
         self.sought = None if start == OFFSET_INVALID else start
-        # the offset after everything that the application was ever given of a topic that was
-        # recreated; None: it was not
+        # the offset after the last record received since the topic was recreated; None: it was not
         self.given_end: int | None = None
-        self.is_unknown = False  # so said the broker when it was read last: its topic may be gone
+        self.is_unknown = False  # the broker did not know it at the last read: its topic may be deleted
         self.reported_error = 0  # the error last reported to the application
 
     @property
@@ -137,8 +136,8 @@ class Parts:
         self.version += 1
 
     def turns(self) -> Iterator[Part]:
-        """All readable partitions, once each, starting with the longest waiting. A
-        taken partition goes to the end.
+        """All readable partitions, once each, the longest waiting first. A partition that was taken
+        goes to the end.
         """
         turns = self._turns
         for _ in range(len(turns)):

@@ -38,7 +38,7 @@ from mqd.client.shm.staging import STAGE_MAX, Chunk, Entry, Stage, checked
 from mqd.native.client import INT64_MAX
 
 _log = logging.getLogger("mqd.client")
-_AT_ONCE_BYTES = 16 << 10  # a record larger than this is handed over at once, which bounds the bytes that are staged
+_STAGED_BYTES_MAX = 16 << 10  # a larger record is handed over immediately, which bounds the bytes that are staged
 _new_entry = tuple.__new__  # a third of the time of Entry(...)
 _INT32_MAX = 2**31 - 1
 
@@ -67,7 +67,7 @@ class ShmProducer(ProducerDriver):
             self.active,
         )
         time_ns, monotonic, wake_by, linger_s = time.time_ns, time.monotonic, self.attachment.wake_by, self._linger_s
-        small_max = min(_AT_ONCE_BYTES, self.config["message.max.bytes"])
+        small_max = min(_STAGED_BYTES_MAX, self.config["message.max.bytes"])
         at_once, hand_over_now = small_max if linger_s else -1, self._hand_over_now
         plain = self.config["on_delivery"] is None and self.config.partitioner is None
 
@@ -203,7 +203,7 @@ class ShmProducer(ProducerDriver):
         on_delivery: Any = None,
         timeout: float = -1,
     ) -> int:
-        """As mqd.Producer.produce_batch."""
+        """Like mqd.Producer.produce_batch."""
         stage = self.stages.get(topic) or self._new_stage(topic)
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError("expected on_delivery to be callable")
@@ -248,7 +248,7 @@ class ShmProducer(ProducerDriver):
     # -- waiting -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = -1) -> int:
-        """As mqd.Producer.poll."""
+        """Like mqd.Producer.poll."""
         if self.events:
             return self._serve()
         if self._closed:
@@ -262,7 +262,7 @@ class ShmProducer(ProducerDriver):
         return self.events.serve(self.attachment.lock)
 
     def flush(self, timeout: float | None = -1) -> int:
-        """As mqd.Producer.flush."""
+        """Like mqd.Producer.flush."""
         deadline = NEVER if timeout is None or timeout < 0 else time.monotonic() + timeout
         with self.attachment.lock:
             self._require_open()
@@ -289,7 +289,7 @@ class ShmProducer(ProducerDriver):
                 self._flushing -= 1
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """As mqd.Producer.purge. What the C core holds counts as in flight: sent, or on its way."""
+        """Like mqd.Producer.purge. What the C core holds counts as in flight: sent, or on its way."""
         self.require_usable()
         self.drop(in_queue, in_flight)
 
@@ -316,7 +316,7 @@ class ShmProducer(ProducerDriver):
         return self.attachment.request(api_key, self.attachment.api.pick(api_key), message, timeout)
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """As mqd.Producer.list_topics."""
+        """Like mqd.Producer.list_topics."""
         self.require_usable()
         return self.attachment.metadata.list_topics(
             topic, timeout, allow_auto_create=self.config["allow.auto.create.topics"]
@@ -347,10 +347,10 @@ class ShmProducer(ProducerDriver):
         self._require_open()
         self.transactions.abort(timeout)
 
-    # -- life --------------------------------------------------------------------------------------
+    # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """As mqd.Producer.close."""
+        """Like mqd.Producer.close."""
         if self._closed or os.getpid() != self._pid:
             return True
         closing.close(self)

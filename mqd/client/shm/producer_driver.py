@@ -217,7 +217,7 @@ class ProducerDriver:
     def _unresolved(self, stage: Stage, now: float) -> float:
         info = self.attachment.metadata.topics.get(stage.topic)
         limit = stage.unresolved_since + self.config["topic.metadata.propagation.max.ms"] / 1000
-        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: may be on its way
+        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: the topic may be being created
         hopeless = info is not None and info.error and info.error not in (3, 5)
         if hopeless or now >= limit:
             code = info.error if info is not None and info.error else KafkaError._UNKNOWN_TOPIC
@@ -319,7 +319,7 @@ class ProducerDriver:
         )
 
     def _require_open(self) -> None:
-        """As require_usable, except for a fatal error, which the caller reports in more detail."""
+        """Like require_usable(), except for a fatal error, which the caller reports in more detail."""
         if self._closed or os.getpid() != self._pid:
             self.require_usable()
 

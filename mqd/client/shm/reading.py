@@ -90,7 +90,7 @@ class PartitionReader:
     ETIMEDOUT, EIO.
     """
 
-    is_remote = False  # remote_reading.py has those
+    is_remote = False  # remote readers: remote_reading.py
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class PartitionReader:
         self._reader.set_aborted(transactions, until_offset)
 
     def skip(self) -> None:
-        """Leaves out the batch that take_problem() called corrupt. Raises NativeError when its
-        header is damaged too: only seek helps then.
+        """Leaves out the batch that take_problem() reported as corrupt. Raises NativeError when its
+        header is damaged too: then only seek() continues after it.
         """
         self._reader.skip()
 
@@ -171,8 +171,8 @@ class PartitionReader:
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
-        """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); no further batch of
-        the log is begun when bytes_max of it were walked. Blocks only for a disk.
+        """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); after bytes_max of the
+        log no further batch is begun. Blocks only for a disk.
         """
         self._problem = None
         if self._rest is not None:
@@ -225,7 +225,7 @@ class PartitionReader:
         offsets, timestamps, key_positions, key_bytes, value_positions, value_bytes, header_positions, header_bytes = (
             columns
         )
-        # a section of one byte counts none
+        # a section of one byte has no headers
         headers = Blobs(base, header_positions, header_bytes) if int(header_bytes.max()) > 1 else None
         return RecordBatchView(
             self.topic,

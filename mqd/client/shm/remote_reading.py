@@ -3,7 +3,7 @@ leaders, through librdkafka, for a consumer that otherwise reads shared memory.
 
     records = RemoteRecords(settings)                    # nothing is connected before the first
                                                          reader
-    reader = records.open(topic, partition, offset)      # as reading.PartitionReader, as far as fetching.py uses it
+    reader = records.open(topic, partition, offset)      # has what fetching.py uses of reading.PartitionReader
     records.close()
 
 One librdkafka consumer for all such partitions, without a group: it starts at the given offset, and
@@ -15,7 +15,7 @@ thread.
     V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were
         read
     V3  `position` follows the returned records; at an end that librdkafka has reported, it is that
-        end (behind transaction markers)
+        end (after transaction markers)
     V4  no caller waits for a failed thread: every reader then has a problem, also those that are
         opened or sought later
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
@@ -40,7 +40,7 @@ from mqd.protocol.errors import ErrorCode
 AHEAD_RECORDS = 20_000
 CONSUMED_TOGETHER = 1000
 POLL_S = 0.05  # requests of readers are carried out within this time
-# Of the application's configuration: what is about its group, its callbacks, or is decided here.
+# The keys of the application's configuration that concern its group or callbacks, or are decided here.
 _NOT_TAKEN = frozenset(
     {
         "auto.commit.enable",
@@ -74,7 +74,7 @@ _log = logging.getLogger("mqd.client")
 
 
 class RemoteReader:
-    """One partition's; see reading.PartitionReader."""
+    """The reader of one partition; see reading.PartitionReader."""
 
     is_remote = True
 
@@ -136,14 +136,14 @@ class RemoteRecords:
         self._demand = threading.Condition(self.lock)
         self._open: set[RemoteReader] = set()
         self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
-        # the thread's: the readers, and the serials that were carried out
+        # used only by the thread: the readers, and their serials that were carried out
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}
         self._thread: threading.Thread | None = None
         self._closed = self._failed = False
 
     def attach(self, notify: Callable[[], None], metadata: Any) -> None:
         """`notify()`: some reader has records or a problem; called by any thread. `metadata`: knows
-        brokers beside those that the application named.
+        more brokers than the application named.
         """
         self._notify, self._metadata = notify, metadata
 
@@ -211,7 +211,7 @@ class RemoteRecords:
                 if messages:
                     self._hand_over(messages)
                     self._pause(consumer)
-        # a bug of mqd: these partitions would not be read, and the application would wait
+        # a bug of mqd: otherwise these partitions would not be read, and the application would wait
         except Exception:
             _log.exception("partitions on other hosts are no longer read")
             self._fail_all()

@@ -108,7 +108,7 @@ class Stage:
         self.marks.append((self.taken + len(self.entries), now_ms))
 
     def release(self, count: int) -> None:
-        """Removes the first `count` entries. As many more may be appended as before."""
+        """Removes the first `count` entries, and lowers the limit by as many."""
         self.limit = max(self.limit - count, 0)
         del self.entries[:count]
         self.taken += count
@@ -242,7 +242,7 @@ def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
 
 
 def native_columns(chunk: Chunk) -> Columns:
-    """As the C core takes them; the buffers are the chunk's."""
+    """The columns in the form that the C core takes; the buffers remain the chunk's."""
     values, keys, headers = chunk.values, chunk.keys, chunk.headers
     found = Columns(
         count=values.count,

@@ -1,9 +1,10 @@
 """Transactions of the producer over shared memory (KIP-98), of KIP-890's second version where the
 broker's feature transaction.version says so.
 
-    READY -> OPEN -> (commit, abort) -> READY        BROKEN: the transaction must be aborted       fatal: the producer's
-                     UNDECIDED: a commit was abandoned before its outcome was known: nothing
-                     more is written, and an abort may find that the coordinator has committed
+    READY -> OPEN -> ENDING (commit or abort) -> READY
+    BROKEN       the transaction must be aborted; a fatal error ends the producer instead
+    UNDECIDED    a commit was abandoned before its outcome was known: nothing more is written, and an
+                 abort may find that the coordinator has committed
 
 1. A record is produced only while OPEN, and reaches the C core only while OPEN: when a transaction
    ends, no staged records remain.
@@ -14,8 +15,8 @@ broker's feature transaction.version says so.
    version 1 requests the next epoch, version 2 gets it anyway.
 4. Requests whose response was lost are repeated: all of them are idempotent.
 
-Errors as librdkafka's: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods block
-their caller; the driver continues.
+Errors have librdkafka's flags: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods
+block their caller; the driver continues.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _COMMITTED = ErrorCode.INVALID_TXN_STATE  # the response to an abort after a com
 
 
 class _CommittedError(KafkaException):
-    """Of an abort that came too late."""
+    """Raised by an abort that came too late."""
 
 
 class State(enum.Enum):
@@ -98,7 +99,7 @@ class _Current:
         self.joined: set[str] = set()  # topics, version 1
         self.joining: set[str] = set()
         self.groups: set[str] = set()
-        # topics of the offsets to commit that are unknown, whichever call met that first
+        # topics of offsets to commit that are unknown, with the time of the first such response
         # (time.monotonic)
         self.gone_since: dict[str, float] = {}
         self.commit_requested = False  # the coordinator may have decided to commit
@@ -166,12 +167,12 @@ class Transactions:
             for stage in self._producer.stages.values():
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
-    def on_close(self, alone_s: float) -> None:
-        """Aborts the open transaction. Without a broker it waits at most `alone_s` for one."""
+    def on_close(self, without_broker_s: float) -> None:
+        """Aborts the open transaction. Without a broker it waits at most `without_broker_s` for one."""
         if self.enabled and self.state in (State.OPEN, State.BROKEN, State.UNDECIDED, State.ENDING):
             timeout = self._producer.config["transaction.timeout.ms"] / 1000
             try:
-                self.abort(timeout if self._producer.attachment.attached else min(timeout, alone_s))
+                self.abort(timeout if self._producer.attachment.attached else min(timeout, without_broker_s))
             except KafkaException:
                 # it is being ended by another call; or the coordinator will, when
                 # transaction.timeout.ms has passed
@@ -252,7 +253,7 @@ class Transactions:
                 if self.state is State.ENDING and self._ends:
                     raise failure(
                         KafkaError._STATE,
-                        "the transaction is being ended: by another thread, or below this signal's handler",
+                        "the transaction is being ended by another thread, or by the call that this signal interrupted",
                     )
                 if self.state not in (State.BROKEN, State.ENDING):
                     self._require(State.OPEN, State.UNDECIDED)
@@ -262,7 +263,9 @@ class Transactions:
             self._ends.discard(this)
 
     def _begin_end(self, this: object) -> None:
-        """Both under the lock: if the end has no thread, Ctrl-C has interrupted it."""
+        """Both with the lock held: when the state is ENDING and `_ends` is empty, Ctrl-C has interrupted
+        the call.
+        """
         self._ends.add(this)
         self.state = State.ENDING
 
@@ -280,12 +283,12 @@ class Transactions:
                 self.state = State.READY
         except BaseException as problem:
             with self._producer.attachment.lock:
-                self._close_gate()  # Ctrl-C may have come before it was
+                self._close_gate()  # Ctrl-C may have come before it was closed
                 if self.state is not State.ENDING:
                     pass  # Ctrl-C came when all was done
                 elif isinstance(problem, _CommittedError):
                     self.state, self._current.broken_by = State.UNDECIDED, None
-                # its outcome is open (Ctrl-C, too): the same method again
+                # the outcome is not known (also after Ctrl-C): the same method may be called again
                 elif not isinstance(problem, KafkaException) or problem.args[0].retriable():
                     self.state = State.UNDECIDED if commit and self._current.broken_by is None else State.BROKEN
                 elif self._producer.fatal is None:
@@ -297,7 +300,7 @@ class Transactions:
         """Does the remaining steps with the coordinator."""
         if not (self._current.wrote or self._current.joined):
             return
-        # before the C core, which then discards the sequences
+        # set before _drained(), in which the C core discards the sequences
         self._current.renews |= not commit
         if not commit and not self._drained(deadline):
             raise failure(

@@ -120,7 +120,7 @@ class Connection:
         return number
 
     def ready(self, seconds: float) -> bool:
-        """Waits up to this time for data or the end of the connection; whether there was either."""
+        """Waits up to `seconds` for data or the end of the connection; returns whether one arrived."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         waiting = select.poll()
@@ -129,7 +129,7 @@ class Connection:
 
     def receive(self, memory: bytearray | None = None) -> memoryview:
         """The next frame, without its length: in `memory` when it has room for it, else in new
-        memory. Read-only in spirit.
+        memory. It must not be written to.
         """
         head = bytearray(4)
         self._fill(memoryview(head))

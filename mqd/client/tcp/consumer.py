@@ -16,7 +16,7 @@ from mqd.client.config import Settings
 from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
-SLICE_S = 0.1  # of a wait that may be interrupted
+SLICE_S = 0.1  # after which an interruptible wait checks for an interrupt
 STORE_RECORDS, STORE_S = 100, 0.5  # returned records are stored at least as often
 _METHODS = (
     "memberid",
@@ -63,7 +63,7 @@ class TcpConsumer:
         # where paused partitions with buffered records continue: librdkafka has no position until it
         # returns the next record
         self._paused_at: dict[tuple[str, int], int] = {}
-        # by the latest take(): stored by the next call, unless they are returned
+        # records of the latest take(): the next call counts them as returned, unless it is give_back()
         self._taken: list[Any] = []
         self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
         self._unstored_count = 0
@@ -108,7 +108,7 @@ class TcpConsumer:
         return self._take_held(count)
 
     def gather(self, count: int) -> list[Any]:
-        """`count` records and events; fewer after interrupt(). They count as those of take()."""
+        """`count` records and events; fewer after interrupt(). They count as returned as in take()."""
         self._count_taken()
         while (before := len(self._held)) < count:
             self._fill(count - before, 0 if self._interrupted else SLICE_S)
@@ -127,8 +127,8 @@ class TcpConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
-        """The latest records were taken but not returned: they are returned next, and commits end
-        before them.
+        """Takes back the latest records, which were taken but not returned: they are returned next, and
+        commits end before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
         self._count_taken()
@@ -145,7 +145,7 @@ class TcpConsumer:
                 self._hand_out(message)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """As mqd.Consumer.consume_batch, from messages: columns are copies."""
+        """Like mqd.Consumer.consume_batch, from messages: columns are copies."""
         from mqd.client.record_batch import RecordBatchView
 
         if max_records < 1:
@@ -186,13 +186,12 @@ class TcpConsumer:
         first = self._poll_one(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
             return
-        self._held.append(first)  # at once: consume() may call on_revoke, which takes its partition away, or raise
+        self._held.append(first)  # before consume(), which may raise, or call on_revoke and lose its partition
         if count > 1:
             more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
             self._held += more
 
-    # -- records held here are dropped with their partition
-    # ------------------------------------------
+    # -- records held here are dropped with their partition ----------------------------------------
 
     def _drop(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
         """Drops the records of these partitions, None = of all. Returns the first offset dropped of
@@ -266,7 +265,7 @@ class TcpConsumer:
         if self._unstored:
             messages, self._unstored = self._unstored.values(), {}
             self._unstored_count, self._stored_at = 0, time.monotonic()
-            self._store_offsets([_behind(one) for one in messages])
+            self._store_offsets([_position_after(one) for one in messages])
 
     def _store_offsets(self, offsets: list[Any]) -> None:
         with contextlib.suppress(KafkaException):  # of partitions that have been revoked meanwhile
@@ -334,7 +333,7 @@ class TcpConsumer:
         self._consumer.close()
 
 
-def _behind(message: Any) -> Any:
+def _position_after(message: Any) -> Any:
     epoch = message.leader_epoch()
     more = {} if epoch is None or epoch < 0 else {"leader_epoch": epoch}
     return confluent_kafka.TopicPartition(message.topic(), message.partition(), message.offset() + 1, **more)

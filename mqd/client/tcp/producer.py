@@ -102,7 +102,7 @@ class TcpProducer:
         on_delivery: Any = None,
         timeout: float = -1,
     ) -> int:
-        """As mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an
+        """Like mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an
         application would by poll().
         """
         if on_delivery is not None and not callable(on_delivery):

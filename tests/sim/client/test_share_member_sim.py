@@ -65,7 +65,9 @@ def it_fetches_ahead(patch: pytest.MonkeyPatch) -> None:
 
 def a_strict_fetch_asks_every_leader(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        ShareCore, "_asked", lambda self, leaders, now: [node for node in sorted(leaders) if self._is_free(node, now)]
+        ShareCore,
+        "_leaders_to_fetch",
+        lambda self, leaders, now: [node for node in sorted(leaders) if self._is_free(node, now)],
     )
 
 

@@ -20,7 +20,7 @@ from mqd.cli.inspection.diagnosis import (
 )
 from mqd.cli.inspection.metrics_page import Sample
 from mqd.cli.offline_replicas import OfflineReplica
-from mqd.cli.voters import Judged
+from mqd.cli.voters import VoterStatus
 
 NOW_MS = 1_000_000_000_000
 
@@ -34,9 +34,9 @@ def process(name: str, state: str = "running", restarts: int = 0) -> dict[str, A
     return {"name": name, "state": state, "restart_count": restarts}
 
 
-def cluster(fenced: list[int], judged: Judged) -> Any:
+def cluster(fenced: list[int], status: VoterStatus) -> Any:
     brokers = [SimpleNamespace(broker_id=n, host="h", port=9092, is_fenced=n in fenced) for n in (1, 2, 3)]
-    return SimpleNamespace(brokers=brokers, judged=judged, quorum=SimpleNamespace(leader_id=1))
+    return SimpleNamespace(brokers=brokers, voter_status=status, quorum=SimpleNamespace(leader_id=1))
 
 
 def partitions(leaderless: list[tuple[str, int, list[int]]], behind: dict[int, list[str]]) -> Any:
@@ -56,11 +56,11 @@ def test_processes() -> None:
 
 
 def test_a_healthy_cluster() -> None:
-    assert of_cluster(cluster([], Judged(NOW_MS, [], [], 1)), partitions([], {}), [], NOW_MS + 1_500) == []
+    assert of_cluster(cluster([], VoterStatus(NOW_MS, [], [], 1)), partitions([], {}), [], NOW_MS + 1_500) == []
 
 
 def test_an_unhealthy_cluster() -> None:
-    seen = cluster([3], Judged(NOW_MS, [3], [], 0))
+    seen = cluster([3], VoterStatus(NOW_MS, [3], [], 0))
     lacking = partitions([("t", 0, [3]), ("t", 1, [2])], {2: ["u-0"], 3: ["u-1"]})
     place = OfflineReplica("t-1", 2, ("/disk",))
     assert report(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [

@@ -44,7 +44,7 @@ def quorum(
 
 
 def seen(partition: DescribeQuorumResponse.PartitionData) -> tuple[list[int], list[int], int]:
-    found = voters.judged(partition)
+    found = voters.voter_status(partition)
     return found.silent, found.behind, found.may_be_lost
 
 

@@ -227,7 +227,7 @@ def look_again(world: ConsumerWorld) -> None:
     with control.lock:
         known = control.metadata.version
         control.metadata.refresh([TOPIC])
-    while not world.consumer.until(lambda: control.metadata.version != known, time.monotonic() + 0.01):
+    while not world.consumer.wait_until(lambda: control.metadata.version != known, time.monotonic() + 0.01):
         pass
 
 
@@ -246,7 +246,7 @@ def starts_over(world: ConsumerWorld) -> Any:
     part: Any = consumer.parts.get((TOPIC, 0))
     look_again(world)
     consumer._fetcher._on_error(part, int(ErrorCode.UNKNOWN_TOPIC_ID))  # as in the response to a waiting Fetch
-    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+    while not consumer.wait_until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
         pass
     return part
 

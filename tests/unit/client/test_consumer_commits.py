@@ -195,7 +195,7 @@ class FakeConsumer:
         self.done_count = 0
         self._runner = SimpleNamespace(done=self._done, core=SimpleNamespace(has_lost=False))
         self.gone: list = []  # and whether it was lost
-        self._offsets = SimpleNamespace(let_go=lambda keys, is_lost: self.gone.append((keys, is_lost)))
+        self._offsets = SimpleNamespace(release=lambda keys, is_lost: self.gone.append((keys, is_lost)))
         self.rebalancer = Rebalancer(self)
         self.log: list = []
         self.rebalancer.set_callbacks(*(self._logged(name) for name in ("assign", "revoke", "lost")))

@@ -19,7 +19,7 @@ from mqd.client.config import read
 from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
 from mqd.client.shm import compressing
-from mqd.client.shm.delivery_outcomes import Verdict, judge
+from mqd.client.shm.delivery_outcomes import Verdict, verdict_on
 from mqd.client.tcp.producer import TcpProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_broker import FakeBroker
@@ -349,7 +349,7 @@ def test_out_of_order_sequences_are_fatal(make) -> None:
 def test_the_treatment_of_each_error(
     error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict
 ) -> None:
-    assert judge(error, idempotent, transactional, renewing) is verdict
+    assert verdict_on(error, idempotent, transactional, renewing) is verdict
 
 
 # -- full, lost, closed ----------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_arrow_arrays_are_views(log: Log) -> None:
             None if value is None else value.encode() if isinstance(value, str) else value
             for value in batch.values.to_arrow(other).to_pylist()
         ] == values
-    with pytest.raises(ValueError, match="none of"):
+    with pytest.raises(ValueError, match="not one of"):
         batch.values.to_arrow("list")
     batch.release()
     reader.close()

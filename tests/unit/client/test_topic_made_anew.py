@@ -264,7 +264,7 @@ def test_a_seek_after_the_error_leaves_no_old_offset_to_commit(make: Callable[..
     part = learns_of_deletion(world)
     look_again(world)
     consumer.seek(TopicPartition(TOPIC, 0, 0))
-    while not consumer.until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
+    while not consumer.wait_until(lambda: part.topic_id == NEW, time.monotonic() + 0.01):
         pass
     with pytest.raises(KafkaException):
         consumer.commit(asynchronous=False)

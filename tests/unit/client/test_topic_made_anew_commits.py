@@ -32,7 +32,7 @@ from tests.unit.client.client_consumer import (
 def settled(world: ConsumerWorld) -> None:
     """Every commit has a response."""
     commits = world.consumer._offsets.commits
-    while not world.consumer.until(lambda: not commits.is_busy, time.monotonic() + 0.01):
+    while not world.consumer.wait_until(lambda: not commits.is_busy, time.monotonic() + 0.01):
         pass
 
 

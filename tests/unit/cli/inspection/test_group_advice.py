@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mqd.cli.inspection.group_advice import Advice, Look, advise
+from mqd.cli.inspection.group_advice import Advice, GroupSample, advise
 from mqd.cli.inspection.live_view import Partition
 
 SECONDS = 20.0
@@ -20,8 +20,8 @@ def after_while(
 ) -> Advice:
     """`written`, `read`: records per second. `lag`: of each partition, at first."""
 
-    def look(at_s: float, held: dict[str, set[Partition]]) -> Look:
-        return Look(
+    def look(at_s: float, held: dict[str, set[Partition]]) -> GroupSample:
+        return GroupSample(
             at_s,
             {one: 10_000_000 + int(rate * at_s) for one, rate in written.items()},
             {one: 10_000_000 - lag + int(rate * at_s) for one, rate in read.items()},
@@ -99,12 +99,14 @@ def test_offsets_that_were_set_back_and_topics_that_are_gone() -> None:
     part = ("flights", 0)
     members = {"a": frozenset({part})}
     found = advise(
-        Look(0.0, {part: 100}, {part: 90, ("gone", 0): 5}, members), Look(10.0, {part: 110}, {part: 10}, members), 60
+        GroupSample(0.0, {part: 100}, {part: 90, ("gone", 0): 5}, members),
+        GroupSample(10.0, {part: 110}, {part: 10}, members),
+        60,
     )
     assert (found.records_in_s, found.records_read_s, found.lag, found.partitions) == (1, 0, 100, 1)
 
 
 def test_two_samples_at_the_same_time() -> None:
-    look = Look(1.0, {}, {}, {})
+    look = GroupSample(1.0, {}, {}, {})
     with pytest.raises(ValueError, match="no rate"):
         advise(look, look, 60)
