@@ -14,7 +14,7 @@ $(VENV)/.created:
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	touch $@
 
-# Editable, so that a changed Python file needs no new install; a changed C file builds anew.
+# Editable, so that a changed Python file needs no new install; a changed C file causes a rebuild.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(filter-out native/tests/% native/examples/%,$(NATIVE_SOURCES))
 	$(BIN)/python -m pip install --quiet --editable '.[test,demo]'
 	touch $@
@@ -22,7 +22,7 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml setup.py $(filter-out native
 demo: venv
 	$(BIN)/python -m mqd.cli.main demo
 
-# A thousand jobs, workers that are killed, and a picture of who did what: queue.svg.
+# A thousand jobs, workers that are killed, and a picture of which worker did which job: queue.svg.
 demo-queue: venv
 	$(BIN)/python examples/jobs/demo.py
 
@@ -30,12 +30,12 @@ demo-queue: venv
 demo-spark: venv $(VENV)/.spark $(VENV)/.charts
 	$(BIN)/python -m mqd.cli.main demo-spark
 
-# PySpark is half a gigabyte: only what needs it waits for it.
+# PySpark is half a gigabyte: only targets that need it install it.
 $(VENV)/.spark: $(VENV)/.installed
 	-$(BIN)/python -m pip install --quiet --editable '.[spark]'
 	touch $@
 
-# Three brokers on this machine, in the foreground; prints how to look at them.
+# Three brokers on this machine, in the foreground; prints commands to try with them.
 cluster: venv
 	$(BIN)/python -m mqd.cli.main cluster local
 
@@ -46,11 +46,11 @@ example:
 native-test:
 	$(MAKE) -C native/tests check
 
-# tests/run_quick.py runs native-test too, beside the tests that wait.
+# tests/run_quick.py runs native-test too, in parallel with tests that mostly wait.
 test: lint $(VENV)/.spark
 	$(BIN)/python -m tests.run_quick
 
-# The same, and what its slowest tests cost is written to tests/durations.json: on a quiet machine.
+# The same, and writes what the slowest tests cost to tests/durations.json. For a quiet machine.
 durations: lint $(VENV)/.spark
 	$(BIN)/python -m tests.run_quick --keep
 
@@ -66,7 +66,7 @@ chaos: venv
 chaos-cluster: venv
 	$(BIN)/python -m tests.chaos $(ARGUMENTS)
 
-# A secured broker under bad input, floods, kills, cuts and damaged files, beside clients that must not notice. ARGUMENTS="--seed 7 --seconds 3600 --count 5000" for longer than ten minutes.
+# A secured broker under bad input, floods, kills, cuts and damaged files, while other clients must not be affected. ARGUMENTS="--seed 7 --seconds 3600 --count 5000" for longer than ten minutes.
 attack: venv
 	$(BIN)/python -m tests.attack $(ARGUMENTS)
 
@@ -77,11 +77,11 @@ fuzz: venv
 bench: venv
 	$(BIN)/python -m perf
 
-# mqd beside Apache Kafka, NATS JetStream, RabbitMQ streams and Redis Streams; 25 minutes at most. ARGUMENTS=--quick tries it.
+# Compares mqd with Apache Kafka, NATS JetStream, RabbitMQ streams and Redis Streams; 25 minutes at most. ARGUMENTS=--quick is a short run.
 bench-peers: venv $(VENV)/.charts
 	$(BIN)/python -m perf peers $(ARGUMENTS)
 
-# The charts' library; the measurements do without it.
+# The library that draws charts; measurements do not need it.
 $(VENV)/.charts: $(VENV)/.installed
 	-$(BIN)/python -m pip install --quiet 'matplotlib>=3.8,<4'
 	touch $@
@@ -97,7 +97,7 @@ $(VENV)/.lint: $(VENV)/.installed pyproject.toml
 		print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["lint"])')
 	touch $@
 
-# tests/tidy: layers of imports and includes, lengths, commit titles, names on the pages. mypy keeps what it found in
+# tests/tidy: layers of imports and includes, lengths, commit titles, names on the pages. mypy caches its results in
 # .mypy_cache: 15 CPU-seconds the first time, less than one while nothing changes.
 lint: $(VENV)/.lint
 	$(BIN)/ruff check --quiet .
@@ -106,13 +106,13 @@ lint: $(VENV)/.lint
 	$(BIN)/clang-format --dry-run -Werror $(NATIVE_STYLED)
 	$(BIN)/python -m pytest -q tests/tidy
 
-# Formats what is not, and mends what ruff can mend.
+# Formats all files, and fixes what ruff can fix.
 format: $(VENV)/.lint
 	$(BIN)/ruff check --quiet --fix .
 	$(BIN)/ruff format --quiet .
 	$(BIN)/clang-format -i $(NATIVE_STYLED)
 
-# clang-tidy over the C core, with the checks of native/.clang-tidy: minutes, so apart.
+# clang-tidy over the C core, with the checks of native/.clang-tidy. Takes minutes, so it is not part of lint.
 lint-c: $(VENV)/.lint
 	$(BIN)/clang-tidy --quiet $(filter %.c,$(NATIVE_SOURCES)) -- -std=gnu11 -D_GNU_SOURCE -Inative
 

@@ -1,9 +1,8 @@
-"""A pipeline in Spark's declarative form: the flights of a topic into a table of Parquet; from
-there those that can be read on to a topic, and the others, as they were and with the reason, to the
-dead letters.
+"""A pipeline in Spark's declarative form: the flights of a topic go into a Parquet table. From there,
+those that can be decoded go to a topic, the others unchanged, with the reason, to a dead-letter topic.
 
-It says what there is to be. `spark-pipelines run` finds out what is missing, adds it, and ends; the
-next run goes on where this one ended. docs/spark.md, "Declarative", has the commands.
+This file declares the results. `spark-pipelines run` computes what is missing and ends; the next run
+continues where this one ended. docs/spark.md, "Declarative", has the commands.
 """
 
 import os
@@ -15,7 +14,7 @@ from pyspark.sql import functions as f
 spark = SparkSession.active()
 BOOTSTRAP = os.environ.get("MQD_BOOTSTRAP", "127.0.0.1:9092")
 
-# `broken`: the text of a value that is no such JSON
+# `broken`: the text of a value that is not JSON of this schema
 FLIGHT = "carrier STRING, origin STRING, dep_delay INT, broken STRING"
 
 
@@ -26,7 +25,7 @@ def flight_records() -> DataFrame:
         .option("kafka.bootstrap.servers", BOOTSTRAP)
         .option("groupId", "flights-declarative")
     )
-    # without what a sink's failed attempts left in the log
+    # leaves out what failed attempts of a sink have left in the log
     reader = reader.option("kafka.isolation.level", "read_committed")
     return (
         reader.option("subscribe", "flights")
@@ -37,7 +36,7 @@ def flight_records() -> DataFrame:
 
 
 def read_flights() -> DataFrame:
-    """The table's records with `flight`, what their values say."""
+    """The table's records with their decoded values, in the column `flight`."""
     flight = f.from_json(
         f.col("value").cast("string"), FLIGHT, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "broken"}
     )
@@ -48,7 +47,7 @@ def header(name: str, text: Column) -> Column:
     return f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value"))
 
 
-# The functions below are called as soon as they are decorated: what they use stands above them.
+# The functions below are called as soon as they are decorated, so what they use is defined before them.
 dp.create_sink("good", "mqd", {"kafka.bootstrap.servers": BOOTSTRAP, "topic": "flights-good"})
 dp.create_sink("dead", "mqd", {"kafka.bootstrap.servers": BOOTSTRAP, "topic": "flights-dead"})
 

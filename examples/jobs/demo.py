@@ -1,6 +1,6 @@
 """`make demo-queue`: a broker of its own, a thousand jobs - slow, flaky, poisonous, urgent and delayed
-ones among them - and workers that are killed; then what became of each job, and a picture of who did
-what.
+ones among them - and workers that are killed; then a table of the results, and a picture of which
+worker did which job.
 
     python demo.py [--jobs 1000] [--workers 4] [--kills 12] [--seed 1] [--picture queue.svg]
 
@@ -30,17 +30,17 @@ PATIENCE_S = 300
 
 
 class Workers:
-    """`count` workers at a time. Each process is a life; its lines are in a file."""
+    """`count` workers at a time. Each process writes its lines to a file of its own."""
 
     def __init__(self, directory: Path, bootstrap: str, count: int):
-        self.directory, self.lives, self.running = directory, 0, {}
+        self.directory, self.started, self.running = directory, 0, {}
         self.environment = {**os.environ, "MQD_BOOTSTRAP": bootstrap}
         for place in range(count):
             self.start(place)
 
     def start(self, place: int) -> None:
-        self.lives += 1
-        with open(self.directory / f"{place}-{self.lives}.jsonl", "wb") as output:
+        self.started += 1
+        with open(self.directory / f"{place}-{self.started}.jsonl", "wb") as output:
             command = [sys.executable, str(HERE / "jobs.py"), "tasks:queue"]
             self.running[place] = subprocess.Popen(command, cwd=HERE, env=self.environment, stdout=output)
 
@@ -55,12 +55,12 @@ class Workers:
             process.wait(60)
 
     def busy(self, attempts: list[dict]) -> list[int]:
-        """The places whose worker is at a job."""
+        """The places whose worker is working on a job."""
         at_work = {one["worker"] for one in attempts if "end" not in one}
         return [place for place, process in self.running.items() if process.pid in at_work]
 
     def attempts(self) -> list[dict]:
-        """In the order of their begin: job, attempt, place, begin, end and how it ended."""
+        """In the order in which they began: job, attempt, place, begin, end and how it ended."""
         found = []
         for file in self.directory.glob("*.jsonl"):
             begun = {}
@@ -110,8 +110,8 @@ def collect(sent: dict) -> list[str]:
     return wrong
 
 
-def tell(sent: dict, attempts: list[dict], kills: int) -> list[str]:
-    """A table of what became of the jobs, by kind."""
+def summary(sent: dict, attempts: list[dict], kills: int) -> list[str]:
+    """A table of the results of the jobs, by kind."""
     by_job = collections.defaultdict(list)
     for one in attempts:
         by_job[one["job"]].append(one["fate"])
@@ -187,12 +187,12 @@ def main() -> int:
         finally:
             workers.stop()
         attempts = workers.attempts()
-    print("\n".join(tell(sent, attempts, killed)))
+    print("\n".join(summary(sent, attempts, killed)))
     fates = {fate: {one["job"] for one in attempts if one["fate"] == fate} for fate in COLOURS}
     wrong += [f"job {job} was done and given up" for job in fates["accept"] & fates["reject"]]
-    title = f"{len(sent)} jobs, {given.workers} workers, {killed} kills: who did what"
+    title = f"{len(sent)} jobs, {given.workers} workers, {killed} kills: which worker did which job"
     given.picture.write_text(picture(attempts, title))
-    print(f"{given.picture}: who did what")
+    print(f"{given.picture}: which worker did which job")
     print("\n".join(wrong or ["every job has the right result"]))
     return 1 if wrong else 0
 

@@ -1,5 +1,5 @@
 """A small Celery over a share group: functions become jobs, now or later, urgent or not; failures are
-retried, slow jobs keep their locks, and results come back.
+retried, slow jobs keep their locks, and results are returned.
 
     queue = Queue("images", "127.0.0.1:9092")       # in tasks.py
 
@@ -47,7 +47,7 @@ class Queue:
         self._producer, self._unwritten, self._reader, self._found = None, [], None, {}
 
     def create(self, partitions: int = 3, replicas: int = 1) -> None:
-        """The topics, and a group that also gets what was sent before its first worker came."""
+        """Creates the topics, and a group that also gets jobs sent before its first worker started."""
         admin = AdminClient(self.servers)
         for name, count, config in (
             (self.name, partitions, {}),
@@ -58,7 +58,7 @@ class Queue:
             admin.create_topics([NewTopic(name, count, replicas, config=config)])[name].result()
         config = {
             "share.auto.offset.reset": "earliest",
-            "share.isolation.level": "read_committed",  # each job that was due exactly once
+            "share.isolation.level": "read_committed",  # so that a delayed job is delivered exactly once
             "share.retry.backoff.ms": str(int(1000 * self.retry_s)),
         }
         set_to = AlterConfigOpType.SET
@@ -134,7 +134,7 @@ class Queue:
                 consumer.commit_async()
 
     def _attempt(self, message) -> AcknowledgeType:
-        """What the group is told of this attempt."""
+        """Runs the job once. Returns the acknowledgement of its record."""
         self.attempt, key = message.delivery_count(), (message.key() or b"").decode()
         says = {"job": key, "attempt": self.attempt, "worker": os.getpid()}
         print(json.dumps({**says, "event": "begin", "at": time.time()}), flush=True)

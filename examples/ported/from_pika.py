@@ -1,5 +1,5 @@
-"""A work queue, written for pika: durable, confirmed, one job at a time; requeued when the cause may
-pass, dead-lettered when it will not.
+"""A work queue, written for pika: durable, confirmed, one job at a time; requeued after a transient
+error, dead-lettered after a permanent one.
 
     mqd topic create images -p 3
     mqd topic create dlq.images -c errors.deadletterqueue.group.enable=true
@@ -35,7 +35,7 @@ def publish(bootstrap: str, images: list[dict]) -> None:
 
 
 def work(bootstrap: str, count: int) -> None:
-    """Until as many jobs are done or have failed."""
+    """Works until `count` jobs are done or have failed."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "images", "share.acknowledgement.mode": "explicit"}
     ended = 0
     with ShareConsumer(settings) as consumer:

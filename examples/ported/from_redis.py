@@ -1,5 +1,5 @@
-"""Page views that a group counts, written for Redis Streams and redis-py. What a member took and never
-acknowledged goes to another.
+"""Page views that a group counts, written for Redis Streams and redis-py. Records that a member took
+and never acknowledged go to another.
 
     mqd topic create views -p 1 -c retention.bytes=100000000
     mqd config set group/counters share.auto.offset.reset=earliest share.record.lock.duration.ms=15000

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 from mqd.base.clock import now_ms
 from mqd.base.views import VIEW_FILTER, VIEW_OF
 from mqd.cli.broker_lookup import EARLIEST, LATEST, Cluster
-from mqd.cli.cluster_view import Partitions, ClusterState, address
+from mqd.cli.cluster_view import ClusterState, Partitions, address
 from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import (
     LIST_GROUPS,

@@ -93,7 +93,7 @@ class Driver:
         self.cluster.close()
 
     def lost(self, text: str) -> None:
-        """D3."""
+        """Reports missing data (D3)."""
         report_loss(self.options, text)
 
     # -- partitions --------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Driver:
         return found
 
     def resolve(self, limit: Limit, keys: list[Key], word: str) -> dict[Key, int]:
-        """`word`: starting or ending."""
+        """The offsets that `limit` means. `word`: starting or ending."""
         if limit.at is not None:
             return self.offsets_at(keys, limit.at)
         if limit.offsets is not None:

@@ -5,12 +5,11 @@ records are used. No work is done per record.
 
     F1  `position` is after everything that was yielded; a broken connection or a moved leader costs
         only one Fetch
-    F2  the records of a response are used in place: a view is valid until the
-        next one is requested
+    F2  the records of a response are used in place: a view is valid until the next one is requested
     F3  a response is untrusted: every length is checked against the remaining bytes before it is
         used
-    F4  a reader that gets no records for poll_timeout_s, although there are some, fails: nothing is
-        skipped
+    F4  a reader that gets no records for poll_timeout_s, although there are some, fails instead of
+        skipping them
     F5  one broker's response is not enough to report a loss, as for the driver (progress.py S6): a
         topic that is missing is requested again for MISSING_S, from other brokers too
 Sources: the public protocol guide's Fetch, versions 13 to 17; KIP-74 (the first batch is returned
@@ -200,10 +199,11 @@ class TcpViews:
                 else:
                     pause = min(2 * pause, 1.0)
                     if not isinstance(error, _Missing):
-                        self._out_of_patience(str(error))
+                        self._check_time_out(str(error))
                 time.sleep(pause)  # between attempts: there is no notification when the broker is back
 
-    def _out_of_patience(self, text: str) -> None:
+    def _check_time_out(self, text: str) -> None:
+        """Raises MqdReadError after poll_timeout_s without records (F4)."""
         if time.monotonic() - self._since > self._options.poll_timeout_s:
             raise MqdReadError(
                 f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
@@ -288,10 +288,10 @@ class TcpViews:
                 raise _LookUpAgain(
                     f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
                 ) from error
-            self._judge(response)
+            self._check(response)
             size, following = self._extent(response)
             if following is None:
-                self._out_of_patience(
+                self._check_time_out(
                     f"the log ends at {response.high_watermark}, read_committed at {response.last_stable_offset}"
                 )
                 sent = self._request(self.position)
@@ -302,8 +302,8 @@ class TcpViews:
             self.position = max(self.position, following)
             self._since = time.monotonic()
 
-    def _judge(self, response: PartitionResponse) -> None:
-        """Raises _Again; a missing offset is reported as lost."""
+    def _check(self, response: PartitionResponse) -> None:
+        """Raises _LookUpAgain or MqdReadError. A missing offset is reported as lost."""
         if (
             response.preferred_replica >= 0
             and not len(response.records)
@@ -319,7 +319,7 @@ class TcpViews:
             self._out_of_range()
             raise _LookUpAgain
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
-        # metadata show whether it is permanently deleted
+        # the metadata show whether it was deleted permanently
         if response.error in NOT_THERE or is_retriable(response.error):
             raise _LookUpAgain(str(error))
         raise MqdReadError(str(error))

@@ -5,7 +5,7 @@ archive as far as that goes, and then from the log.
         offsets from its first record of a partition to the end of its last batch, the log those
         before and after
     H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins
-        at `earliest`; other starting offsets may lie before the log's start as long as the archive
+        at `earliest`; other starting offsets may be before the log's start as long as the archive
         has them
     H3  a task returns records in the order of their offsets, partition after partition
     H4  offsets that neither has are reported as lost
@@ -27,7 +27,7 @@ from mqd.spark.pipelines.parquet import ArchivedTask
 from mqd.spark.planning import Key
 from mqd.spark.wire import MqdReadError
 
-APART = "Read the archive's Parquet files by themselves"
+_ADVICE = "Read the archive's Parquet files by themselves"
 
 
 def opened(options: SourceOptions) -> Archive:
@@ -63,7 +63,7 @@ def plan(
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
             raise MqdReadError(
                 f"{topic} was recreated after it was archived at {options.archive}: offsets mean different records"
-                f" in the two. {APART}"
+                f" in the two. {_ADVICE}"
             )
     archived = {key: span for topic in {topic for topic, _ in starts} for key, span in _extents(archive, topic).items()}
     tasks = []
@@ -74,7 +74,7 @@ def plan(
         if end > latest[key]:
             raise MqdReadError(
                 f"{key[0]}-{key[1]}: the archive {options.archive} extends to offset {end} and the log only to"
-                f" {latest[key]}: the topic was recreated after it was archived. {APART}"
+                f" {latest[key]}: the topic was recreated after it was archived. {_ADVICE}"
             )
         firsts[key] = min(first, start) if options.starting.at == EARLIEST else start
         # the log has to continue where the archive ends, or records between the two are lost, which

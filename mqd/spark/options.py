@@ -1,5 +1,5 @@
 """Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and
-some of our own.
+mqd's own.
 
 1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of
    Kafka's clients; supported properties are used, those that would break Spark's guarantees are
@@ -12,7 +12,7 @@ some of our own.
 fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
 
-Of our own: `transport` (auto, shm, tcp), `encryption.*` (values are encrypted and decrypted by
+mqd's own: `transport` (auto, shm, tcp), `encryption.*` (values are encrypted and decrypted by
 mqd.client.encryption), `groupId` (a query's progress is published as this consumer group's
 offsets), `archive` (a batch begins with the records in this directory). Source: Spark's Structured
 Streaming + Kafka Integration Guide.
@@ -123,7 +123,7 @@ class Options:
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
         value = (self.text(name, default) or "").strip().lower()
         if value not in allowed:
-            raise MqdOptionError(f"option {name}: {value!r} is none of {', '.join(allowed)}")
+            raise MqdOptionError(f"option {name}: {value!r} is not one of {', '.join(allowed)}")
         return value
 
 

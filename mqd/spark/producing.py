@@ -37,7 +37,7 @@ from mqd.spark.wire import BrokerError, Cluster, Link, Topic
 
 PRODUCE, VERSION = 0, 12  # topics by name; partitions are added to the transaction by their first Produce
 QUEUED_BYTES_MAX = 8 << 20
-_HEAD_BYTES_MAX = 1 << 18  # of a request, beside its batches
+_HEAD_BYTES_MAX = 1 << 18  # of a request, without its batches
 _LARGE_BYTES = 1 << 20
 BROKER_TIMEOUT_MS = 30_000
 METADATA_AGE_S = 300.0
@@ -98,7 +98,7 @@ class Connections:
         return link
 
     def drop(self, node_id: int) -> None:
-        """In both directions; the next request looks up the leader again."""
+        """Closes the links to this broker, over TCP and through shared memory."""
         for link in (self._links.pop(node_id, None), self._local.pop(node_id, None)):
             if link is not None:
                 link.close()
@@ -188,7 +188,7 @@ class Producer:
         self._topics[topic.name] = topic
         if not topic.error:
             topic_id, leaders = self._leaders.get(topic.name, (topic.topic_id, {}))
-            # S5
+            # keeps the leaders of partitions that the topic no longer shows (S5)
             self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders
 
     def _leader(self, key: Key) -> int:
@@ -251,22 +251,22 @@ class Producer:
     def _turn(self) -> None:
         self._launch()
         if self._flights:
-            self._complete(self._first_back())
+            self._complete(self._wait_for_flight())
         else:
             now = time.monotonic()
             wait = min((self._not_before.get(key, now) for key in self._queues), default=now) - now
             time.sleep(max(wait, 0.001))  # every partition waits for its next attempt
-            self._look_again()
+            self._refresh_leaders()
 
-    def _first_back(self) -> _InFlight:
-        """A flight that is answered or has timed out (S6)."""
+    def _wait_for_flight(self) -> _InFlight:
+        """Returns a flight that has its response or has timed out (S6)."""
         flights = collections.deque(self._flights.values())
         while True:
             for flight in flights:
-                if _has_news(flight, 0) or time.monotonic() >= flight.deadline:
+                if _has_response(flight, 0) or time.monotonic() >= flight.deadline:
                     return flight
             left = min(flight.deadline for flight in flights) - time.monotonic()
-            _has_news(flights[0], max(0, left if len(flights) == 1 else min(left, POLL_S)))
+            _has_response(flights[0], max(0, left if len(flights) == 1 else min(left, POLL_S)))
             flights.rotate()
 
     def _launch(self) -> None:
@@ -276,11 +276,11 @@ class Producer:
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
         if now - self._requested_at >= RETRY_S and any(self._leader(key) < 0 for key in due):
-            self._look_again()  # checked here because others may be in flight indefinitely
+            self._refresh_leaders()  # checked here because others may be in flight indefinitely
         for key in due:
             batch, leader = self._queues[key][0], self._leader(key)
             if leader < 0:
-                self._later(key, batch, "it has no leader")
+                self._retry_later(key, batch, "it has no leader")
             elif leader not in self._flights:
                 by_node.setdefault(leader, []).append(batch)
         for node_id, batches in by_node.items():
@@ -333,7 +333,7 @@ class Producer:
 
     def _complete(self, flight: _InFlight) -> None:
         try:
-            if not _has_news(flight, 0):
+            if not _has_response(flight, 0):
                 host, port = flight.link.host, flight.link.port
                 # the metadata connection may use this broker
                 self._connections.cluster.turn_away((host, port))
@@ -357,7 +357,7 @@ class Producer:
                 batch, code, result.error_message if result is not None else "it is missing in the broker's response"
             )
         if moved:
-            self._look_again()
+            self._refresh_leaders()
 
     def _answered(self, batch: Batch, code: int, message: str | None) -> None:
         key = (batch.topic, batch.partition)
@@ -383,7 +383,7 @@ class Producer:
                 " meanwhile, or it had no activity for kafka.transaction.timeout.ms"
             )
         elif is_retriable(code):
-            self._later(key, batch, text)
+            self._retry_later(key, batch, text)
         else:
             raise MqdWriteError(
                 f"topic {batch.topic}, partition {batch.partition}: {batch.count} rows are refused: {text}"
@@ -412,7 +412,7 @@ class Producer:
 
     # -- retries -----------------------------------------------------------------------------------
 
-    def _later(self, key: Key, batch: Batch, problem: str) -> None:
+    def _retry_later(self, key: Key, batch: Batch, problem: str) -> None:
         """Raises MqdWriteError after delivery.timeout.ms."""
         now = time.monotonic()
         if batch.first_sent == 0.0:
@@ -433,10 +433,10 @@ class Producer:
                 " (kafka.max.request.size limits a request, but a single row may be larger)"
             )
         for batch in batches:
-            self._later((batch.topic, batch.partition), batch, problem)
-        self._look_again()
+            self._retry_later((batch.topic, batch.partition), batch, problem)
+        self._refresh_leaders()
 
-    def _look_again(self) -> None:
+    def _refresh_leaders(self) -> None:
         """Looks up the leaders; if that fails, the next attempt queries another broker."""
         names = sorted({name for name, _ in self._queues})
         cluster = self._connections.cluster
@@ -452,8 +452,8 @@ class Producer:
         self._requested_at = time.monotonic()
 
 
-def _has_news(flight: _InFlight, seconds: float) -> bool:
-    """Whether there is a response, or an end that receive() reports."""
+def _has_response(flight: _InFlight, seconds: float) -> bool:
+    """Whether there is a response, or the connection has ended, which receive() reports."""
     try:
         return flight.link.ready(seconds)
     except OSError:

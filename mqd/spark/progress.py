@@ -1,12 +1,12 @@
 """A streaming read from trigger to trigger: its start, the end of each batch, and published
 offsets.
 
-Spark keeps the offsets in the query's checkpoint; this object lives as long as the query's run and
+Spark keeps the offsets in the query's checkpoint; this object exists as long as the query's run and
 holds only state that may be lost.
 
     S1  a batch's records depend on its start and end alone: a batch planned again after a restart
         is the same, as long as the log holds its records
-    S2  `latest` is settled once, by Spark's own checkpoint. A query that begins at the end of the
+    S2  `latest` is determined once, by Spark's own checkpoint. A query that begins at the end of the
         log makes its first batch empty, [end, end): Spark records that before anything is read. A
         restart before the first batch was committed looks up the beginning again, which is later by
         then; but the repeated batch ends where the log ended the first time, and the next one
@@ -16,7 +16,7 @@ holds only state that may be lost.
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
     S6  one broker's response is not enough for a loss: missing topics are requested again, from other
-        brokers too, for LOOKS * PAUSE_S. A topic that is still missing keeps its position (as long
+        brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position (as long
         as failOnDataLoss lets the query continue): if it reappears, the query continues there and
         reads nothing twice; its id shows whether it was recreated
     S7  partitions that a topic (with the same id) no longer shows were retired, and have no records
@@ -44,7 +44,7 @@ from mqd.spark.wire import BrokerError, MqdMissingError, MqdReadError
 
 log = logging.getLogger("mqd.spark")
 
-LOOKS, PAUSE_S = 20, 0.25  # S6
+ATTEMPTS, PAUSE_S = 20, 0.25  # S6
 
 
 class Progress:
@@ -108,8 +108,8 @@ class Progress:
         if not is_first:
             self._publish_quietly(position)
         if self._target is not None and self._misses(position, self._target.offsets.keys(), self._target.ids):
-            self._target = self._look(position)
-        available = self._target or self._look(position)
+            self._target = self._find_ends(position)
+        available = self._target or self._find_ends(position)
         starts, ends = self._joined(position, available)
         if not unlimited:
             if self._target is None and self._waits_for_more(starts, ends.offsets):
@@ -118,7 +118,7 @@ class Progress:
                 ends = Position(rate_limited(starts, ends.offsets, self.options.max_offsets_per_trigger), ends.ids)
         return ends.to_json()
 
-    def _look(self, position: Position) -> Position:
+    def _find_ends(self, position: Position) -> Position:
         self._latest = self._log_ends(lambda: self._find(position))
         return self._latest
 
@@ -131,7 +131,7 @@ class Progress:
     def _find(self, target: Position) -> list[Key]:
         """The existing partitions; missing wanted ones are requested again (S6)."""
         keys = self._driver.partitions(missing_is_lost=bool(target.offsets))
-        for _ in range(LOOKS):
+        for _ in range(ATTEMPTS):
             if not self._misses(target, keys, self._driver.ids()):
                 break
             self._pause(PAUSE_S)
@@ -141,7 +141,7 @@ class Progress:
 
     def _misses(self, target: Position, keys: Collection[Key], ids: Mapping[str, bytes]) -> bool:
         return any(
-            key not in self._gone and (key not in keys or _is_another(key[0], target.ids, ids))
+            key not in self._gone and (key not in keys or _was_recreated(key[0], target.ids, ids))
             for key in target.offsets
         )
 
@@ -169,7 +169,7 @@ class Progress:
         """Partitions of topics that were deleted and recreated."""
         recreated = set()
         for topic in start.topics():
-            if _is_another(topic, start.ids, later.ids):
+            if _was_recreated(topic, start.ids, later.ids):
                 self._driver.lost(
                     f"topic {topic} was deleted and created again since the last batch, which ended at"
                     f" {_ends(start, topic)}"
@@ -257,7 +257,7 @@ class Progress:
         if not found:
             return set()
         there, ids = set(self._find(Position({key: stop.offsets[key] for key in found}, stop.ids))), self._driver.ids()
-        vanished = {key for key in found if key not in there or _is_another(key[0], stop.ids, ids)}
+        vanished = {key for key in found if key not in there or _was_recreated(key[0], stop.ids, ids)}
         for topic, partition in sorted(vanished - self._gone):
             self._driver.lost(
                 f"{topic}-{partition} was deleted or recreated; the batch that ends at"
@@ -275,7 +275,7 @@ class Progress:
         self._publish_quietly(Position.from_json(end))
 
     def _publish_quietly(self, position: Position) -> None:
-        """S5."""
+        """Publishes the offsets that have changed; a failure is only a warning (S5)."""
         if self.options.group_id is None:
             return
         changed = {
@@ -299,7 +299,7 @@ class Progress:
             self._published |= changed
 
 
-def _is_another(topic: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> bool:
+def _was_recreated(topic: str, before: Mapping[str, bytes], now: Mapping[str, bytes]) -> bool:
     return topic in before and topic in now and before[topic] != now[topic]
 
 

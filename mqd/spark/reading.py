@@ -39,10 +39,8 @@ from mqd.spark.wire import Cluster, MqdReadError
 log = logging.getLogger("mqd.spark")
 
 ROWS_MAX = 65536
-DATA_BYTES_MAX = (
-    16 << 20
-)  # buffer for keys, and for values, of a batch for a small range: micro-batches do not pay for large buffers
-SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20
+DATA_BYTES_MAX = 16 << 20  # buffer for the keys of a batch, and for its values
+SMALL_ROWS, SMALL_DATA_BYTES = 4096, 1 << 20  # of a small range: micro-batches do not need large buffers
 _FROM_RECORDS = ("key", "value", "offset", "timestamp", "timestampType", "headers")
 
 

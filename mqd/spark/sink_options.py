@@ -1,11 +1,12 @@
-"""Options and columns of the sink: Spark's Kafka sink's, and some of our own.
+"""Options and columns of the sink: those of Spark's Kafka sink, and some of mqd's own.
 
     topic                 for every row; default: the column `topic`
     delivery              exactly-once (default): a batch is one transaction, and a repeated batch
                           is dropped; at-least-once
     txnAppId, txnVersion  batch writes: a write of an application and version that was committed
                           before is dropped (a version is a number that rises)
-    kafka.compression.type, kafka.batch.size, kafka.max.request.size, kafka.delivery.timeout.ms, kafka.transaction.timeout.ms, kafka.acks, kafka.max.block.ms    as the Java producer's
+    kafka.*               as in the Java producer: compression.type, batch.size, max.request.size,
+                          delivery.timeout.ms, transaction.timeout.ms, acks, max.block.ms
 
 Columns: `value` (needed), `key` (both string or binary), `topic` (string), `partition` (int),
 `headers` (array<struct<key string, value binary>>), `timestamp` (timestamp: the record's own time,

@@ -1,12 +1,11 @@
 """Requests to brokers over TCP, blocking, one at a time on a connection: the driver's requests, and
 the executors' Fetch.
 
-    cluster = Cluster(settings)                                   # KafkaSettings; connects on first
-    use
-    metadata = cluster.metadata(["orders"])                       # leaders, topic ids
-    response = cluster.link_to(node_id).request(request)            # mqd.protocol's messages
-    cluster.patiently("offsets of orders", attempt)               # retries transient errors: a
-    broker that restarts, a leader that moves
+    cluster = Cluster(settings)                             # KafkaSettings; connects on first use
+    metadata = cluster.metadata(["orders"])                 # leaders, topic ids
+    response = cluster.link_to(node_id).request(request)    # mqd.protocol's messages
+    cluster.patiently("offsets of orders", attempt)         # retries transient errors, such as a
+                                                            # broker that restarts, a leader that moves
 
     W1  retries end: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for a missing topic or partition
         (MqdMissingError), the last problem is raised, with the request and the broker
@@ -79,7 +78,7 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
     for word in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = word.rpartition(":") if not word.endswith("]") else (word, "", "")
         if colon and not port.isdigit():
-            raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is no host:port")
+            raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is not host:port")
         found.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
     if not found:
         raise MqdReadError(f"kafka.bootstrap.servers: {text!r} has no host; use host:port, separated by commas")

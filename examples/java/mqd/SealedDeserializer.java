@@ -15,9 +15,9 @@ import org.apache.kafka.common.utils.Utils;
  * <pre>
  * value.deserializer              mqd.SealedDeserializer
  * encryption.key.provider         file:PATH or env:NAME
- * encryption.value.deserializer   what reads the opened bytes; by default they are given as they are
- * encryption.topic.names          COPY=ORIGINAL,...: what topics were called that this one copies
- * encryption.plaintext.allow      true: values that are not sealed are taken as they are
+ * encryption.value.deserializer   deserializer of the opened bytes; by default they are returned as they are
+ * encryption.topic.names          COPY=ORIGINAL,...: the original names of copied topics
+ * encryption.plaintext.allow      true: values that are not sealed are returned as they are
  * </pre>
  *
  * <p>A deserializer does not see the record's key, so it does not check that the value was sealed for it:

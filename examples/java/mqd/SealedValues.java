@@ -22,8 +22,8 @@ import javax.crypto.spec.SecretKeySpec;
 /**
  * Opens values that mqd's clients have sealed: docs/payload-encryption.md, version 1, with the JDK alone.
  *
- * <p>Of the codecs it has those of the JDK: none and gzip. For keys elsewhere than in a key file, override {@link
- * #unwrap}. Not for several threads at once.
+ * <p>It supports the codecs that the JDK has: none and gzip. For keys elsewhere than in a key file, override
+ * {@link #unwrap}. Not thread-safe.
  */
 public class SealedValues {
     /** A value cannot be opened; the message says why. */
@@ -69,7 +69,7 @@ public class SealedValues {
         return open(topic, data, true, recordKey);
     }
 
-    /** The value, for those who do not know the record's key: that it belongs to that key is not checked. */
+    /** The value, without checking that it was sealed for its record key, for callers that do not know the key. */
     public byte[] openWithoutKey(String topic, byte[] data) {
         return open(topic, data, false, null);
     }

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mqd.cli.cluster_view import some
 
 if TYPE_CHECKING:
-    from mqd.cli.cluster_view import Partitions, ClusterState
+    from mqd.cli.cluster_view import ClusterState, Partitions
     from mqd.cli.group_listing import Group
     from mqd.cli.inspection.metrics_page import Sample
     from mqd.cli.offline_replicas import OfflineReplica

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from mqd.cli.admission_commands import invite, key
-from mqd.cli.cluster_view import Partitions, ClusterState, Versions, address, ago
+from mqd.cli.cluster_view import ClusterState, Partitions, Versions, address, ago
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32, 57, 64, 80, 81

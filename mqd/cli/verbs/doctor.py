@@ -97,7 +97,7 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
 def _cluster(settings: Settings) -> list[Finding]:
     from mqd.cli import offline_replicas
     from mqd.cli.broker_lookup import Cluster
-    from mqd.cli.cluster_view import Partitions, ClusterState
+    from mqd.cli.cluster_view import ClusterState, Partitions
     from mqd.cli.group_listing import all_groups
 
     found: list[Finding] = []

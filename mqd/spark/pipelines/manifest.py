@@ -363,8 +363,8 @@ class Archive:
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _forget_removed(self, now: float) -> None:
-        """A file is older than the commit that removes it: one removed KEEP_S ago is also old
-        enough by its own time.
+        """Forgets files that were removed more than KEEP_S ago. A file is older than the commit that
+        removes it, so it is also old enough by its own time.
         """
         self._removed = {path: at for path, at in self._removed.items() if at / 1000 >= now - KEEP_S}
 
@@ -414,7 +414,7 @@ class Archive:
     # -- checks ------------------------------------------------------------------------------------
 
     def _refuse_absent(self, commit: Commit) -> None:
-        """Files that the tasks have written and the driver cannot see."""
+        """Raises ArchiveError for files that the tasks have written and the driver cannot see."""
         found = self.filesystem.get_file_info([f"{self.root}/{file.path}" for file in commit.added])
         for file, info in zip(commit.added, found, strict=True):
             if not info.is_file or info.size != file.size_bytes:
@@ -426,7 +426,7 @@ class Archive:
                 )
 
     def _refuse_losses(self, commit: Commit) -> None:
-        """A compaction with fewer or more records than its sources."""
+        """Raises ArchiveError for a compaction with fewer or more records than its sources."""
         old, new = [self.files[path] for path in commit.removed], commit.added
         for topic, date in sorted({(file.topic, file.date) for file in (*old, *new)}):
             before, after = (

@@ -47,7 +47,7 @@ FILES_OPEN_MAX = 128
 ROWS_MAX, READ_BYTES = 65536, 16 << 20
 """Rows and bytes of a batch that is read, whichever limit comes first."""
 BUFFER_BYTES, MERGED_BUFFER_BYTES = 1 << 20, 64 << 10
-"""Read buffer of each column: for one file, and for many at once."""
+"""Read buffer of each column: for one file, and for many at the same time."""
 
 
 DAY_MIN, DAY_MAX = -719_162, 2_932_896
@@ -292,8 +292,8 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
 
 
 def _each_once(table: pa.Table) -> pa.Table:
-    """Records of one partition in the order of their offsets; a record read by two tasks appears
-    twice.
+    """Drops the second copy of each record that two tasks have read. `table`: records of one partition
+    in the order of their offsets.
     """
     offsets = table.column("offset").combine_chunks()
     again = pc.equal(offsets[1:], offsets[:-1])
@@ -301,7 +301,7 @@ def _each_once(table: pa.Table) -> pa.Table:
 
 
 def _allow_files(count: int) -> None:
-    """Allows that many files to be open at once, as far as the system permits."""
+    """Allows `count` files to be open at the same time, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 256:
         resource.setrlimit(
@@ -341,8 +341,8 @@ def read(
     """The task's records as batches of the wanted columns, partition after partition. Raises
     MqdReadError.
 
-    go_on: where the file was compacted and deleted meanwhile, by the files that replaced it, which
-    may give records of its neighbours' between its own (read_in_order).
+    go_on: if the file was compacted and deleted meanwhile, reads the files that replaced it, which may
+    have records of neighbouring files between those of this one (read_in_order).
     """
     left = list(task.spans)
     try:

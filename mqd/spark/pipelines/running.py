@@ -55,7 +55,7 @@ log = logging.getLogger("mqd.spark")
 
 FORMAT = "mqd"
 POLL_S = 0.5
-LADEN = ("failed to connect back", "CANNOT_OPEN_SOCKET")
+OVERLOADED = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 """Spark's message when one of its Python processes takes longer than ten seconds to start, which no
 setting changes."""
 CANCELLED = "SPARK_JOB_CANCELLED"
@@ -71,7 +71,7 @@ OURS = (
     "[USER_RAISED_EXCEPTION]",
 )
 """Precedes the text of an error for the user in Spark's message."""
-_PYTHONS_LAST = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
+_LAST_PYTHON_ERROR = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
 """Java's text follows Py4J's in a line that begins with a colon."""
 
 
@@ -426,7 +426,7 @@ def explained(error: BaseException) -> str:
     if isinstance(error, (SettingsError, ReplayStoppedError)):
         return str(error)
     text = str(error)
-    if any(message in text for message in LADEN):
+    if any(message in text for message in OVERLOADED):
         return (
             "a Python process of Spark did not start within Spark's limit of ten seconds: this machine is"
             " overloaded; try again when it is less busy"
@@ -434,6 +434,6 @@ def explained(error: BaseException) -> str:
     for marker in OURS:
         if marker in text:
             return text.split(marker, 1)[1].strip().splitlines()[0]
-    if "Traceback (most recent call last):" in text and (raised := _PYTHONS_LAST.findall(text)):
+    if "Traceback (most recent call last):" in text and (raised := _LAST_PYTHON_ERROR.findall(text)):
         return raised[-1].removeprefix(": ")
     return next((line for line in text.splitlines() if line.strip()), type(error).__name__)

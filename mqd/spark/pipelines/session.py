@@ -25,8 +25,8 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Default configuration of a pipeline. Local: no web page, and as many
-    shuffle partitions as cores (Spark's 200 would cost more than the work).
+    """Default configuration of a pipeline. Local: no web page, and as many shuffle partitions as cores
+    (Spark's 200 would cost more than the work).
     """
     found = {
         "spark.sql.session.timeZone": "UTC",
@@ -73,7 +73,7 @@ def held_back() -> Iterator[None]:
     def pass_on() -> None:
         while True:
             select.select([reader], [], [])
-            with lock:  # read and handled at once: nothing earlier is reported later
+            with lock:  # over both steps, so that no output is passed on after later output
                 output = os.read(reader, 65536)
                 if not output:
                     os.close(reader)
@@ -105,8 +105,8 @@ def _write_through(output: bytes) -> None:
 
 
 def require_spark() -> None:
-    """Raises SettingsError when PySpark or Java is missing; at once, before Spark's script reports
-    it in several lines. Java is located as in that script.
+    """Raises SettingsError when PySpark or Java is missing, before Spark's script would report it in
+    several lines. Java is located as in that script.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise SettingsError("PySpark is missing; install it with: pip install 'mqd[spark]'")

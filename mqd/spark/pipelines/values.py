@@ -55,7 +55,7 @@ def decoded(records: DataFrame, value: Value) -> DataFrame:
         found = found.where(f.col(CORRUPT).isNull())
     else:
         found = found.withColumn(
-            "value", f.when(f.col(CORRUPT).isNull(), f.col("value")).otherwise(f.raise_error(_complaint()))
+            "value", f.when(f.col(CORRUPT).isNull(), f.col("value")).otherwise(f.raise_error(_error_text()))
         )
     return found.select("value.*", RECORD)
 
@@ -87,7 +87,7 @@ def _schema(value: Value):
     return schema
 
 
-def _complaint():
+def _error_text():
     from pyspark.sql import functions as f
 
     place = [
@@ -97,5 +97,5 @@ def _complaint():
         f.lit(", offset "),
         f.col(f"{RECORD}.offset").cast("string"),
     ]
-    way_out = f.lit(". Set value.malformed to drop, or send it elsewhere by the pipeline `route`.")
-    return f.concat(f.lit("the value is not JSON of value.schema: "), *place, way_out)
+    remedy = f.lit(". Set value.malformed to drop, or send it elsewhere by the pipeline `route`.")
+    return f.concat(f.lit("the value is not JSON of value.schema: "), *place, remedy)

@@ -109,7 +109,7 @@ def test_invalid_options_are_refused() -> None:
     _refused("neither true nor false", failOnDataLoss="perhaps")
     _refused("not a timestamp in milliseconds", startingTimestamp="2024-01-01")
     _refused("not a duration", True, maxTriggerDelay="soon")
-    _refused("is none of error, latest", startingOffsetsByTimestampStrategy="guess")
+    _refused("is not one of error, latest", startingOffsetsByTimestampStrategy="guess")
     _refused("is not known", **{"kafka.security.protocol": "TLS"})
     _refused("does not authenticate", **{"kafka.sasl.mechanism": "PLAIN"})
     _refused("another identity", **{"kafka.security.protocol": "SSL", "transport": "shm"})
