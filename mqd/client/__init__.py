@@ -1,5 +1,5 @@
-"""The client library: confluent_kafka's names and call shapes, over shared memory if the broker is
-on this host, otherwise over TCP.
+"""The client library: confluent_kafka's API, over shared memory if the broker is on this host,
+otherwise over TCP.
 
 `from mqd import Producer, Consumer, AdminClient, AsyncProducer, AsyncConsumer`; docs/client.md
 describes their use. Modules are imported on first use.

@@ -1,10 +1,10 @@
 """AsyncConsumer: the Consumer for asyncio.
 
-Blocking calls run on a thread of the consumer; a record that is buffered already is returned on the
-event loop, without that thread.
+Blocking calls run on the consumer's own thread; a record that is already buffered is returned on
+the event loop, without that thread.
 
-    A1  cancellation loses no records: a cancelled wait continues, and its result is returned by the
-        next call, or is read again; until then it is not committed
+    A1  cancellation loses no records: a cancelled wait continues, and its records are returned by
+        the next call, or are read again; until then they are not committed
     A2  another call interrupts a wait that is under way: commit() does not queue behind a poll()
         without a time-out
     A3  a program that ends without close() is not blocked by a wait without a time-out
@@ -40,19 +40,21 @@ class _Calls:
         self._has_ended = False
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        """Returns the call's result, in the running loop. Raises RuntimeError after end()."""
+        """Runs the call in the thread. Returns a future of the running loop. Raises RuntimeError
+        after end().
+        """
         if self._has_ended:
             raise RuntimeError("Consumer closed")
         loop = asyncio.get_running_loop()
         outcome: asyncio.Future[Any] = loop.create_future()
 
-        def complete(how: Callable[[Any], None], found: Any) -> None:
+        def complete(setter: Callable[[Any], None], found: Any) -> None:
             if not outcome.done():
-                how(found)
+                setter(found)
 
-        def notify(how: Callable[[Any], None], found: Any) -> None:
+        def notify(setter: Callable[[Any], None], found: Any) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
-                loop.call_soon_threadsafe(complete, how, found)
+                loop.call_soon_threadsafe(complete, setter, found)
 
         def work() -> None:
             if outcome.cancelled():
@@ -195,13 +197,13 @@ class AsyncConsumer:
             return found
 
     def _begin(self, wait: Callable[..., list[Message]], *arguments: Any) -> asyncio.Future[list[Message]]:
-        """Starts a wait; the caller has ended any other."""
+        """Starts a wait. The caller has already ended any other wait."""
         self._implementation.uninterrupt()
         waiting = self._waiting = self._calls.call(self._carry_out, wait, *arguments)
         return waiting
 
     def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
-        """A method, so that the consumer lives as long as the thread waits (A3)."""
+        """Calls `wait`. A method, so that the thread refers to this object while it waits (A3)."""
         return wait(*arguments)
 
     async def _interrupt(self) -> None:
@@ -215,8 +217,8 @@ class AsyncConsumer:
             self._left += waiting.result()
 
     def _return_unread(self) -> None:
-        """Records that were read but not returned are read again, because the next call may commit
-        the returned ones. Not awaited, so that it cannot be cancelled.
+        """Gives back records that were read but not returned, because the next call may commit the
+        returned ones. Not awaited, so that it cannot be cancelled.
         """
         left, self._left = self._left, []
         if left:

@@ -101,7 +101,7 @@ class AsyncProducer:
                 else:
                     finished.set_result(deliveries)
 
-        def note(error: KafkaError | None, delivery: BatchDelivery) -> None:
+        def add(error: KafkaError | None, delivery: BatchDelivery) -> None:
             state.counted += delivery.count
             state.error = state.error or error
             if error is None:
@@ -109,7 +109,7 @@ class AsyncProducer:
             finish_if_complete()
 
         def report(error: KafkaError | None, delivery: BatchDelivery) -> None:
-            self._call_in_loop(note, (error, delivery))
+            self._call_in_loop(add, (error, delivery))
 
         taken = await self._loop.run_in_executor(
             None,
@@ -170,7 +170,7 @@ class AsyncProducer:
             return
         try:
             await self._loop.run_in_executor(None, self._producer.flush)
-        except Exception as error:  # a fatal one is reported by the futures
+        except Exception as error:  # a fatal error is reported by the futures
             _log.warning("an AsyncProducer could not be flushed when it was closed: %r", error)
         self._closing = True
         try:
@@ -197,7 +197,7 @@ class AsyncProducer:
                 threading.Event().wait(_POLL_S)  # fatal errors are reported by the futures
             except BaseException:  # without this thread no future would ever have its outcome
                 _log.exception("an AsyncProducer could not serve its reports")
-                threading.Event().wait(_PAUSE_S)  # the next turn may raise it, too
+                threading.Event().wait(_PAUSE_S)  # the next iteration may raise it, too
 
     def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
         """From any thread. The loop is woken once for many calls."""
@@ -230,7 +230,7 @@ def _logged(name: str, callback: Callable[[Any], object]) -> Callable[[Any], Non
     def call(outcome: Any) -> None:
         try:
             callback(outcome)
-        except BaseException:  # sys.exit() too: there is no thread here that could end
+        except BaseException:  # sys.exit() too: it would only end the thread that serves the reports
             _log.exception("%s of an AsyncProducer raised", name)
 
     return call

@@ -3,11 +3,11 @@ the contiguous bytes and sizes that the C core and librdkafka take.
 
     column = pack(values, "values")      column.data     one buffer, records one after another; the caller's
                                                                 memory if it already has this form
-                                         column.sizes    int32 of each, -1 = null; None: each has column.fixed_bytes
+                                         column.sizes    int32, -1 = null; None: every record has column.fixed_bytes
 
     list, tuple of bytes, str (UTF-8), None       joined: one copy
-    numpy 'S'                                     as numpy reads it: without trailing zero bytes; no
-                                                  copy when none has any
+    numpy 'S'                                     without trailing zero bytes, as in numpy; no copy
+                                                  if there are none
     numpy uint8[n, width]                         each row is a value, zeros included; no copy if it
                                                   is contiguous
     numpy object                                  as a list
@@ -152,7 +152,7 @@ def _pack_arrow(values: Any, what: str) -> Column:
 
     if isinstance(values, pa.ChunkedArray):
         values = values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
-        if isinstance(values, pa.ChunkedArray):  # combine_chunks of an empty one, or of more than an array can hold
+        if isinstance(values, pa.ChunkedArray):  # no chunks, or too many bytes for one array
             values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
     kind = getattr(values, "type", None)
     if kind is None:
@@ -202,16 +202,16 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
 
 
 def pack_partitions(partition: Any, count: int) -> tuple[int, np.ndarray | None]:
-    """(one for all, an array or None). -1 = chosen by the partitioner."""
+    """Returns (partition of all records, None) or (-1, array). -1 = chosen by the partitioner."""
     if partition is None:
         return -1, None
     if isinstance(partition, (int, np.integer)):
         return _one_partition(int(partition)), None
     found = np.ascontiguousarray(partition)
     if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise TypeError(f"expected partition to be an int or {count} of them")
+        raise TypeError(f"expected partition to be an int or an array of {count} integers")
     if count and (found.min() < -1 or found.max() > _INT32_MAX):
-        raise failure(KafkaError._UNKNOWN_PARTITION, "a partition is below -1")
+        raise failure(KafkaError._UNKNOWN_PARTITION, "a partition is below -1 or above 2147483647")
     return -1, found.astype(np.int32)
 
 
@@ -222,8 +222,8 @@ def _one_partition(partition: int) -> int:
 
 
 def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.ndarray | None]:
-    """(milliseconds for all, an array or None). numpy's datetime64 are converted; 0 and None = now,
-    as in confluent_kafka.
+    """Returns (milliseconds of all records, None) or (now_ms, array). numpy's datetime64 is
+    converted; 0 and None = now, as in confluent_kafka.
     """
     if timestamps is None:
         return now_ms, None
@@ -233,7 +233,9 @@ def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.n
     if found.dtype.kind == "M":
         found = found.astype("datetime64[ms]").astype(np.int64)
     if found.shape != (count,) or found.dtype.kind not in "iu":
-        raise TypeError(f"expected timestamps to be milliseconds, or {count} of them, or numpy datetime64")
+        raise TypeError(
+            f"expected timestamps to be an int (milliseconds) or an array of {count} integers or datetime64"
+        )
     found = found.astype(np.int64)
     return now_ms, np.where(found == 0, now_ms, found) if count and not found.all() else found
 
@@ -305,9 +307,9 @@ def checked_partition(partition: Any, count: int) -> int:
     return int(partition)
 
 
-def one(value: Any, place: int) -> bytes | None:
-    """One value or key, argument `place` of produce(), as bytes. Raises TypeError as
-    confluent_kafka does, but takes bytearray and memoryview, too.
+def to_bytes(value: Any, place: int) -> bytes | None:
+    """A value or key as bytes. Takes bytearray and memoryview, too. Raises TypeError as
+    confluent_kafka does; `place` is the argument's number in produce().
     """
     if value is None or type(value) is bytes:
         return value

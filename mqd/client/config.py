@@ -1,5 +1,5 @@
-"""Configuration: confluent_kafka's dictionaries and librdkafka's keys, and what this package adds
-to them.
+"""Configuration: confluent_kafka's dictionaries, with librdkafka's keys and those that this package
+adds.
 
 1. librdkafka validates its own keys: unknown keys, values out of range and contradictions raise the
    same KafkaException as confluent_kafka, on either transport.
@@ -97,8 +97,8 @@ class Settings(NamedTuple):
 
 
 def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Settings:
-    """Takes a client's arguments apart. Raises KafkaException (_INVALID_ARG) for a wrong value of
-    an added key, TypeError if it is not a dictionary.
+    """Splits a client's arguments into Settings. Raises KafkaException (_INVALID_ARG) for a wrong
+    value of an added key, TypeError if `config` is not a dictionary.
     """
     if config is None and not more:
         raise TypeError("expected configuration dict")
@@ -126,8 +126,8 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
 
 
 def check(settings: Settings, kind: Kind) -> None:
-    """Raises what confluent_kafka raises for this configuration. Costs about 2 ms: librdkafka makes
-    a client that connects nowhere.
+    """Raises what confluent_kafka raises for this configuration. Takes about 2 ms: librdkafka makes
+    a client, which does not connect.
     """
     given = {
         key: value
@@ -139,8 +139,8 @@ def check(settings: Settings, kind: Kind) -> None:
 
 
 class ProducerConfig:
-    """The values of librdkafka's keys that a producer on shared memory uses, in their types.
-    `config["linger.ms"]`.
+    """The values of librdkafka's keys that a producer on shared memory uses, as Python numbers,
+    booleans and strings: `config["linger.ms"]`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -222,8 +222,8 @@ def choose_transport(settings: Settings) -> Choice:
         return Choice(
             "tcp",
             None,
-            f"security.protocol={protocol} asks for a connection with an identity of its own; transport=shm would use"
-            " the process's user",
+            f"security.protocol={protocol} authenticates a connection of its own; transport=shm would use the"
+            " process's user",
         )
     found = rendezvous.find(servers, settings.own["mqd.socket.path"])
     if found.path is not None:

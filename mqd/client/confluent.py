@@ -1,12 +1,12 @@
 """confluent_kafka's modules under mqd's name: `from mqd.schema_registry.avro import AvroSerializer`.
 
 `mqd` and each `mqd.<module of confluent_kafka>` have the names of their counterpart. A name whose
-class is a client (Producer, Consumer, Message, AdminClient) is this package's own; every other one
-is confluent_kafka's object itself, so that classes compare equal whichever way they were imported.
+class belongs to the client (Producer, Consumer, Message, AdminClient) is this package's own; every
+other name is confluent_kafka's object itself, so that both imports give the same class.
 
 A few modules build on a client (_REBUILT: SerializingProducer derives from Producer). Their source
-is run a second time with its imports of confluent_kafka changed to mqd, which is what an
-application does. No module of confluent_kafka is imported before it is used.
+is run a second time with its imports of confluent_kafka changed to mqd, as an application changes
+them. No module of confluent_kafka is imported before it is used.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def find(name: str, *, module: str = "") -> object:
 
 
 def names(module: str = "") -> list[str]:
-    """The public names of the counterpart: its __all__, or what does not begin with "_"."""
+    """The public names of the counterpart: its __all__, or the names that do not begin with "_"."""
     theirs = importlib.import_module(_joined(THEIRS, module))
     listed: list[str] = getattr(theirs, "__all__", None) or [name for name in vars(theirs) if name[0] != "_"]
     return sorted(listed)
 
 
 def is_rebuilt(module: str) -> bool:
-    """Whether `mqd.<module>` is made of confluent_kafka's source, not of its objects."""
+    """Whether `mqd.<module>` is made from confluent_kafka's source, not from its objects."""
     return module in _REBUILT or module.partition(".")[0] in _REBUILT_WITH_SUBMODULES
 
 
@@ -93,7 +93,7 @@ class _Finder:
             from mqd.client.confluent_rebuilding import RebuildingLoader
 
             loader = RebuildingLoader(theirs)
-        # No search path: submodules, too, are only found here.
+        # No search path: submodules, too, are found only by this finder.
         is_package = theirs.submodule_search_locations is not None
         return ModuleSpec(fullname, loader, origin=theirs.origin, is_package=is_package)
 

@@ -63,8 +63,8 @@ class Consumer:
     # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next record, or an event (its error() is not None), or None when `timeout` seconds
-        passed without one (None or below 0: no limit).
+        """Returns the next record, or an event (its error() is not None), or None when `timeout`
+        seconds have passed without one (None or below 0: no limit).
 
         Calls the callbacks of subscribe() and on_commit. An application that does not poll for
         max.poll.interval.ms loses its partitions.
@@ -72,16 +72,17 @@ class Consumer:
         return self._implementation.poll(timeout)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Up to `num_messages` records and events, as many as came within `timeout` seconds."""
+        """Returns up to `num_messages` records and events, those that came within `timeout` seconds."""
         return self._implementation.consume(num_messages, timeout)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """The next records of one partition as columns (mqd.client.shm.reading.RecordBatch), as
-        soon as there is one; None when `timeout` seconds passed without.
+        """Returns the next records of one partition as columns
+        (mqd.client.record_batch.RecordBatchView), as soon as there is one; None when `timeout`
+        seconds have passed without a record.
 
         On shared memory its columns are views of the mapped log: nothing is copied, and they are
         valid as long as the batch, or an array made of it, exists. Uncommitted and aborted records
-        are left out as by poll(). Raises KafkaException for an error of a partition or of the
+        are left out, as in poll(). Raises KafkaException for an error of a partition or of the
         group, once for each error.
         """
         return self._implementation.consume_batch(max_records, timeout)
@@ -94,9 +95,9 @@ class Consumer:
 
         on_assign, on_revoke, on_lost(consumer, list of TopicPartition): called from poll(),
         consume(), unsubscribe() and close(). on_assign may call assign() (with
-        group.protocol=consumer or cooperative-sticky incremental_assign()) to begin elsewhere; if
-        it does not, its partitions are assigned from the committed offsets. Without on_lost,
-        on_revoke is called for partitions that are lost.
+        group.protocol=consumer or cooperative-sticky: incremental_assign()) to start at other
+        offsets; if it does not, the partitions are assigned at their committed offsets. Without
+        on_lost, on_revoke is called for lost partitions.
         """
         self._implementation.subscribe(topics, on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
 
@@ -113,7 +114,7 @@ class Consumer:
         return self._implementation.memberid()
 
     def consumer_group_metadata(self) -> Any:
-        """For Producer.send_offsets_to_transaction(), on either transport."""
+        """The group metadata for Producer.send_offsets_to_transaction(), on either transport."""
         return self._implementation.consumer_group_metadata()
 
     # -- the assignment ----------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Consumer:
         return self._implementation.assignment()
 
     def seek(self, partition: TopicPartition) -> None:
-        """Continues this assigned partition at partition.offset (absolute or logical)."""
+        """Continues reading this assigned partition at partition.offset (absolute or logical)."""
         self._implementation.seek(partition)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
@@ -149,7 +150,7 @@ class Consumer:
         self._implementation.pause(partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:
-        """Continues with these partitions."""
+        """Continues reading these partitions."""
         self._implementation.resume(partitions)
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -170,7 +171,7 @@ class Consumer:
         return self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous)
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """Stores offsets for the next commit; with enable.auto.offset.store=false."""
+        """Stores offsets for the next commit; needs enable.auto.offset.store=false."""
         if message is not None and offsets is not None:
             _both()
         if message is not None:
@@ -199,8 +200,8 @@ class Consumer:
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
     ) -> tuple[int, int] | None:
-        """(log start offset, high watermark; the last stable offset with
-        isolation.level=read_committed). cached: as last seen, without a request.
+        """Returns (log start offset, high watermark), with isolation.level=read_committed (log start
+        offset, last stable offset). cached: as last seen, without a request.
         """
         more = {"timeout": timeout} if timeout is not None else {}
         return self._implementation.get_watermark_offsets(partition, cached=cached, **more)

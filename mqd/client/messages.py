@@ -1,11 +1,11 @@
 """Message, with confluent_kafka's method names, and confluent_kafka's own classes that clients use.
 
-1. `Message` is a confluent_kafka.Message (isinstance holds), but every method is ours: the C object
-   under it is not used.
+1. `Message` is a subclass of confluent_kafka.Message, but every method is ours: its C fields are not
+   used.
 2. KafkaError, KafkaException and TopicPartition are confluent_kafka's classes, not copies:
    `except KafkaException` catches the errors of both transports.
-3. The group metadata of a consumer is confluent_kafka's serialized form, so a consumer of one
-   transport serves a transactional producer of the other.
+3. A consumer's group metadata has confluent_kafka's serialized form, so a consumer on one transport
+   works with a transactional producer on the other.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Message(confluent_kafka.Message):
         return self._error
 
     def timestamp(self) -> tuple[int, int]:
-        """(TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE;
-        milliseconds since the epoch).
+        """Returns (type, milliseconds since the epoch); the type is TIMESTAMP_CREATE_TIME,
+        TIMESTAMP_LOG_APPEND_TIME or TIMESTAMP_NOT_AVAILABLE.
         """
         return self._timestamp
 
@@ -121,7 +121,7 @@ class Message(confluent_kafka.Message):
         return self._leader_epoch
 
     def delivery_count(self) -> int | None:
-        """How many times a share group has delivered the record; None where no group has."""
+        """How many times the share group has delivered the record; None without a share group."""
         return None
 
     def set_headers(self, value) -> None:
@@ -180,8 +180,8 @@ class Message(confluent_kafka.Message):
 
 
 class BatchDelivery(NamedTuple):
-    """What a callback of produce_batch gets: one record batch of the call, all of whose records
-    share an outcome.
+    """The argument of a produce_batch callback: one record batch of the call. All its records have
+    the same outcome.
 
     `indices` are the positions of its records in the arguments of the call, in the order of their
     offsets: the i-th has offset base_offset + i. base_offset is None when it is not known (acks=0,
@@ -199,8 +199,8 @@ class BatchDelivery(NamedTuple):
         return len(self.indices)
 
 
-def key_of(message: Message) -> tuple[str, int]:
-    """Topic and partition of a record that was read."""
+def partition_of(message: Message) -> tuple[str, int]:
+    """The topic and partition of a consumed record."""
     topic, partition = message.topic(), message.partition()
     assert topic is not None and partition is not None
     return topic, partition
@@ -214,7 +214,7 @@ def offset_of(message: Message) -> int:
 
 
 def next_offset(message: Message) -> int:
-    """Where a reader continues after it: at the same record if its value could not be opened."""
+    """The offset at which reading continues: the same one if the record's value could not be opened."""
     return offset_of(message) + (message.error() is None)
 
 
@@ -223,9 +223,9 @@ def is_end(event: Message) -> bool:
     return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
-def is_repeated(event: Message, read_again: Container[tuple[str, int]]) -> bool:
-    """An end of partition, or a lasting error, is reported once, after the preceding records of its
-    partition. An error without an offset concerns the topic.
+def will_be_read_again(event: Message, read_again: Container[tuple[str, int]]) -> bool:
+    """Whether the event may be dropped because its partition is read again, which reports the event
+    again. An error without an offset belongs to the topic and is kept.
     """
     return event.offset() is not None and (event.topic(), event.partition()) in read_again
 
@@ -234,7 +234,7 @@ _GROUP_METADATA_MAGIC = b"CGMDv2:"
 
 
 class GroupMetadata(NamedTuple):
-    """A consumer's membership in its group, for the offsets of a transaction (KIP-447)."""
+    """A consumer's membership in its group, for committing offsets in a transaction (KIP-447)."""
 
     group_id: str
     generation_id: int = -1
@@ -269,7 +269,7 @@ class GroupMetadata(NamedTuple):
             return cls(group_id.decode(), generation_id, member_id.decode(), instance)
         except (ValueError, struct.error):
             raise failure(
-                KafkaError._INVALID_ARG, "group_metadata must be what consumer.consumer_group_metadata() gives"
+                KafkaError._INVALID_ARG, "group_metadata must be the result of consumer.consumer_group_metadata()"
             ) from None
 
 
@@ -279,8 +279,8 @@ class GroupMetadata(NamedTuple):
 def local_error(
     code: int, reason: str | None = None, *, fatal: bool = False, retriable: bool = False, abort: bool = False
 ) -> KafkaError:
-    """A KafkaError with librdkafka's flags: fatal (the client is finished), retriable, abort (the
-    transaction must be aborted, then it continues).
+    """A KafkaError with librdkafka's flags: fatal (the client cannot continue), retriable, abort (the
+    client can continue once the transaction is aborted).
     """
     return KafkaError(code, reason, fatal, retriable, abort)
 
@@ -317,8 +317,8 @@ def _varint(data, position: int) -> tuple[int, int]:
 
 
 def decode_headers(data: bytes | memoryview) -> list[tuple[str, bytes | None]]:
-    """Decodes a record's header section, from its count on. Raises ValueError if it is invalid:
-    another producer has written it.
+    """Decodes a record's header section, which begins with the count. Raises ValueError if it is
+    invalid, since any producer can have written it.
     """
     try:
         count, position = _varint(data, 0)

@@ -2,7 +2,7 @@
 
 1. One request is under way at a time; topics needed meanwhile are in the next one.
 2. `version` changes with every response; waiting callers then check again.
-Concurrency: with the attachment's lock held, except for `find`, which takes it.
+Concurrency: with the attachment's lock held, except for find(), which takes it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class MetadataCache:
         self.names: dict[bytes, str] = {}
         self.cluster = ClusterInfo(None, -1, {})
         self.version = 0
-        self.error: KafkaError | None = None  # of the last request, None when it was answered
+        self.error: KafkaError | None = None  # of the last request; None: it had a response
         self._attachment = attachment
         self._max_age_s = max_age_s
         self._requested: dict[str, bool] = {}  # name -> may be created
@@ -40,8 +40,8 @@ class MetadataCache:
     # -- requests ----------------------------------------------------------------------------------
 
     def refresh(self, topics: Iterable[str] | None = (), allow_auto_create: bool = False) -> None:
-        """Requests metadata soon, without waiting: of `topics` by name, None = of all, () = of those
-        known. `version` will change.
+        """Requests metadata soon, without waiting: of `topics` by name, None = of all topics, () = of
+        the known topics. `version` will change.
         """
         if topics is None:
             self._all_requested = True
@@ -51,8 +51,8 @@ class MetadataCache:
         self._request()
 
     def learn(self, response: Any) -> None:
-        """Takes the response to another caller's request for some topics. Raises KafkaException: it
-        is not valid.
+        """Adds the response to another caller's request for some topics. Raises KafkaException if the
+        response is invalid.
         """
         cluster, topics = requests.read_metadata(response)
         self._take([topic.name for topic in topics], cluster, topics)
@@ -60,13 +60,13 @@ class MetadataCache:
         self._attachment.changed.notify_all()
 
     def expire(self) -> None:
-        """The metadata may be outdated: requests them again, and uses them until then."""
+        """Requests the metadata again, because it may be outdated; uses it until the response."""
         if self.topics:
             self.refresh()
 
     def find(self, name: str, timeout: float, allow_auto_create: bool = False) -> TopicInfo:
-        """The topic, requested until it is found. Raises KafkaException: the topic's error,
-        _TIMED_OUT, _TRANSPORT.
+        """Returns the topic; repeats the request until the topic exists. Raises KafkaException with the
+        topic's error, _TIMED_OUT or _TRANSPORT.
         """
         with self._attachment.lock:
             known = self.topics.get(name)
@@ -75,14 +75,14 @@ class MetadataCache:
             self.refresh([name], allow_auto_create)
         found: list[TopicInfo] = []
 
-        def look() -> bool:
+        def is_found() -> bool:
             info = self.topics.get(name)
             if info is not None and not info.error:
                 found.append(info)
             return bool(found)
 
         deadline = time.monotonic() + timeout
-        while not self._attachment.wait_for(look, min(_RETRY_S, max(deadline - time.monotonic(), 0))):
+        while not self._attachment.wait_for(is_found, min(_RETRY_S, max(deadline - time.monotonic(), 0))):
             if time.monotonic() >= deadline:
                 info = self.topics.get(name)
                 raise KafkaException(

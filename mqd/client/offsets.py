@@ -53,7 +53,7 @@ def _by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
 def commit_request(
     group_id: str, member_id: str, generation: int, instance_id: str | None, offsets: dict[Key, Committed]
 ) -> OffsetCommitRequest:
-    """`generation` -1: not as a member. Names and ids: the version decides which of them are sent."""
+    """`generation` -1: not as a member. Topics have names and ids; the version decides which are sent."""
     Topic, Partition = OffsetCommitRequest.Topic, OffsetCommitRequest.Partition
     topics: dict[tuple[str, bytes], OffsetCommitRequest.Topic] = {}
     for (name, index), one in offsets.items():
@@ -108,7 +108,7 @@ def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) 
 
 
 def read_committed(response: Any) -> dict[Key, tuple[int, Committed]]:
-    """(error code, the committed offset: -1 = nothing is committed) by partition."""
+    """Returns (error code, committed offset; -1 = none) by partition."""
     (group,) = response.groups
     return {
         (topic.name, one.partition_index): (
@@ -133,7 +133,7 @@ def list_offsets_request(timestamps: dict[Key, int], isolation_level: int, timeo
 
 
 def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
-    """(error code, offset, leader epoch) by partition; offset -1 = no record is that late."""
+    """Returns (error code, offset, leader epoch) by partition; offset -1 = all records are older."""
     return {
         (topic.name, one.partition_index): (one.error_code, one.offset, one.leader_epoch)
         for topic in response.topics
@@ -144,8 +144,8 @@ def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
 def positions_request(
     positions: Iterable[tuple[bytes, int, int]], isolation_level: int, max_wait_ms: int, rack_id: str
 ) -> FetchRequest:
-    """Positions without records (max_bytes 0), parked until one of the partitions has records from the
-    given offset on. `positions`: (topic id, partition index, offset).
+    """A Fetch for positions without records (max_bytes 0). The broker parks it until one of the
+    partitions has records from its offset on. `positions`: (topic id, partition index, offset).
     """
     topics: dict[bytes, FetchRequest.Topic] = {}
     for topic_id, index, offset in positions:
@@ -195,8 +195,8 @@ class PartitionResult(TopicPartition):
     def error(self) -> KafkaError | None:  # type: ignore[override]  # it is read only here
         return self._outcome
 
-    # confluent_kafka's TopicPartition compares only with its own class; Python calls a subclass's
-    # methods first, whichever side it is on
+    # confluent_kafka's TopicPartition compares only with its own class; Python calls the methods of
+    # a subclass first, also for the right operand
 
     def _place(self) -> Key:
         return self.topic, self.partition
@@ -230,12 +230,12 @@ class PartitionResult(TopicPartition):
 def with_outcome(
     topic: str, index: int, offset: int, code: int, metadata: str | None = None, leader_epoch: int = -1
 ) -> PartitionResult:
-    """`code`: Kafka's, 0 = none."""
+    """`code`: Kafka's error code, 0 = none."""
     return PartitionResult(topic, index, offset, metadata, leader_epoch, broker_error(code) if code else None)
 
 
 def unknown_partition(topic: str, index: int, info: TopicInfo | None) -> KafkaError | None:
-    """The error of a missing partition, as in librdkafka; None: it exists."""
+    """The error of a missing partition, as in librdkafka; None: the partition exists."""
     if info is None or info.error:
         return broker_error(
             info.error if info is not None and info.error else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),

@@ -1,10 +1,10 @@
-"""Partitioners by librdkafka's names. The same key goes to the same partition through shared
-memory, librdkafka and (murmur2) the Java client.
+"""Partitioners by librdkafka's names. Shared memory, librdkafka and (with murmur2) the Java client
+send a key to the same partition.
 
     consistent_random (default)   CRC-32 of the key; without a key, or an empty one: random
-    consistent                    CRC-32 of the key; without a key: that of the empty one
+    consistent                    CRC-32 of the key; without a key: of the empty string
     murmur2_random                Java's default: murmur2 of the key; without a key: random
-    murmur2                       murmur2; without a key: that of the empty one
+    murmur2                       murmur2 of the key; without a key: of the empty string
     fnv1a_random, fnv1a           FNV-1a of the key, as above
     random                        random
 "Random" means: one partition until a batch is full, then another (KIP-480).

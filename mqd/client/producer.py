@@ -76,9 +76,9 @@ class Producer:
         on_delivery(error: KafkaError | None, message: Message) from poll() or flush() when the
         record's outcome is known.
 
-        Raises BufferError when the queue is full: poll(), then again. KafkaException:
-        MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION, _STATE (no transaction begun), or the producer's
-        fatal error. TypeError if a key or value is not bytes, str or None.
+        Raises BufferError when the queue is full: call poll(), then try again. Raises KafkaException
+        with MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION, _STATE (no transaction begun), or the producer's
+        fatal error; TypeError if a key or value is not bytes, str or None.
         """
         self._implementation.produce(topic, value, key, partition, callback, on_delivery, timestamp, headers)
 
@@ -104,19 +104,20 @@ class Producer:
         for all records, or a list with one such (or None) for each. partition: one for all (-1 = by
         the partitioner), or an array. timestamps: milliseconds, one for all or an array; numpy's
         datetime64 as well. on_delivery: called as on_delivery(error, BatchDelivery) from poll() or
-        flush(), once for each record batch that was made of them. timeout: how long to wait for
-        room, in seconds. Below 0, the default: until all are accepted, so that the result is always
+        flush(), once for each record batch of this call. timeout: how long to wait for room, in
+        seconds. Below 0, the default: until all are accepted, so that the result is always
         len(values). 0: does not wait. A result smaller than len(values) means that there was no room
         for the rest, which must be passed again.
 
         Everything is checked first: an exception (TypeError, ValueError, KafkaException
-        MSG_SIZE_TOO_LARGE, ...) before the first record means that none was taken; any later one
-        (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute `taken`.
-        Memory of numpy and Arrow arrays may be used again after the return.
+        MSG_SIZE_TOO_LARGE, ...) before the first record means that none was accepted; any later
+        exception (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute
+        `taken`, the number of accepted records. Memory of numpy and Arrow arrays may be used again
+        after the return.
 
-        confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, is
-        accepted too, record by record as by produce(); it does not wait, and records without room
-        have "_error" set. The keywords messages and callback are accepted as well.
+        confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
+        too: record by record as in produce(), without waiting; records without room have "_error"
+        set. The keywords messages and callback are accepted as well.
         """
         on_delivery = on_delivery if callback is None else callback
         if messages is not None:
@@ -147,7 +148,7 @@ class Producer:
         return taken
 
     def _produce_dict(self, topic: str, message: dict[str, Any], partition: int, on_delivery: Any) -> int:
-        """How many records were taken, 1 or 0."""
+        """Returns how many records were accepted, 1 or 0."""
         if not isinstance(message, dict):
             raise TypeError("expected messages to be a list of dicts")
         where = message.get("partition")
@@ -182,13 +183,13 @@ class Producer:
         return self._implementation.flush(timeout)
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Gives up what is queued, and what was sent but not acknowledged (and may have been written
-        anyway); the reports have the errors _PURGE_QUEUE and _PURGE_INFLIGHT.
+        """Gives up queued records, and those that were sent but not acknowledged (which may be
+        written anyway); the reports have the errors _PURGE_QUEUE and _PURGE_INFLIGHT.
         """
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def __len__(self) -> int:
-        """Records and reports that wait to be delivered or served."""
+        """The number of undelivered records and unserved reports."""
         return len(self._implementation)
 
     def __bool__(self) -> bool:
@@ -207,8 +208,8 @@ class Producer:
         return self._implementation.list_topics(timeout=timeout).cluster_id
 
     def broker_request(self, api_key: int, message: object, timeout: float = -1) -> Any:
-        """The response to a request of mqd.protocol.messages, in the newest version that both sides
-        have. Only on shared memory; KafkaException without a response.
+        """Sends a request of mqd.protocol.messages in the newest version that both sides support, and
+        returns the response. Only on shared memory. Raises KafkaException without a response.
         """
         if self.transport != "shm":
             raise RuntimeError("broker_request() needs shared memory: use an AdminClient over TCP")
@@ -223,7 +224,7 @@ class Producer:
     # -- transactions ------------------------------------------------------------------------------
 
     def init_transactions(self, timeout: float = -1) -> None:
-        """Fences older producers of this transactional.id and ends their open transactions. To be
+        """Fences older producers of this transactional.id and aborts their open transaction. Must be
         called once, before all other methods.
 
         Here and in the methods below, raises KafkaException, whose KafkaError is retriable(),
@@ -248,14 +249,14 @@ class Producer:
         self._implementation.commit_transaction(timeout)
 
     def abort_transaction(self, timeout: float = -1) -> None:
-        """Gives up what is outstanding (with the errors of purge()) and aborts."""
+        """Gives up outstanding records (with the errors of purge()) and aborts the transaction."""
         self._implementation.abort_transaction(timeout)
 
     # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Aborts an open transaction, flushes and ends. By then every record has had its report,
-        even after a fatal error. Must not be called from a callback.
+        """Aborts an open transaction, flushes and ends the producer. By then every record has had its
+        report, even after a fatal error. Must not be called from a callback.
 
         On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records
         with the errors of purge().

@@ -50,8 +50,8 @@ _SPARSE_BYTES = 1 << 20  # a region with more than this between its blobs is not
 
 
 class Blobs(Sequence):
-    """A column of byte strings, some of them None (null). Indexing copies one out as bytes; see the
-    module for all of them at once.
+    """A column of byte strings, some of them None (null). Indexing returns a copy as bytes; for whole
+    columns see the module.
     """
 
     __slots__ = ("_base", "_list", "_positions", "_sizes")
@@ -97,12 +97,12 @@ class Blobs(Sequence):
 
     @property
     def sizes(self) -> np.ndarray:
-        """int32 of each, -1 = null."""
+        """Sizes in bytes, int32; -1 = null."""
         return self._sizes
 
     @property
     def positions(self) -> np.ndarray:
-        """int64: where each begins in `buffer`."""
+        """The position in `buffer` at which each begins, int64."""
         return self._positions
 
     @property
@@ -168,9 +168,10 @@ class Blobs(Sequence):
         ]
 
     def to_numpy(self, dtype: Any = None) -> np.ndarray:
-        """With a dtype of a fixed size ("<i8", "S16", a record type...): every blob is one element,
-        copied; ValueError when one has another size (for "S": a larger one) or is null. Without:
-        uint8[count, width] when all have one width, else an array of bytes objects and None.
+        """With a dtype of a fixed size ("<i8", "S16", a record type...): every blob is copied to one
+        element; ValueError when a blob has another size (for "S": a larger one) or is null. Without a
+        dtype: uint8[count, width] when all blobs have the same size, else an array of bytes objects
+        and None.
         """
         sizes = self._sizes
         low, high = (int(sizes.min()), int(sizes.max())) if len(sizes) else (0, 0)
@@ -188,7 +189,7 @@ class Blobs(Sequence):
         if low == high == kind.itemsize:
             return segments.gather(self.buffer, self._positions, sizes)[0].view(kind)
         if low < 0 or kind.kind != "S" or high > kind.itemsize:
-            raise ValueError(f"blobs of {low} to {high} bytes (-1 = null) are not all {kind} of {kind.itemsize} bytes")
+            raise ValueError(f"blobs of {low} to {high} bytes (-1 = null) do not fit {kind} of {kind.itemsize} bytes")
         return np.array(self.to_list(), kind)
 
     def to_arrow(self, type: str = "binary_view") -> pyarrow.Array:  # noqa: A002  (Arrow's own word)
@@ -340,7 +341,7 @@ class RecordBatchView:
 
     @property
     def offsets(self) -> np.ndarray:
-        """int64; they rise, with gaps where records were compacted away or belong to transactions."""
+        """int64, ascending, with gaps for compacted and aborted records and transaction markers."""
         return self._held()
 
     @property
@@ -391,7 +392,7 @@ class RecordBatchView:
         return self._offsets is not None and len(self._offsets) > 0
 
     def __getitem__(self, index: slice) -> RecordBatchView:
-        """Some of the records: the same bytes, with a reference of their own."""
+        """A slice of the records: the same bytes, with its own reference to them."""
         if not isinstance(index, slice):
             raise TypeError("a batch only takes slices; for one record use batch.values[i], or messages()")
         return RecordBatchView(
@@ -415,7 +416,7 @@ class RecordBatchView:
     # -- one by one --------------------------------------------------------------------------------
 
     def records(self) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
-        """(offset, timestamp, key, value) of each, copied out."""
+        """(offset, timestamp, key, value) of each record, copied."""
         return zip(
             self._held().tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True
         )

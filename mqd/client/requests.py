@@ -1,5 +1,5 @@
-"""Requests of a client and their responses, without I/O: encodes values, and decodes to what the
-caller needs.
+"""A client's requests and responses, without I/O: builds requests, and reads the fields of responses
+that the caller needs.
 
 Versions are chosen by ApiTable from what the broker advertises and this package speaks. Error codes
 become KafkaErrors where they are read.
@@ -62,14 +62,14 @@ class ApiTable(msgspec.Struct, frozen=True):
 
     @property
     def transactions_v2(self) -> bool:
-        """KIP-890's second version: writing to a partition adds it to the transaction, and every
-        transaction has a new epoch.
+        """Version 2 (KIP-890): writing to a partition adds it to the transaction, and every transaction
+        has a new epoch.
         """
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 
     def pick_transactional(self, api_key: int, version_2: bool) -> int:
-        """`version_2`: whether the producer began with transactions of version 2, which the broker
-        may have come to support since.
+        """`version_2`: whether the producer started with transactions of version 2. The broker may have
+        begun to support them since.
         """
         if api_key == ADD_PARTITIONS_TO_TXN:
             return self.pick(api_key, _ADD_PARTITIONS_CLIENT_MAX)
@@ -106,7 +106,7 @@ class ClusterInfo(msgspec.Struct, frozen=True):
 
 
 def metadata(topics: list[str] | None, allow_auto_create: bool) -> MetadataRequest:
-    """None: all topics."""
+    """`topics` None: all topics."""
     named = None if topics is None else [MetadataRequest.Topic(name=name, topic_id=NO_TOPIC_ID) for name in topics]
     return MetadataRequest(topics=named, allow_auto_topic_creation=allow_auto_create)
 
@@ -140,7 +140,7 @@ def _topic(topic: MetadataResponse.Topic) -> TopicInfo:
 def init_producer_id(
     transactional_id: str | None, timeout_ms: int, producer_id: int = -1, producer_epoch: int = -1
 ) -> InitProducerIdRequest:
-    """With an identity: the same producer with the next epoch (KIP-360)."""
+    """With a producer id and epoch: requests that producer's next epoch (KIP-360)."""
     return InitProducerIdRequest(
         transactional_id=transactional_id,
         transaction_timeout_ms=timeout_ms,

@@ -1,5 +1,5 @@
 """confluent_kafka's ShareConsumer, over shared memory if the broker is on this host, otherwise over
-TCP; on both transports with a client of our own (mqd/client/share).
+TCP; both transports use our own client (mqd/client/share).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class ShareConsumer:
     what confluent_kafka raises. Added keys: transport, mqd.socket.path, mqd.spin.us, as for
     Consumer. `transport` and `transport_reason` give the transport in use and the reason.
 
-    One thread at a time: a call while another thread is in one raises
-    ConcurrentModificationException. In a child of fork() every call raises KafkaException. Closed:
-    IllegalStateException. Usable as a context manager, which closes it.
+    One thread at a time: a call during another thread's call raises
+    ConcurrentModificationException. In a child of fork() every call raises KafkaException; after
+    close(), IllegalStateException. Usable as a context manager, which closes it.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -125,9 +125,9 @@ class ShareConsumer:
     def acknowledge(
         self, message: confluent_kafka.Message, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
-        """ACCEPT: done. RELEASE: to be delivered again. REJECT: not to be delivered again. Sent by
-        the next poll(), consume(), commit_sync() or commit_async(). Explicit mode only. Raises
-        IllegalStateException when the record is not held (any more).
+        """ACCEPT: done. RELEASE: to be delivered again. REJECT: not to be delivered again. The next
+        poll(), consume(), commit_sync() or commit_async() sends it. Explicit mode only. Raises
+        IllegalStateException when the consumer does not hold the record (any more).
         """
         # called for each record: as few calls as possible
         if type(message) is ShareMessage and self._user is None and not self._is_closed and os.getpid() == self._pid:
@@ -171,7 +171,7 @@ class ShareConsumer:
     def _acknowledge_held(self, places: list[tuple[Place, int]], kind: int) -> None:
         held = self._core.held
         if len(set(places)) < len(places):
-            raise ValueError("a record is named twice")
+            raise ValueError("a record is listed twice")
         for place, offset in places:
             if offset not in held.get(place, ()):
                 raise IllegalStateException(f"{place[0]} [{place[1]}] at offset {offset} is not held by this consumer")
@@ -180,8 +180,8 @@ class ShareConsumer:
 
     def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
-        waits for the broker. Returns None or the error by partition: _TIMED_OUT where `timeout`
-        seconds (below 0: no limit) passed without a response. Empty when there was nothing to send.
+        waits for the broker. Returns for each partition None or its error, _TIMED_OUT if there was no
+        response within `timeout` seconds (below 0: no limit). Empty when there was nothing to send.
         """
         if not isinstance(timeout, (int, float)):
             raise TypeError(f"must be real number, not {type(timeout).__name__}")
@@ -202,9 +202,8 @@ class ShareConsumer:
 
     def renew(self, messages: Iterable[confluent_kafka.Message] | None = None, timeout: float = COMMIT_S) -> Committed:
         """Renews the locks of these records (KIP-1222), or of all that are held (None). They must still
-        be acknowledged. Waiting acknowledgements are sent, too. Returns the same as
-        commit_sync(). Raises KafkaException (_UNSUPPORTED_FEATURE) where the broker has no
-        renewals.
+        be acknowledged. Sends pending acknowledgements, too. Returns the same as commit_sync(). Raises
+        KafkaException (_UNSUPPORTED_FEATURE) if the broker does not support renewals.
         """
         places = None if messages is None else _places(messages)
         with self._call():
@@ -280,7 +279,7 @@ class ShareConsumer:
 
     def subscribe(self, topics: list[str]) -> None:
         """Joins the group for these topics; replaces an earlier subscription. Empty: unsubscribe().
-        Names only: share groups have no expressions.
+        Share groups do not support regular expressions.
         """
         if not isinstance(topics, list) or not all(isinstance(topic, str) for topic in topics):
             raise TypeError("expected list of topic unicode strings")
@@ -303,7 +302,7 @@ class ShareConsumer:
         return self._core.membership.member_id
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """For the next connections over TCP."""
+        """Sets credentials for the next TCP connections."""
         if not isinstance(username, str) or not isinstance(password, str):
             raise TypeError("username and password must be str")
         with self._call():

@@ -1,9 +1,9 @@
-"""Clients that seal the values that they produce, and open those that they read: the producers and
-consumers of both transports, whose records pass through payload.py.
+"""Producers that seal values and consumers that open them, for both transports. payload.py seals and
+opens.
 
 A record that cannot be opened is returned with its error() set, like other events, and with its
 sealed bytes as value(); it is not committed until a later record of its partition has been returned.
-consume_batch returns the records before it, then raises its error once, then continues after it.
+consume_batch() returns the records before it, then raises its error once, then continues after it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from mqd.client.shm.producer import ShmProducer
 _REPORTS = ("on_delivery", "dr_cb", "dr_msg_cb")
 
 
-def _made(make: Callable[[Encryption], Any], encryption: Encryption | None) -> Any:
+def _create(make: Callable[[Encryption], Any], encryption: Encryption | None) -> Any:
     assert encryption is not None  # otherwise no class of this module is used
     try:
         return make(encryption)
@@ -39,17 +39,17 @@ def _made(make: Callable[[Encryption], Any], encryption: Encryption | None) -> A
 
 
 def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -> Callable[..., None]:
-    """produce() whose delivery reports have the original value."""
+    """A produce() that seals values. Its delivery reports have the original value."""
 
     def sealed(
         topic, value=None, key=None, partition=-1, callback=None, on_delivery=None, timestamp=0, headers=None
     ) -> None:
         report = callback or on_delivery
         if value is not None and isinstance(topic, str) and sealer.bound_name(topic) is not None:
-            value, key = columns.one(value, 2), columns.one(key, 3)
+            value, key = columns.to_bytes(value, 2), columns.to_bytes(key, 3)
             report = report or default_report
             if callable(report):
-                report = _showing(value, report)
+                report = _with_original_value(value, report)
             try:
                 value = sealer.seal(topic, key, value)
             except PayloadError as error:
@@ -60,7 +60,7 @@ def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -
     return sealed
 
 
-def _showing(value: bytes, report: Any) -> Callable[[Any, Any], None]:
+def _with_original_value(value: bytes, report: Any) -> Callable[[Any, Any], None]:
     def show(error: Any, message: Any) -> None:
         message.set_value(value)
         report(error, message)
@@ -77,10 +77,10 @@ def _not_sealed(problem: PayloadError) -> KafkaException:
 
 
 class SealingProducer(confluent_kafka.Producer):
-    """confluent_kafka's Producer, sealing values; for TcpProducer and the command line."""
+    """confluent_kafka's Producer that seals values; for TcpProducer and the command line."""
 
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
-        sealer = _made(sealer_of, encryption)
+        sealer = _create(sealer_of, encryption)
         super().__init__(config, **more)
         produce = sealing(super().produce, sealer, _report_of(config))
         self.produce = produce  # type: ignore[method-assign]  # one call less for each record than a method
@@ -88,7 +88,7 @@ class SealingProducer(confluent_kafka.Producer):
 
 class SealingShmProducer(ShmProducer):
     def __init__(self, settings: Settings, choice: Choice) -> None:
-        self._sealer: Sealer = _made(sealer_of, settings.encryption)
+        self._sealer: Sealer = _create(sealer_of, settings.encryption)
         self._default_report = _report_of(settings.rdkafka)
         super().__init__(settings, choice)
 
@@ -109,7 +109,7 @@ class SealingShmProducer(ShmProducer):
 
 
 def open_message(opener: Opener, message: Any) -> Any:
-    """The message itself, with its value opened or its error set."""
+    """Opens the message's value or sets its error. Returns the same message."""
     if message is None or message.error() is not None:
         return message
     value = message.value()
@@ -129,10 +129,10 @@ def _error(topic: str, partition: int, offset: int, problem: PayloadError) -> Ka
 
 
 class OpeningConsumer(confluent_kafka.Consumer):
-    """confluent_kafka's Consumer, opening values; for TcpConsumer and the command line."""
+    """confluent_kafka's Consumer that opens values; for TcpConsumer and the command line."""
 
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
-        self._opener: Opener = _made(opener_of, encryption)
+        self._opener: Opener = _create(opener_of, encryption)
         super().__init__(config, **more)
 
     def poll(self, timeout: float = -1) -> Any:
@@ -147,8 +147,8 @@ class OpeningShmConsumer(ShmConsumer):
 
     @classmethod
     def of(cls, encryption: Encryption) -> Callable[..., ShmConsumer]:
-        """A factory with the arguments of ShmConsumer. Raises KafkaException."""
-        opener = _made(opener_of, encryption)
+        """Returns a factory with the arguments of ShmConsumer. Raises KafkaException."""
+        opener = _create(opener_of, encryption)
 
         def make(*arguments: Any) -> ShmConsumer:
             made = cls(*arguments)

@@ -7,10 +7,10 @@
     6       2   W, bytes of the wrapped data key, 1 to 4096, big endian
     8       K   key id, UTF-8: which key opens the wrapped data key
     8+K     W   the data key, wrapped by the provider
-            16  SHA-256 of the record's key, cut to 16 bytes; zeros where there is no key
+            16  SHA-256 of the record's key, cut to 16 bytes; zeros without a key
             12  nonce
-            n   AES-256-GCM of the value, or, where the codec is not 0, of its size (4 bytes, big
-                endian) and the compressed value
+            n   AES-256-GCM of the value, or, if the codec is not 0, of its size (4 bytes, big endian)
+                and the compressed value
             16  tag
 
 Associated data: everything before the nonce, then the topic's name in UTF-8.
@@ -33,7 +33,7 @@ from mqd.protocol.errors import ProtocolError
 
 MAGIC, VERSION = b"\xffmq", 1
 DATA_KEY_BYTES, NONCE_BYTES, TAG_BYTES, DIGEST_BYTES = 32, 12, 16, 16
-REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # of an empty value, after its prefix
+REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # an empty value's envelope after the wrapped key
 KEY_ID_BYTES_MAX, WRAPPED_BYTES_MAX = 255, 4096
 VALUE_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">3sBBBH")
@@ -47,11 +47,13 @@ class PayloadError(ValueError):
 
 
 class NotSealed(PayloadError):
-    """The bytes do not begin as an envelope does."""
+    """The bytes do not begin with the magic of an envelope."""
 
 
 def prefix(codec: int, key_id: str, wrapped: bytes) -> bytes:
-    """The part that is the same for every value of a data key and codec. Raises PayloadError."""
+    """The beginning of the envelope, the same for all values with this data key and codec. Raises
+    PayloadError.
+    """
     name = key_id.encode()
     if not 1 <= len(name) <= KEY_ID_BYTES_MAX:
         raise PayloadError(f"a key id has 1 to {KEY_ID_BYTES_MAX} bytes, not {len(name)}: {key_id!r}")
@@ -65,7 +67,7 @@ def key_digest(key: bytes | None) -> bytes:
 
 
 def packed(codec: int, value: bytes | memoryview) -> bytes | None:
-    """The compressed value as it is sealed; None: compression does not make it smaller."""
+    """The size and the compressed value, which seal() takes; None: compression does not make it smaller."""
     if len(value) > VALUE_BYTES_MAX:  # readers would refuse it
         return None
     found = _SIZE.pack(len(value)) + compress(codec, bytes(value))
@@ -73,18 +75,18 @@ def packed(codec: int, value: bytes | memoryview) -> bytes | None:
 
 
 def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: bytes | memoryview, nonce: bytes) -> bytes:
-    """`head`: prefix(); `text`: the value, or packed() where the prefix names a codec."""
+    """Returns the envelope. `head`: prefix(); `text`: the value, or packed() if the prefix has a codec."""
     known = head + key_digest(key)
     return known + nonce + cipher.encrypt(nonce, text, known + topic)
 
 
 def place(data: bytes) -> tuple[int, bytes]:
-    """The position of the digest of the record's key, and the part that identifies the data key (for
-    key_of()). Raises NotSealed, PayloadError.
+    """Returns the position of the digest of the record's key, and the bytes that identify the data key,
+    for key_of(). Raises NotSealed, PayloadError.
     """
     if data[:4] != _BEGIN:
         if data[:3] != MAGIC:
-            raise NotSealed("it is not sealed")
+            raise NotSealed("the value is not sealed")
         raise PayloadError(
             f"its envelope has version {data[3]}, this client knows {VERSION}: use a newer client"
             if len(data) > 3

@@ -37,21 +37,21 @@ log = logging.getLogger("mqd.client")
 class KeyProvider(Protocol):
     """Wraps and unwraps data keys; the key-encryption keys may stay in a key management service.
 
-    Both methods may be called from any thread; the application gets their exceptions. A
-    client wraps one data key an hour, and caches unwrapped keys, so a provider needs no cache.
+    Both methods are called from any thread; their exceptions are passed to the application. A client
+    wraps one data key an hour and caches unwrapped keys, so a provider needs no cache.
     """
 
     def wrap(self, data_key: bytes) -> tuple[str, bytes]:
-        """(id of the key-encryption key, the 32 bytes of `data_key` wrapped by it). The id has at
-        most 255 bytes and is readable by everyone, the wrapped key at most 4096.
+        """Wraps the 32 bytes of `data_key`. Returns (id of the key-encryption key, wrapped key). The id
+        has at most 255 bytes and is not encrypted; the wrapped key has at most 4096 bytes.
         """
 
     def unwrap(self, key_id: str, wrapped: bytes) -> bytes:
-        """The data key again. Raises LookupError when there is no such key-encryption key."""
+        """Returns the data key. Raises LookupError when there is no such key-encryption key."""
 
 
 def parse(text: str, source: str) -> dict[str, bytes]:
-    """Keys by id, in their order. Raises ConfigError, which never shows a key."""
+    """Keys by id, in the order of the text. Raises ConfigError, which never contains a key."""
     found: dict[str, bytes] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -107,8 +107,8 @@ class Keys:
             return aes_key_unwrap(keys[key_id], wrapped)
         except (InvalidUnwrap, ValueError):
             raise LookupError(
-                f"the key {key_id!r} of {self._source} does not open it: the data was changed, or sealed by another key"
-                " of that name"
+                f"the key {key_id!r} of {self._source} does not unwrap the data key: the value was changed, or sealed"
+                " with another key of that id"
             ) from None
 
 
@@ -153,7 +153,7 @@ def provider(option: object) -> KeyProvider:
         made = getattr(importlib.import_module(kind), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{PROVIDER}={option} is neither file:PATH, env:NAME nor PACKAGE.MODULE:NAME of something that makes a"
+            f"{PROVIDER}={option} is not file:PATH, env:NAME, or PACKAGE.MODULE:NAME of a function that makes a"
             f" provider ({error})",
             PROVIDER,
         ) from None

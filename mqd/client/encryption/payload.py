@@ -1,6 +1,6 @@
-"""Values sealed before they leave the client, opened when they are read.
+"""Seals values before they leave the client, and opens them when they are read.
 
-    sealer, opener = sealer_of(settings), opener_of(settings)       # of settings.py
+    sealer, opener = sealer_of(settings), opener_of(settings)       # settings: settings.Encryption
     opener.open(topic, key, sealer.seal(topic, key, value)) == value
 
     P1  only values are sealed; keys, headers and null values (tombstones) stay unchanged
@@ -9,7 +9,7 @@
         of the key-encryption key takes effect
     P3  nonces come from the kernel at each call and are never kept, so that a copy of the process
         (fork) uses different ones
-    P4  an opener caches DATA_KEYS_MAX data keys, and for FAILED_S the failure to get one
+    P4  an opener caches DATA_KEYS_MAX data keys, and a failure to get one for FAILED_S
 Concurrency: any thread.
 """
 
@@ -33,7 +33,7 @@ from mqd.client.encryption.settings import Encryption
 
 DATA_KEY_RECORDS = 1 << 24
 DATA_KEY_S = 3600.0
-RETRY_S = 60.0  # after a failure, until the provider is called again for the next data key
+RETRY_S = 60.0  # after a failure: time until the provider is called again for the next data key
 DATA_KEYS_MAX, FAILED_S = 1024, 5.0
 log = logging.getLogger("mqd.client")
 
@@ -92,7 +92,7 @@ class Sealer:
         return Column(values.count, b"".join(found), np.array(sizes, np.int32))
 
     def _sealed(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
-        self._left -= 1  # threads may lose some of these: P2 has room for that
+        self._left -= 1  # concurrent threads may lose decrements, which P2 can afford
         if self._left < 0 or self._now() >= self._until:
             self._renew()
         assert self._current is not None  # or _renew() has raised
@@ -102,13 +102,13 @@ class Sealer:
         return envelope.seal(cipher, plain, topic, key, value, nonce)
 
     def _renew(self) -> None:
-        """The next data key. Raises PayloadError when the provider fails and the present one is used
-        up.
+        """Gets the next data key. Raises PayloadError when the provider fails and the current key has
+        sealed DATA_KEY_RECORDS values.
         """
         with self._lock:
             now = self._now()
             if self._left >= 0 and now < self._until:
-                return  # another thread has
+                return  # another thread has got it
             data_key = self._random(DATA_KEY_BYTES)
             try:
                 key_id, wrapped = self._provider.wrap(data_key)
@@ -116,7 +116,7 @@ class Sealer:
             except Exception as error:  # the provider's own
                 if self._left < 0 or self._current is None:
                     raise PayloadError(f"no key to seal values with: {error}") from error
-                log.warning("a data key is used beyond its time, because the next one cannot be obtained: %s", error)
+                log.warning("the data key is older than an hour, but the next one cannot be obtained: %s", error)
                 self._until = now + RETRY_S
                 return
             self._current = AESGCM(data_key), plain, compressed
@@ -135,29 +135,29 @@ class Opener:
         self._lock = threading.Lock()
 
     def open(self, topic: str, key: bytes | None, data: bytes) -> bytes:
-        """The opened value; values that the settings let pass are unchanged. Raises PayloadError."""
+        """Returns the opened value; unchanged if the settings allow it. Raises PayloadError."""
         if topic not in self._topics:
             self._topics[topic] = self._settings.bound_name(topic)
         name = self._topics[topic]
         if name is None:
             return data
         try:
-            latest = self._latest  # most records have the data key of the one before
+            latest = self._latest  # most records have the same data key as the previous record
             if latest is None or not data.startswith(latest[0]) or len(data) < len(latest[0]) + envelope.REST_BYTES:
                 head, data_key = envelope.place(data)
                 latest = self._latest = data[:head], self._ciphers.get(data_key) or self._unwrap(data_key)
             return envelope.open_sealed(latest[1], data, len(latest[0]), name, key)
         except NotSealed as error:
-            if self._settings.takes_plain or self._settings.gives_raw:
+            if self._settings.accepts_plain or self._settings.returns_raw:
                 return data
             raise PayloadError(f"{error}; encryption.plaintext.allow=true returns such values unchanged") from None
         except PayloadError:
-            if self._settings.gives_raw:
+            if self._settings.returns_raw:
                 return data
             raise
 
     def _unwrap(self, data_key: bytes) -> AESGCM:
-        with self._lock:  # many values of one data key may need it at once
+        with self._lock:  # one call of the provider, also if many threads need the same data key
             found = self._ciphers.get(data_key)
             if found is not None:
                 return found

@@ -1,5 +1,5 @@
-"""The encryption.* settings of producers, consumers, commands and Spark, and their effect on a topic.
-docs/payload-encryption.md lists them.
+"""The encryption.* settings of producers, consumers, commands and Spark (docs/payload-encryption.md),
+and the topics that they apply to.
 
 Imports neither keys nor ciphers, because every client imports this module.
 """
@@ -20,17 +20,17 @@ PROVIDER = "encryption.key.provider"
 
 
 class Encryption(msgspec.Struct, frozen=True):
-    """The settings: strings, except that a provider may be an object."""
+    """The settings. `provider`: a string or a KeyProvider."""
 
     provider: Any
     topics: tuple[str, ...] = ("*",)
     names: tuple[tuple[str, str], ...] = ()
     codec: int = 0
-    gives_raw: bool = False
-    takes_plain: bool = False
+    returns_raw: bool = False
+    accepts_plain: bool = False
 
     def bound_name(self, topic: str) -> bytes | None:
-        """The topic name that values are bound to; None: they are not encrypted."""
+        """The topic name that values are bound to; None: the topic is not encrypted."""
         if topic.startswith("__") or not any(fnmatchcase(topic, pattern) for pattern in self.topics):
             return None
         for copied, name in self.names:
@@ -43,7 +43,7 @@ class Encryption(msgspec.Struct, frozen=True):
 
 
 def take(properties: MutableMapping[str, Any]) -> Encryption | None:
-    """Takes the encryption.* settings out of a client's. Raises ConfigError."""
+    """Removes the encryption.* settings from `properties` and returns them. Raises ConfigError."""
     given = {name: properties.pop(name) for name in list(properties) if str(name).startswith(PREFIX)}
     if not given:
         return None
@@ -69,7 +69,7 @@ def take(properties: MutableMapping[str, Any]) -> Encryption | None:
     if given:
         raise ConfigError(f'No such configuration property: "{min(given)}"', min(given))
     if not provider:
-        raise ConfigError(f"{PROVIDER} says where the keys are; without it nothing is encrypted", PROVIDER)
+        raise ConfigError(f"{PROVIDER} is needed for encryption: it gives the source of the keys", PROVIDER)
     return found
 
 

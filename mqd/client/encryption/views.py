@@ -11,7 +11,9 @@ from mqd.native.reader import gather
 
 
 def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, PayloadError | None]:
-    """The records up to the first that cannot be opened, and the reason; in new memory."""
+    """Returns the opened records before the first that cannot be opened, in new memory, and the error or
+    None.
+    """
     found: list[bytes | None] = []
     problem = None
     for key, value in zip(view.keys.to_list(), view.values.to_list(), strict=True):

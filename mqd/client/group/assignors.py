@@ -1,12 +1,13 @@
 """Assignment of partitions by a group's members (classic protocol): librdkafka's range, roundrobin
-and cooperative-sticky, and the encoding of what members exchange.
+and cooperative-sticky, and the encoding of subscriptions and assignments.
 
     subscription   version int16 = 1, topics: count int32, strings; user_data nullable bytes; owned
                    partitions: count int32, (topic string, count int32, int32...)
     assignment     version int16 = 1, partitions: count int32, (topic string, count int32,
                    int32...); user_data nullable bytes
 
-Other members write them, so they may be hostile: lengths are checked; invalid data raises ValueError.
+They come from other members and are not trusted: lengths are checked, and invalid data raises
+ValueError.
 Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
 
     A1  every partition of a subscribed topic has one owner, which subscribes to it; except for A3
@@ -39,7 +40,7 @@ Assignment = dict[str, set[TopicPartition]]
 
 
 def assign_range(members: Members, counts: Counts) -> Assignment:
-    """Every subscriber of a topic gets adjacent partitions; the first ones get one more."""
+    """Gives each subscriber of a topic adjacent partitions; the first subscribers get one more."""
     found: Assignment = {member_id: set() for member_id in members}
     for topic, count in sorted(counts.items()):
         subscribers = sorted(member_id for member_id, one in members.items() if topic in one.topics)
@@ -67,7 +68,7 @@ def assign_roundrobin(members: Members, counts: Counts) -> Assignment:
 
 
 def assign_sticky(members: Members, counts: Counts) -> Assignment:
-    """The final balance, before A3."""
+    """The target assignment, without A3."""
     claims: dict[TopicPartition, list[str]] = {}
     for member_id, one in sorted(members.items()):
         for topic, index in one.owned:
@@ -85,7 +86,7 @@ def assign_sticky(members: Members, counts: Counts) -> Assignment:
             owner[place] = taker
             sizes[taker] += 1
     has_moved = True
-    while has_moved:  # ends: each move makes the sum of squares smaller
+    while has_moved:  # terminates: each move makes the sum of the squared sizes smaller
         has_moved = False
         for place in places:
             taker = min(subscribers[place[0]], key=sizes.__getitem__)
@@ -197,7 +198,7 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def decode_assignment(data: bytes) -> frozenset[TopicPartition]:
-    """Empty `data`: a member without partitions. Raises ValueError."""
+    """`data` is empty for a member without partitions. Raises ValueError."""
     if not data:
         return frozenset()
     reader = _Reader(data)

@@ -73,9 +73,9 @@ _COORDINATOR_MOVED = frozenset(
 
 
 class State(enum.Enum):
-    IDLE = "no member, wants nothing"
+    IDLE = "not a member, and not joining"
     JOINING = "joins, or is about to"
-    LEADING = "leads this generation; partition counts are on their way"
+    LEADING = "leads this generation; waits for partition counts"
     SYNCING = "waits for its assignment"
     STABLE = "in the group"
     LOST = "not in the group any more; the application releases everything, then the member joins again"
@@ -146,8 +146,8 @@ class ClassicCore:
         return self.state is State.STALE
 
     def timeout_s(self, send: Send) -> float | None:
-        """How long a request may take; None: the default. A join or sync has its response when all
-        members have joined, or their time is up.
+        """How long a request may take; None: the default. The response to a join or sync comes when all
+        members have joined, or after the rebalance time-out.
         """
         return (self.settings.max_poll_interval_ms + 5_000) / 1000 if send.api_key in (JOIN, SYNC) else None
 
@@ -199,7 +199,7 @@ class ClassicCore:
         self._must_join, self._due_ms, self._failures = True, now_ms, 0
 
     def _rejoin(self) -> None:
-        """Keeps its member id; eager members release all partitions first."""
+        """Joins again with the same member id; eager members release all partitions first."""
         self.state, self._must_join, self.target = State.JOINING, True, None
 
     def _on_leave(self, actions: list[Action]) -> None:
@@ -244,7 +244,7 @@ class ClassicCore:
         if kind is not Assign:
             self.owned -= partitions
         if self.is_cooperative and kind is Revoke and self.state is State.STABLE:
-            self._must_join = True  # others get it in the next generation
+            self._must_join = True  # other members get the released partitions in the next generation
         if self.state in (State.LOST, State.STALE) and not self.owned:
             if self.subscription is None:
                 self.state = State.IDLE

@@ -1,15 +1,16 @@
-"""Commits of a consumer: one under way at a time, in the order of the calls, retried while the
+"""Sends a consumer's commits, one at a time and in the order of the calls, and retries them while the
 coordinator is unavailable or the member's epoch has changed.
 
     C1  a commit is retried before all later ones: an older offset never replaces a newer one
     C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
         serves callbacks)
-    C3  a commit is not retried for a partition that the member has lost since (gone()): the member
-        may have rejoined the group with a valid epoch, while the partition's new owner is further
-        on. A commit under way then carries the epoch in which the member owned the partition
-    C4  an offset belongs to a topic id, which is sent to the broker where it is known, so that the
-        offset is not committed for a new topic of the same name. A request names all of its topics
-        by id, or all by name: one unassigned partition without a known id makes it use names
+    C3  a commit is not retried for a partition that the member has lost since (stop_retrying()): the
+        member may have rejoined the group with a valid epoch, and the retry would set back the offset
+        of the partition's new owner. A commit that was sent before has the epoch in which the member
+        owned the partition
+    C4  an offset belongs to a topic id, which is sent to the broker if it is known, so that the
+        offset is not committed for a new topic of the same name. A request has either ids or names for
+        all topics: names if the id of one of its partitions is unknown
 Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
 succeeded by its time-out ends with the last error.
 """
@@ -49,22 +50,26 @@ OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
 
 
 class Commit:
-    """`outcome`: None while under way, then (error of all, or None; per partition)."""
+    """`outcome`: None until the commit has ended, then (error of the commit or None, results by partition)."""
 
-    __slots__ = ("deadline", "gone", "offsets", "on_commit", "outcome", "result")
+    __slots__ = ("deadline", "not_retried", "offsets", "on_commit", "outcome", "result")
 
     def __init__(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, deadline: float) -> None:
         self.offsets, self.on_commit, self.deadline = offsets, on_commit, deadline
         self.outcome: tuple[KafkaError | None, list[PartitionResult]] | None = None
         self.result: dict[Key, int] = {}
-        self.gone: set[Key] = set()  # C3
+        self.not_retried: set[Key] = set()  # C3
 
     def left(self) -> dict[Key, Committed]:
-        return {key: one for key, one in self.offsets.items() if key not in self.gone} if self.gone else self.offsets
+        return (
+            {key: one for key, one in self.offsets.items() if key not in self.not_retried}
+            if self.not_retried
+            else self.offsets
+        )
 
 
 class Commits:
-    """`identity()` -> (member id, generation). Everything on the application's thread."""
+    """`identity()` -> (member id, generation). Used only by the application's thread."""
 
     def __init__(
         self,
@@ -94,16 +99,16 @@ class Commits:
 
     @property
     def by_id(self) -> bool:
-        """Whether commits name topics' ids (C4)."""
+        """Whether the broker supports commits by topic id (C4)."""
         return self._attachment.api.versions.get(requests.OFFSET_COMMIT, (0, -1))[1] >= COMMIT_BY_ID_VERSION
 
     @property
     def due(self) -> float:
-        """When advance() has something to do; infinity: not before a response."""
+        """The time of the next advance(); infinity: not before a response."""
         return self._retry_at if self._waiting and self._under_way is None else float("inf")
 
     def add(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, timeout_s: float) -> Commit:
-        """Raises KafkaException (_QUEUE_FULL)."""
+        """Queues a commit. Raises KafkaException (_QUEUE_FULL)."""
         if len(self._waiting) >= QUEUE_MAX:
             raise KafkaException(local_error(KafkaError._QUEUE_FULL, f"{QUEUE_MAX} commits wait for the coordinator"))
         commit = Commit(offsets, on_commit, time.monotonic() + timeout_s)
@@ -134,13 +139,13 @@ class Commits:
         except KafkaException as problem:
             self._end(commit, problem.args[0])
 
-    def gone(self, keys: set[Key]) -> None:
-        """These partitions have, or will have, another owner (C3)."""
+    def stop_retrying(self, keys: set[Key]) -> None:
+        """Stops retries for these partitions, which have or will have another owner (C3)."""
         for commit in self._pending():
-            commit.gone.update(keys.intersection(commit.offsets))
+            commit.not_retried.update(keys.intersection(commit.offsets))
 
     def concern(self, keys: set[Key]) -> bool:
-        """Whether some commit of these partitions has not ended."""
+        """Whether a commit for one of these partitions has not ended."""
         return any(not keys.isdisjoint(commit.left()) for commit in self._pending())
 
     def _pending(self) -> list[Commit]:
@@ -160,20 +165,20 @@ class Commits:
         if again:
             self._retry_or_end(commit, broker_error(again, "commit"), True)
             return
-        commit.result = {key: codes.get(key, _GONE if key in commit.gone else 0) for key in commit.offsets}
+        commit.result = {key: codes.get(key, _GONE if key in commit.not_retried else 0) for key in commit.offsets}
         bad = next((code for code in commit.result.values() if code), 0)
         for key, code in codes.items():
-            if not code and key not in commit.gone:
+            if not code and key not in commit.not_retried:
                 self._on_committed(key, commit.offsets[key].offset)
-        # as in librdkafka, an error of one partition is the error of the commit: callers need not
-        # check each partition
+        # as in librdkafka, an error of one partition is the error of the commit, so that callers need
+        # not check each partition
         self._end(commit, broker_error(bad, "commit") if bad else None)
         if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
             self._refresh(unknown)
 
     def _refresh(self, topics: set[str]) -> None:
-        """Requests the metadata of these topics: their readers may not learn otherwise that they were
-        deleted, and would continue to use the old ids.
+        """Requests the metadata of these topics. Otherwise their readers might not learn that the topics
+        were deleted, and would continue to use the old ids.
         """
         with self._attachment.lock:
             known = topics.intersection(self._attachment.metadata.topics)
@@ -201,7 +206,7 @@ class Commits:
             self._inbox.notice()
 
     def give_up(self, error: KafkaError) -> None:
-        """Ends all commits with this error: they are not sent any more."""
+        """Ends all commits with this error, without sending them."""
         while self._under_way is not None or self._waiting:
             commit, self._under_way = self._under_way or self._waiting.popleft(), None
             self._waiting, waiting = deque(), self._waiting

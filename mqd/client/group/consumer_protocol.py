@@ -11,15 +11,15 @@ Invariants (check())
     M2  one request is under way at a time, and one of Revoke, Assign and Lost
     M3  a request with epoch 0 reports no owned partitions, and the member has none
     M4  a former member loses all its partitions: Lost or Revoke is under way or done
-    M5  between a report of the owned partitions and its response none are added: the coordinator
-        may have given partitions that are missing from the report to others
+    M5  between a report of the owned partitions and its response no partition is added: the
+        coordinator may have given a partition that is missing from the report to another member
     M6  next_ms is never later than the next event
 Bounds: owned and target are bounded by the coordinator's assignments; responses to requests that
 are not under way are dropped.
 
-Sources: KIP-848, KIP-1082 (the client makes its own id); Kafka's consumer for the meaning
-of errors. Differences: UNRELEASED_INSTANCE_ID is retried for RELEASE_WAIT_MS (otherwise a static
-member that was killed and restarted would have to be restarted once more).
+Sources: KIP-848, KIP-1082 (the client generates its member id); Kafka's consumer for the handling of
+errors. Difference: UNRELEASED_INSTANCE_ID is retried for RELEASE_WAIT_MS, since otherwise a static
+member that was killed and restarted would have to be restarted again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Owned = set[tuple[bytes, int]]
 
 
 class State(enum.Enum):
-    IDLE = "no member, wants nothing"
+    IDLE = "not a member, and not joining"
     JOINING = "requests to join"
     MEMBER = "in the group"
     LOST = "not in the group any more, or about to be; the application releases everything, then the member joins again"
@@ -143,12 +143,12 @@ class GroupCore:
 
     @property
     def has_lost(self) -> bool:
-        """Its partitions have, or may have, other owners by now: nothing can be committed for them."""
+        """Whether its partitions may have other owners by now, so that no offsets can be committed."""
         return self.state in (State.LOST, State.STALE, State.FATAL)
 
     @property
     def wants_poll(self) -> bool:
-        """A Polled event would have an effect."""
+        """Whether a Polled event would have an effect."""
         return self.state is State.STALE
 
     def timeout_s(self, _send: Send) -> float | None:
@@ -189,7 +189,7 @@ class GroupCore:
             self._polled_ms = now_ms
             self._begin(now_ms)
         elif self.state is State.LEAVING and self.callback is None:
-            # a request to leave that is under way is handled before the one to join: both use one
+            # a leave request under way is handled before the join request, which uses the same
             # connection
             self._left(now_ms, actions)
 
@@ -208,7 +208,7 @@ class GroupCore:
         self.subscription = None
         if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
             if self.state is not State.FATAL:
-                self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is void
+                self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is not valid any more
             actions.append(Left())
         elif self.state is State.FATAL:
             self._gives_up_quietly = True
@@ -261,7 +261,7 @@ class GroupCore:
             else:
                 self._begin(now_ms)
         elif self.state is State.STALE and not self.owned and self.subscription is not None:
-            self._begin(now_ms)  # it polls: that is where Lost was carried out
+            self._begin(now_ms)  # the application polls again: poll() has carried out Lost
 
     # -- responses ---------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class GroupCore:
             self._retry_later(now_ms)
 
     def _retry_later(self, now_ms: int) -> None:
-        """Everything is sent again: it is unknown what the coordinator has received."""
+        """Sends all fields again later, because it is unknown what the coordinator has received."""
         self._report_all = True
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
@@ -312,7 +312,7 @@ class GroupCore:
             if self._unknown_topics():
                 self._resolve_ms, self._resolve_count = now_ms, 0
             elif self.target != self._reported_owned:
-                # even if the application has it by now: the coordinator expects a report
+                # also if `owned` equals the target: the coordinator expects a report
                 self._report_owned = True
 
     def _on_error(self, code: int, text: str | None, now_ms: int, actions: list[Action]) -> None:
@@ -354,7 +354,7 @@ class GroupCore:
             self._resolve_ms = now_ms + RESOLVE_AGAIN_MS
             self._resolve_count += 1
             if self._resolve_count > 1:
-                self._report_owned = True  # others may wait for revoked partitions
+                self._report_owned = True  # other members may wait for revoked partitions
             actions.append(Resolve(tuple(sorted(self._unknown_topics()))))
         if self.callback is None:
             self._reconcile(now_ms, actions)

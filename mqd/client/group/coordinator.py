@@ -1,9 +1,9 @@
-"""Finds a group's coordinator. On shared memory requests always go to this broker; but a broker that
-never had a group prepares for groups only when a client looks up the coordinator.
+"""Looks up a group's coordinator. On shared memory requests always go to this broker, but the look-up
+is needed: a broker that never had a group creates the offsets topic only for a look-up.
 
-It is looked up when the consumer is created, and again after a response that the coordinator is
-unavailable. Nothing is sent to it before the first successful look-up: `when_known` waits for that.
-Concurrency: with the attachment's lock held, except for `look_up` and `when_known`, which take it.
+The look-up is done when the consumer is created, and again after an error that says that the
+coordinator is unavailable. when_known() delays requests until the first look-up has succeeded.
+Concurrency: with the attachment's lock held, except for look_up() and when_known(), which take it.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Coordinator:
             self._known()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # without a broker no time is returned, which would be due again and again: the first turn
-        # after reattaching sends the request
+        # without a broker no time is returned, because it would always be due: the first turn after
+        # reattaching sends the request
         return self._retry_at if self._attachment.attached else None
 
     def on_lost(self, _error: KafkaError) -> None:

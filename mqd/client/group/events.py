@@ -1,9 +1,8 @@
-"""Events and actions of a group membership core. Frozen, without clock, socket or thread; the same
-for both protocols.
+"""Events and actions of a group membership core. Both protocols have the same.
 
-The shell (runner.py) sends the requests of Send over one connection, in order, and returns
-ResponseReceived or ResponseMissing with the same number. Revoke, Assign and Lost are carried out by
-the application's thread, in poll(), one after the other; each is ended by Done.
+The runner (runner.py) sends the requests of Send over one connection, in order, and passes back
+ResponseReceived or ResponseMissing with the same number. The application's thread carries out Revoke,
+Assign and Lost in poll(), one after the other, and ends each with Done.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ Partitions = tuple[Partition, ...]
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Join, or change the subscription. `regex`: RE2, matched against whole names by the
-    coordinator; None: no expression.
+    """Join, or change the subscription. `regex`: RE2, which the coordinator matches against whole names;
+    None: no expression.
     """
 
     topics: tuple[str, ...]
@@ -45,8 +44,8 @@ class ResponseReceived(msgspec.Struct, frozen=True):
 
 
 class ResponseMissing(msgspec.Struct, frozen=True):
-    """The connection ended, or the response could not be read: the coordinator may have handled the
-    request or not.
+    """The connection has ended, or the response could not be read. The coordinator may have handled the
+    request.
     """
 
     number: int
@@ -57,8 +56,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class TopicsKnown(msgspec.Struct, frozen=True):
-    """The topics of Resolve, and all others that are known. KIP-848: `names` of ids. Classic:
-    `counts` of partitions by name, of all topics.
+    """The topics of Resolve, and all other known topics. KIP-848: `names` by id. Classic: `counts` of
+    partitions by name.
     """
 
     names: dict[bytes, str] = {}
@@ -70,7 +69,9 @@ class Polled(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """next_ms has come. `is_polling`: the application waits in poll() at this moment."""
+    """The time next_ms has come. `is_polling`: the application is in poll(), or has called it since the
+    last Tick.
+    """
 
     is_polling: bool = False
 
@@ -86,29 +87,29 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Assign(msgspec.Struct, frozen=True):
-    """Adds `partitions` to the assignment; `is_incremental` False: they are the whole one (eager)."""
+    """Adds `partitions` to the assignment; `is_incremental` False (eager): replaces the assignment."""
 
     partitions: Partitions
     is_incremental: bool = True
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """Commit, then stop: another member may get them as soon as this is Done."""
+    """Commit, then stop reading `partitions`: another member may get them as soon as this is Done."""
 
     partitions: Partitions
     is_incremental: bool = True
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Stop: they may have other owners already, and a commit would be refused."""
+    """Stop reading `partitions`: they may have other owners already, and a commit would be refused."""
 
     partitions: Partitions
     is_incremental: bool = True
 
 
 class Resolve(msgspec.Struct, frozen=True):
-    """Answered by TopicsKnown, again until the ids are known. `topics`: the names whose partition
-    counts are wanted; None: of all (an expression).
+    """Look up topics; TopicsKnown follows, repeatedly until the ids are known. `topics`: the names for
+    which partition counts are needed; None: all topics (the subscription has an expression).
     """
 
     topic_ids: tuple[bytes, ...] = ()
@@ -116,8 +117,8 @@ class Resolve(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """For the application. `code`: Kafka's, or one of librdkafka's negative ones. Fatal: the member
-    has given up; only a new consumer joins again.
+    """An error for the application. `code`: an error code of Kafka, or a negative one of librdkafka.
+    Fatal: the member has given up, and only a new consumer can join.
     """
 
     code: int

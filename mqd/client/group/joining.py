@@ -1,5 +1,5 @@
-"""Creates a consumer's membership core from its configuration, and its subscription in the
-coordinator's form.
+"""Creates a consumer's membership core from its configuration, and the names and expression of its
+subscription.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def classic_core(config: ConsumerConfig) -> ClassicCore:
 
 
 def subscribed(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
-    """(names, one expression for all that begin with ^ or None). librdkafka's expressions match
-    anywhere in a name, the coordinator's (used with group.protocol=consumer) match whole names.
+    """Returns (names, one expression for all topics that begin with ^, or None). In librdkafka an
+    expression matches anywhere in a name; the coordinator (group.protocol=consumer) matches whole
+    names.
     """
     names = tuple(sorted({topic for topic in topics if not topic.startswith("^")}))
     expressions = [topic for topic in topics if topic.startswith("^")]

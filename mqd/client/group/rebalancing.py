@@ -4,13 +4,13 @@ informs its membership core.
 Callbacks see a rebalance in one of two forms. Incremental (group.protocol=consumer, or
 cooperative-sticky): they get the partitions that are added or removed. Eager (librdkafka's
 default): they first get all partitions as revoked, then the whole new assignment, so an
-application written for range assignment can call assign() with it. Other members of the group notice
+application written for range assignment can call assign() with it. For the other members there is
 no difference: partitions that stay with this member are not released.
 
-    B1  one operation at a time, each ended by exactly one done(), also when a callback raises; the
-        exception leaves poll()
-    B2  if the callback has changed the assignment itself, that is kept; otherwise the assignment is
-        changed for it, even if this or an earlier callback raises, because the group has given
+    B1  one operation at a time, each ended by exactly one done(), also when a callback raises; poll()
+        raises the exception
+    B2  if the callback has changed the assignment itself, its change is kept; otherwise the assignment
+        is changed here, even if this or an earlier callback raises, because the group has given
         these partitions to this member only
 """
 
@@ -41,8 +41,8 @@ class Rebalancer:
         self._on_assign: Callable | None = None
         self._on_revoke: Callable | None = None
         self._on_lost: Callable | None = None
-        self._group: dict[Key, bytes] = {}  # what the membership has, with topic ids
-        self._shown: list[Key] = []  # eager: the last assignment passed to the application
+        self._group: dict[Key, bytes] = {}  # the member's partitions and their topic ids
+        self._eager_assignment: list[Key] = []  # eager: the last assignment passed to the application
         self._has_left = False
         self._application_assigned = False
         self.is_lost = False  # these partitions have other owners already
@@ -81,12 +81,12 @@ class Rebalancer:
             self._consumer._runner.done()
             if (
                 self._is_eager
-                and not self._shown
+                and not self._eager_assignment
                 and self._group
                 and not self._has_work
                 and self._consumer._subscription
             ):
-                self._show(list(self._group))
+                self._assign_all(list(self._group))
 
     @property
     def _is_eager(self) -> bool:
@@ -102,16 +102,16 @@ class Rebalancer:
         if not self._is_eager:
             self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_listed(added)))
             return
-        if self._shown:
-            self._hide(self._on_revoke)
-        self._show(list(self._group))
+        if self._eager_assignment:
+            self._revoke_all(self._on_revoke)
+        self._assign_all(list(self._group))
 
     def _revoke(self, partitions: Partitions, callback: Callable | None) -> None:
         gone = [(one.topic, one.index) for one in partitions]
         try:
             if self._is_eager:
-                if self._shown:
-                    self._hide(callback)
+                if self._eager_assignment:
+                    self._revoke_all(callback)
             else:
                 self._call(callback, gone, lambda: None)
         finally:
@@ -124,16 +124,18 @@ class Rebalancer:
             finally:
                 self._consumer._offsets.release(gone, self.is_lost)
 
-    def _show(self, keys: list[Key]) -> None:
-        self._shown = sorted(keys)
-        self._call(self._on_assign, self._shown, lambda: self._consumer.assign(_listed(self._shown)))
+    def _assign_all(self, keys: list[Key]) -> None:
+        self._eager_assignment = sorted(keys)
+        self._call(
+            self._on_assign, self._eager_assignment, lambda: self._consumer.assign(_listed(self._eager_assignment))
+        )
 
-    def _hide(self, callback: Callable | None) -> None:
-        shown, self._shown = self._shown, []
+    def _revoke_all(self, callback: Callable | None) -> None:
+        revoked, self._eager_assignment = self._eager_assignment, []
         try:
-            self._call(callback, shown, lambda: None)
+            self._call(callback, revoked, lambda: None)
         finally:
-            parts = [part for part in self._consumer.parts if part.key in shown]
+            parts = [part for part in self._consumer.parts if part.key in revoked]
             if parts:
                 self._consumer._remove(parts)
 
@@ -147,7 +149,7 @@ class Rebalancer:
                 otherwise()
 
     def wait_until_left(self, deadline: float) -> None:
-        """Carries out the release of all partitions, and waits until the coordinator knows of it."""
+        """Carries out the release of all partitions, and waits for Left."""
         consumer = self._consumer
         self._has_left = False
         while not self._has_left and time.monotonic() < deadline:

@@ -1,11 +1,11 @@
-"""The shell of a group membership core: sends its requests, keeps its timers, and passes on the actions
-for the application.
+"""Runs a group membership core: sends its requests, keeps its timers, and passes on the actions for
+the application.
 
 It is a listener on the consumer's attachment: the thread that drives the attachment (mostly the
-background thread) also runs this shell, so a member stays in its group while the application is
-busy, and nothing runs while there is nothing to do.
+background thread) also runs the core, so a member stays in its group while the application is busy,
+and no thread wakes up while there is nothing to do.
 
-    R1  the core is called with `lock` held and nothing else; it makes no callbacks
+    R1  the core is called with `lock` held and no other lock; it makes no callbacks
     R2  actions for the application (Assign, Revoke, Lost, Problem, Left) go to `notify`, in order; the
         application's thread ends each of the first three with done()
     R3  a response goes to the core that sent the request: when the attachment is lost, every
@@ -49,8 +49,8 @@ def now_ms() -> int:
 
 
 class GroupRunner:
-    """`core`: a membership core; `notify(action)`: any thread, must not block. `has_progressed()`:
-    whether poll() has returned something since the last call.
+    """`core`: a membership core. `notify(action)` is called in any thread and must not block.
+    `has_progressed()`: whether poll() has returned a record since the last call.
     """
 
     def __init__(
@@ -83,28 +83,28 @@ class GroupRunner:
         metadata = self._attachment.metadata
         with self._attachment.lock:
             if regex is not None or any(topic not in metadata.topics for topic in topics):
-                metadata.refresh(None if regex is not None else topics)  # the assignment will name topics by id
-        self._give(Subscribe(topics, regex))
+                metadata.refresh(None if regex is not None else topics)  # the assignment will have topic ids
+        self._pass_to_core(Subscribe(topics, regex))
 
     def leave(self) -> None:
-        self._give(Leave())
+        self._pass_to_core(Leave())
 
     def done(self) -> None:
-        self._give(Done())
+        self._pass_to_core(Done())
 
     def polled(self) -> None:
-        """Called by every poll() that does more than return buffered records."""
+        """Called by every poll() that does not only return buffered records."""
         now = time.monotonic()
         if now - self._polled_at >= POLLED_EVERY_S or self.core.wants_poll:
             self._polled_at = now
-            self._give(Polled())
+            self._pass_to_core(Polled())
 
     def identity(self) -> tuple[str, int]:
         """(member id, generation) for commits; generation -1: not a member."""
         with self.lock:
             return self.core.member_id, self.core.generation
 
-    def _give(self, *events: Event) -> None:
+    def _pass_to_core(self, *events: Event) -> None:
         """Passes events from any thread to the core. The core's requests are sent with the
         attachment's lock held, which is taken only after `lock` is released.
         """
@@ -181,7 +181,7 @@ class GroupRunner:
         return due
 
     def on_lost(self, _error: KafkaError) -> None:
-        """Nothing to do: the attachment has ended every request itself."""
+        """Does nothing: the attachment has ended every request itself."""
 
     def on_reattached(self, _old: Any, _new: Any) -> None:
         pass

@@ -1,13 +1,13 @@
-"""A member of a share group: membership, the sessions with the leaders, and the records that the
-application holds and has not acknowledged. Sans-I/O: methods take the time, `take_sends()` returns
+"""A member of a share group: its membership, its sessions with the leaders, and the records that the
+application has received and not acknowledged. Sans-I/O: methods take the time, take_sends() returns
 the requests to send, on_response() takes their responses.
 
 Invariants
-    C1  a record that was handed out is in `held` until it is acknowledged, which happens once
+    C1  a record that the application received is in `held` until it is acknowledged, once
     C2  each acknowledgement has one Outcome, or is lost with the process
-    C3  records are fetched while the application waits for them, not ahead of it, so that it has the
-        whole time of their locks. Records that arrive after it has stopped waiting are kept, and
-        dropped when their locks expire
+    C3  records are fetched only while the application waits for them, so that it has the whole time of
+        their locks. Records that arrive after it has stopped waiting are kept, and dropped when their
+        locks expire
     C4  with strict limits a fetch is sent to one leader at a time
     C5  next_ms is never later than the next event
 Bounds: `ready` has at most one response per leader; only the oldest PROBLEMS_MAX problems are kept.
@@ -70,7 +70,7 @@ class Settings(NamedTuple):
 
 
 class _Ready:
-    """Records of one partition that the application has not been handed."""
+    """Fetched records of one partition that the application has not received yet."""
 
     __slots__ = ("at", "deadline_ms", "messages", "offsets", "owner", "place")
 
@@ -121,7 +121,7 @@ class ShareCore:
         self.advance(now_ms)
 
     def want(self, limits: Limits | None, now_ms: int) -> None:
-        """The application waits for records; None: it has stopped waiting."""
+        """Called when the application begins to wait for records; None: it has stopped waiting."""
         self.limits = limits
         if limits is not None:
             self.membership.on_polled(now_ms)
@@ -133,7 +133,7 @@ class ShareCore:
         self.advance(now_ms)
 
     def take(self, count: int, now_ms: int) -> list[records.ShareMessage]:
-        """Up to `count` records for the application, which holds them from now on."""
+        """Returns up to `count` records, which the application holds from now on."""
         found: list[records.ShareMessage] = []
         while self.ready and len(found) < count:
             ready = self.ready[0]
@@ -192,7 +192,9 @@ class ShareCore:
         return found
 
     def close(self, now_ms: int) -> None:
-        """Sends the acknowledgements, ends the sessions and leaves the group; then is_closed is true."""
+        """Begins to send the acknowledgements, end the sessions and leave the group; is_closed is true
+        after that.
+        """
         self.is_closing, self.limits = True, None
         self.membership.subscribe((), now_ms)
         self.advance(now_ms)
@@ -327,7 +329,7 @@ class ShareCore:
     # -- responses ---------------------------------------------------------------------------------
 
     def on_response(self, number: int, response: Any, error: KafkaError | None, now_ms: int) -> None:
-        """The response to request `number` of take_sends(), or the `error` instead of it."""
+        """Takes the response to request `number` of take_sends(), or the `error` instead of it."""
         what, about = self._under_way.pop(number)
         if error is not None and error.code() in (KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION):
             self._report(Problem(error.code(), error.str(), error.code() == KafkaError._UNSUPPORTED_FEATURE))
@@ -421,7 +423,7 @@ class ShareCore:
             for one in topic.partitions:
                 self._on_partition(session, (topic.topic_id, one.partition_index), one, now_ms)
         if request.api_key == SHARE_FETCH:
-            self._take_in(session, response, now_ms)
+            self._add_fetched(session, response, now_ms)
 
     def _on_partition(self, session: Session, key: Key, one: Any, now_ms: int) -> None:
         code = one.error_code
@@ -443,7 +445,7 @@ class ShareCore:
             leaders[key[1]] = leader_id
             self.topics[info.name] = _with_leaders(info, tuple(leaders))
 
-    def _take_in(self, session: Session, response: Any, now_ms: int) -> None:
+    def _add_fetched(self, session: Session, response: Any, now_ms: int) -> None:
         lock_ms = response.acquisition_lock_timeout_ms
         deadline_ms = now_ms + lock_ms if lock_ms > 0 else NEVER_MS
         for topic in response.responses:
@@ -487,8 +489,8 @@ class ShareCore:
     # -- time --------------------------------------------------------------------------------------
 
     def next_ms(self, now_ms: int) -> int | None:
-        """When advance() has something to do, after it had its turn at `now_ms` (C5); None: not before
-        another event.
+        """The time of the next advance(), if the last was at `now_ms` (C5); None: not before another
+        event.
         """
         times = [self.membership.poll_deadline_ms]
         if self.coordinator is not None and self.is_informed:
@@ -509,7 +511,7 @@ class ShareCore:
 
 
 def _runs(offsets: dict[int, Owner]) -> list[tuple[Owner, list[tuple[int, int]]]]:
-    """The offsets of each owner, in runs without a gap."""
+    """The offsets of each owner, as ranges without a gap."""
     by_owner: dict[int, tuple[Owner, list[int]]] = {}
     for offset, owner in offsets.items():
         by_owner.setdefault(id(owner), (owner, []))[1].append(offset)

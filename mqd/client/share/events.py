@@ -1,4 +1,4 @@
-"""Messages between the parts of a share group's member. Frozen, without clock, socket or thread."""
+"""Values that the parts of a share group's member exchange."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Place = tuple[str, int]  # topic and partition
 
 
 class Range(NamedTuple):
-    """Offsets `first` to `last`, both included, and the acknowledgement type of all of them."""
+    """Offsets `first` to `last`, both included, with the same acknowledgement type."""
 
     first: int
     last: int
@@ -19,8 +19,8 @@ class Range(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The connection for a request. Each keeps the order of its requests, and a share session
-    belongs to its connection.
+    """The connection for a request. A connection keeps the order of its requests, and a share session
+    belongs to one connection.
 
     kind: "control" any broker; "group" the coordinator; "share" a leader
     """
@@ -41,7 +41,7 @@ class Send(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of acknowledgements: `code` is Kafka's, 0 = done. `ranges` are without gaps."""
+    """The result of acknowledgements: `code` is Kafka's, 0 = done. `ranges` has no GAP."""
 
     place: Place
     ranges: tuple[Range, ...]
@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """For the application, as an exception. A fatal one is raised again by every call that follows."""
+    """An exception for the application. Every later call raises a fatal one again."""
 
     code: int
     text: str

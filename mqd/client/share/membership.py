@@ -1,14 +1,14 @@
-"""A member of a share group (KIP-932): its heartbeats, and what is assigned to it. Sans-I/O.
+"""A member of a share group (KIP-932): its heartbeats and its assignment. Sans-I/O.
 
 The coordinator may assign a partition to several members, so a member applies each assignment
-immediately, and others need not wait until it has released its partitions.
+immediately: no other member waits until it has released its partitions.
 
 Invariants
     G1  one heartbeat is under way at a time
     G2  epoch 0 joins with the subscription; a later heartbeat contains it only if it has changed
     G3  a member that was fenced, left or does not poll has no assignment
-    G4  a member, and one that joins or leaves, has a heartbeat due or under way
-Sources: KIP-932; Kafka's ShareMembershipManager for the meaning of errors.
+    G4  while the member joins, is in the group or leaves, a heartbeat is due or under way
+Sources: KIP-932; Kafka's ShareMembershipManager for the handling of errors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RETRIED = COORDINATOR_MOVED | {
     ErrorCode.REQUEST_TIMED_OUT,
 }
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # may be granted while it waits
+_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # retried: the right may be granted
 
 
 class State(enum.Enum):
@@ -101,7 +101,7 @@ class Membership:
         return None
 
     def request(self, now_ms: int) -> ShareGroupHeartbeatRequest | None:
-        """The heartbeat that is due; ended by on_response() or on_no_response()."""
+        """Returns the heartbeat that is due; on_response() or on_no_response() must follow."""
         if self.is_under_way or self._due_ms is None or now_ms < self._due_ms:
             return None
         self.is_under_way = True
@@ -120,7 +120,7 @@ class Membership:
         self._retry_later(now_ms)
 
     def _retry_later(self, now_ms: int) -> None:
-        """The coordinator may not have received it: everything is sent again."""
+        """Sends all fields again later, because the coordinator may not have received the last request."""
         self._sent = None
         self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
@@ -140,7 +140,7 @@ class Membership:
         if code:
             return self._on_error(code, response.error_message, now_ms)
         if epoch_sent != self.epoch:
-            return None  # it has begun to join again meanwhile
+            return None  # the member has begun to join again meanwhile
         self.state, self.epoch, self._failures = State.MEMBER, response.member_epoch, 0
         self._interval_ms = max(1, response.heartbeat_interval_ms)
         self._due_ms = now_ms if self._sent != self._topics else now_ms + self._interval_ms
@@ -170,17 +170,17 @@ class Membership:
 
     @property
     def is_out(self) -> bool:
-        """The coordinator needs no further heartbeat."""
+        """Whether the coordinator needs no further heartbeat."""
         return self.state in (State.IDLE, State.FATAL) and not self.is_under_way
 
     @property
     def heartbeat_ms(self) -> int | None:
-        """When a request is due (G4); None: not before another event."""
+        """The time of the next heartbeat (G4); None: not before another event."""
         return None if self.is_under_way else self._due_ms
 
     @property
     def poll_deadline_ms(self) -> int | None:
-        """When tick() has something to do."""
+        """The time of the next tick()."""
         is_in = self.state in (State.MEMBER, State.JOINING)
         return self._polled_ms + self._poll_interval_ms if is_in else None
 

@@ -1,4 +1,4 @@
-"""Makes a share consumer's runner with its links."""
+"""Makes a share consumer's runner with its channels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import NamedTuple
 from mqd.base.property_values import ConfigError
 from mqd.client.config import Choice, Settings
 from mqd.client.messages import KafkaError, KafkaException, failure
+from mqd.client.share.channels import AttachmentChannel, Channel, TcpChannel
 from mqd.client.share.core import Settings as CoreSettings
 from mqd.client.share.core import ShareCore
 from mqd.client.share.events import Target
-from mqd.client.share.links import AttachmentLink, Link, TcpLink
 from mqd.client.share.runner import ShareRunner
 from mqd.client.share.share_config import ShareConfig
 from mqd.client.shm.attachment import Attachment
@@ -25,18 +25,18 @@ REQUEST_BYTES = 1 << 20
 RECORDS_BYTES = 4 << 20
 CONTROL_BYTES = 64 << 10
 
-OpenLink = Callable[[Target], Link]
+OpenChannel = Callable[[Target], Channel]
 
 
 class Opened(NamedTuple):
     runner: ShareRunner
-    credentials: dict[str, str]  # they replace those of the settings for later connections
+    credentials: dict[str, str]  # replace those in the settings for later connections
     choice: Choice  # the transport in use
 
 
 def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -> Opened:
-    """With transport=auto, uses TCP if the broker of `choice` cannot be attached: it may have ended
-    since it was found, and TCP connections are retried. Raises KafkaException.
+    """With transport=auto, uses TCP if attaching to the broker of `choice` fails: the broker may have
+    ended meanwhile, and TCP connections are retried. Raises KafkaException.
     """
     member_id = urlsafe_b64encode(os.urandom(16)).rstrip(b"=").decode()  # KIP-1082, in Kafka's form of ids
     core = ShareCore(
@@ -52,22 +52,22 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
     )
     servers = rendezvous.addresses_of(str(config["bootstrap.servers"]))
     if choice.transport == "tcp" and not servers:
-        raise failure(KafkaError._INVALID_ARG, "bootstrap.servers names no broker")
+        raise failure(KafkaError._INVALID_ARG, "bootstrap.servers has no broker")
     credentials: dict[str, str] = {}
     over_tcp = _tcp(settings, config, core, credentials)
-    open_link = over_tcp
+    open_channel = over_tcp
     if choice.transport == "shm":
         try:
-            open_link = _shared(settings, config, choice, core, over_tcp)
+            open_channel = _shared(settings, config, choice, core, over_tcp)
         except (KafkaException, OSError) as error:
             if settings.own["transport"] == "shm" or not servers:
                 raise
             reason = error.args[0] if isinstance(error, KafkaException) else error
             choice = Choice("tcp", None, f"shared memory is not available: {reason}")
-    return Opened(ShareRunner(core, open_link), credentials, choice)
+    return Opened(ShareRunner(core, open_channel), credentials, choice)
 
 
-def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: dict[str, str]) -> OpenLink:
+def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: dict[str, str]) -> OpenChannel:
     servers = rendezvous.addresses_of(str(config["bootstrap.servers"]))
     properties = {
         key: str(value).lower() if isinstance(value, bool) else str(value)
@@ -83,7 +83,7 @@ def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: 
     except ConfigError as error:
         raise failure(KafkaError._INVALID_ARG, str(error)) from error
 
-    def open_link(target: Target) -> Link:
+    def open_channel(target: Target) -> Channel:
         def addresses() -> list[tuple[str, int]]:
             if target.node_id < 0:
                 return [*servers, *core.nodes.values()]
@@ -91,15 +91,17 @@ def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: 
             return [] if known is None else [known]
 
         name = f"{target.kind}-{target.node_id}" if target.node_id >= 0 else target.kind
-        return TcpLink(name, addresses, config["client.id"], config["socket.timeout.ms"] / 1000, security)
+        return TcpChannel(name, addresses, config["client.id"], config["socket.timeout.ms"] / 1000, security)
 
-    return open_link
+    return open_channel
 
 
-def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenLink) -> OpenLink:
-    """This host's broker by shared memory, other hosts by TCP. Two attachments, so that a parked fetch
-    does not delay a heartbeat, which would otherwise wait for its response. Both stay with this
-    broker, even if bootstrap.servers names others: a session belongs to its leader.
+def _shared(
+    settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenChannel
+) -> OpenChannel:
+    """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because
+    a heartbeat on the same one would wait for the response to a parked fetch. Both attach only to this
+    broker, even if bootstrap.servers has others, since a share session belongs to its leader.
     """
     settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
 
@@ -114,7 +116,7 @@ def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: Share
 
     requests = attachment("requests", CONTROL_BYTES)
     try:
-        data = AttachmentLink(attachment("share", RECORDS_BYTES))
+        data = AttachmentChannel(attachment("share", RECORDS_BYTES))
     except BaseException:
         requests.close()
         raise
@@ -125,14 +127,14 @@ def _shared(settings: Settings, config: ShareConfig, choice: Choice, core: Share
         host, port = core.nodes.get(node_id, ("", 0))
         return bool(host) and _same(rendezvous.find_at(host, port).path, choice.socket_path)
 
-    def open_link(target: Target) -> Link:
+    def open_channel(target: Target) -> Channel:
         if target.node_id >= 0 and not is_here(target.node_id):
             return over_tcp(target)
         if target.kind == "share":
             return data
-        return AttachmentLink(requests, over_tcp(target) if target.node_id < 0 else None)
+        return AttachmentChannel(requests, over_tcp(target) if target.node_id < 0 else None)
 
-    return open_link
+    return open_channel
 
 
 def _same(left: str | None, right: str | None) -> bool:

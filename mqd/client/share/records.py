@@ -1,5 +1,5 @@
-"""The records of a share group's fetch: which were acquired, which offsets are gaps, and which
-cannot be read. Sans-I/O.
+"""Reads the response of a share group's fetch: the acquired records, the offsets that are gaps, and
+those that cannot be read. Sans-I/O.
 
 A response has whole batches and the offsets that the member has acquired; other offsets of the same
 batches belong to other members. An acquired offset without a record (a control record, an aborted
@@ -40,7 +40,7 @@ class ShareMessage(Message):
     _delivery_count: int
 
     def delivery_count(self) -> int:
-        """How many times the record has been acquired, this one included."""
+        """How many times the record has been acquired, including this time."""
         return self._delivery_count
 
     def __reduce__(self) -> tuple:
@@ -54,8 +54,8 @@ def _unpickled(fields: tuple, delivery_count: int) -> ShareMessage:
 
 
 class Fetched(NamedTuple):
-    """`offsets` of the messages; `acknowledgements`: gaps and rejections. `problem`: why records were
-    rejected, or "".
+    """`offsets`: those of the messages. `acknowledgements`: gaps and rejections. `problem`: why records
+    were rejected, or "".
     """
 
     messages: list[ShareMessage]
@@ -65,10 +65,10 @@ class Fetched(NamedTuple):
 
 
 def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bool) -> Fetched:
-    """The acquired records of one partition. The cost depends on the number of records and runs, not on
-    the length of the runs. Raises ProtocolError: the runs are invalid.
+    """Returns the acquired records of one partition. The time depends on the number of records and of
+    acquired ranges, not on the length of the ranges. Raises ProtocolError if the ranges are invalid.
     """
-    runs = _sound(acquired)
+    runs = _checked(acquired)
     found = Fetched([], [], [])
     problem = ""
     end = runs[0].first_offset if runs else 0  # the offset after those handled so far
@@ -96,13 +96,13 @@ def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bo
     return found._replace(problem=problem)
 
 
-def _sound(acquired: Iterable[Acquired]) -> list[Acquired]:
+def _checked(acquired: Iterable[Acquired]) -> list[Acquired]:
     runs, end = list(acquired), 0
     for one in runs:
         if not end <= one.first_offset <= one.last_offset < OFFSET_MAX or one.delivery_count < 1:
             raise ProtocolError(
-                f"offsets {one.first_offset} to {one.last_offset} were acquired, delivery {one.delivery_count}, after"
-                f" those before {end}",
+                f"acquired offsets {one.first_offset} to {one.last_offset}, delivery count {one.delivery_count}, after"
+                f" a range that ends at {end - 1}",
                 "ShareFetch response",
                 "acquired_records",
             )
@@ -135,7 +135,7 @@ def _records(place: Place, header: BatchHeader, batch: memoryview, first: int, c
         return None
     offsets = block.offsets[:count]
     if int(offsets[-1]) > header.last_offset or (count > 1 and bool((offsets[1:] <= offsets[:-1]).any())):
-        raise ProtocolError("its offsets do not ascend, or pass its last one", "record batch", "offset_delta")
+        raise ProtocolError("offsets do not ascend, or exceed the last offset", "record batch", "offset_delta")
     sections = Blobs(data, block.header_positions[:count], block.header_bytes[:count])
     return RecordBatchView(
         *place,

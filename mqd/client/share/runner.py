@@ -1,12 +1,13 @@
-"""The shell of a share consumer's core: sends its requests, keeps its timers, and lets the application
-wait for its results.
+"""Runs a share consumer's core: sends its requests, keeps its timers, and lets the application wait for
+its results.
 
 A background thread works between the application's calls: it sends heartbeats on time and receives
 responses to fetches. While the application waits in a call, the application's thread does the work.
 
     R1  the core is used with `_lock` held; requests and callbacks are made without it
-    R2  each of the core's requests ends with one on_response(), also if a link cannot send it
-Concurrency: links call from their threads, with their locks held; they only put into `_arrived`.
+    R2  each of the core's requests ends with one on_response(), also if a channel cannot send it
+Concurrency: channels call on_response in their threads, with their locks held; this only appends to
+`_arrived`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from functools import partial
 from typing import Any
 
 from mqd.client.messages import KafkaError, KafkaException, local_error
+from mqd.client.share.channels import Channel, close_all
 from mqd.client.share.core import ShareCore
 from mqd.client.share.events import Send, Target
-from mqd.client.share.links import Link, close_all
 
 WAIT_MAX_S = 60.0
 _log = logging.getLogger("mqd.client")
@@ -33,13 +34,13 @@ def now_ms() -> int:
 
 
 class ShareRunner:
-    """`open_link(target)`: a link for these requests, without waiting; called once for each target."""
+    """`open_channel(target)` returns a channel without waiting; it is called once for each target."""
 
-    def __init__(self, core: ShareCore, open_link: Callable[[Target], Link]) -> None:
+    def __init__(self, core: ShareCore, open_channel: Callable[[Target], Channel]) -> None:
         self.core = core
         self.lock = threading.RLock()
-        self._open_link = open_link
-        self._links: dict[Target, Link] = {}
+        self._open_channel = open_channel
+        self._channels: dict[Target, Channel] = {}
         self._arrived: deque[tuple[int, Any, KafkaError | None]] = deque()
         self._application = threading.Condition(self.lock)
         self._background = threading.Condition(self.lock)
@@ -91,7 +92,7 @@ class ShareRunner:
         return WAIT_MAX_S if next_ms is None else min(max(next_ms - now, 0) / 1000, WAIT_MAX_S)
 
     def _take_turn(self) -> list[Send]:
-        """With the lock held."""
+        """Passes responses to the core and returns the requests that are due. With the lock held."""
         now = now_ms()
         while self._arrived:
             number, response, error = self._arrived.popleft()
@@ -100,10 +101,10 @@ class ShareRunner:
         return self.core.take_sends()
 
     def _flush(self, sends: list[Send]) -> None:
-        """Without the lock: a link has locks of its own."""
+        """Sends requests. Without the lock, because a channel has its own locks."""
         for send in sends:
             try:
-                self._link(send.target).send(send, partial(self._on_response, send.number))
+                self._channel(send.target).send(send, partial(self._on_response, send.number))
             except (KafkaException, OSError) as problem:
                 error = (
                     problem.args[0]
@@ -112,12 +113,12 @@ class ShareRunner:
                 )
                 self._on_response(send.number, None, error)
 
-    def _link(self, target: Target) -> Link:
+    def _channel(self, target: Target) -> Channel:
         with self.lock:
-            link = self._links.get(target)
-            if link is None:
-                link = self._links[target] = self._open_link(target)
-            return link
+            channel = self._channels.get(target)
+            if channel is None:
+                channel = self._channels[target] = self._open_channel(target)
+            return channel
 
     def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
         with self.lock:
@@ -134,7 +135,7 @@ class ShareRunner:
         try:
             while self._turn():
                 pass
-        # a bug of mqd: otherwise heartbeats would stop silently, and calls would wait forever
+        # a bug in mqd: without this error heartbeats would stop silently, and calls would wait forever
         except Exception as error:
             _log.exception("the share consumer has failed")
             with self.lock:
@@ -155,7 +156,7 @@ class ShareRunner:
         """Ends immediately; requests under way are lost. A second call has no effect."""
         with self.lock:
             self._is_stopped = True
-            links, self._links = list(self._links.values()), {}
+            channels, self._channels = list(self._channels.values()), {}
             self._background.notify()
             self._application.notify_all()
-        close_all(links)
+        close_all(channels)

@@ -1,13 +1,13 @@
-"""A share session with one leader (KIP-932): its epochs, the partitions that the leader has in it,
-the acknowledgements that wait for a request, and those under way. Sans-I/O.
+"""A share session with one leader (KIP-932): its epoch, its partitions, the acknowledgements that wait
+for a request, and those under way. Sans-I/O.
 
-A session object is one session from its first fetch to its end. When it has ended, its records
-are no longer acquired: later acknowledgements of them fail here, without a request.
+A Session is one session from its first fetch to its end. When it has ended, its records are no longer
+acquired: later acknowledgements of them fail here, without a request.
 
 Invariants
     H1  one request is under way at a time; epochs are 0, then 1, 2, ... and after 2^31-1 again 1
-    H2  the first request is a fetch that names every partition and acknowledges nothing
-    H3  an acknowledgement is in `acknowledgements`, in `under_way` or reported; never in two of them
+    H2  the first request is a fetch with all partitions and without acknowledgements
+    H3  an acknowledgement is waiting in `acknowledgements`, in `under_way`, or reported: one of these
     H4  the ranges of a request ascend, do not overlap, and are of records acquired in this session
 """
 
@@ -61,7 +61,7 @@ class Session:
 
     @property
     def is_flushed(self) -> bool:
-        """The broker has confirmed every acknowledgement."""
+        """Whether the broker has confirmed all acknowledgements."""
         return (
             not self.acknowledgements
             and not self.renewals
@@ -69,10 +69,10 @@ class Session:
         )
 
     def acknowledge(self, key: Key, one: Range) -> None:
-        """Adds it to the next request. The session is not dead."""
+        """Adds a range to the next request. The session must not be dead."""
         ranges = (self.renewals if one.type == RENEW else self.acknowledgements).setdefault(key, [])
         if one.type == RENEW and any(each.first <= one.first <= each.last for each in ranges):
-            return  # H4: it is waiting already
+            return  # H4: already waiting
         if ranges and ranges[-1].last + 1 == one.first and ranges[-1].type == one.type:
             ranges[-1] = Range(ranges[-1].first, one.last, one.type)
         else:
@@ -81,7 +81,9 @@ class Session:
     # -- requests ----------------------------------------------------------------------------------
 
     def fetch_request(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
-        """`wanted`: the partitions to fetch, led by this node. Includes the waiting acknowledgements."""
+        """Returns a fetch of the `wanted` partitions, with the waiting acknowledgements. This node leads
+        the partitions.
+        """
         acknowledgements, self.acknowledgements = (
             (self.acknowledgements, {}) if self.epoch else ({}, self.acknowledgements)
         )
@@ -122,8 +124,8 @@ class Session:
         )
 
     def acknowledge_request(self, is_final: bool = False) -> ShareAcknowledgeRequest:
-        """The waiting acknowledgements, or if there are none, the renewals. Final: ends the session; the
-        broker releases all other records.
+        """Returns a request with the waiting acknowledgements, or with the renewals if there are none.
+        `is_final` ends the session; then the broker releases all other records.
         """
         is_renewal = not self.acknowledgements and not is_final
         if is_renewal:
@@ -159,8 +161,8 @@ class Session:
     # -- responses ---------------------------------------------------------------------------------
 
     def on_response(self, response: ShareFetchResponse | ShareAcknowledgeResponse) -> Reported:
-        """The results of the acknowledgements in the request under way. An error of the whole request
-        ends the session.
+        """Returns the results of the acknowledgements in the request under way. An error of the whole
+        request ends the session.
         """
         request, self.under_way = self.under_way, None
         assert request is not None  # H1
@@ -179,7 +181,7 @@ class Session:
         return [*reported, *self.end(LOST)] if request.is_final else reported
 
     def on_no_response(self) -> Reported:
-        """The connection has ended, or the response is late: this ends the session."""
+        """Ends the session, because the connection has ended or the response is late."""
         request, self.under_way = self.under_way, None
         unknown = _reported(request.acknowledgements, UNKNOWN) if request is not None else []
         return [*unknown, *self.end(LOST)]

@@ -54,6 +54,6 @@ class ShareConfig:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """librdkafka checks its own keys: a client is created for this, which connects nowhere."""
+    """Lets librdkafka check its own keys, with a client that does not connect."""
     probe = confluent_kafka.ShareConsumer({**given, "log_level": 0})
     probe.close()

@@ -1,5 +1,5 @@
-"""Passes records to the C core and registers the callers that wait for them: even if interrupted,
-the caller learns how many were accepted.
+"""Passes records to the C core and registers the callers that wait for their outcome. Even an
+interrupted caller learns how many records were accepted.
 
 Concurrency: with the attachment's lock held.
 """
@@ -37,9 +37,9 @@ class Appender:
         self._batch_of = np.empty(PART_MAX, np.uint64)
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int = 0) -> None:
-        """Passes records to the C core, counted in `taken`; not all of them when it is full. `rows`: see
-        Delivery; their indices begin at first_index. Raises Refused if the C core will never accept
-        the first record.
+        """Passes records to the C core, as many as it has room for, and counts them in `taken`. `rows`:
+        see Delivery; their indices begin at first_index. Raises Refused if the C core will never
+        accept the first record.
         """
         producer = self._producer
         if producer.compressor.enabled:
@@ -63,8 +63,8 @@ class Appender:
                 raise Refused(
                     local_error(wrong, str(error) if wrong == KafkaError.MSG_SIZE_TOO_LARGE else None)
                 ) from None
-            # else the attachment has ended: the driver knows, or will
-        except BaseException:  # Ctrl-C may be handled late: the C core has the records already
+            # else the attachment has ended, which the driver detects
+        except BaseException:  # Ctrl-C, perhaps after the C core has accepted the records
             taken.count = producer.native.outstanding_records - before
             self._account(stage, batch_of[: taken.count], rows, first_index, parts)
             raise
@@ -72,17 +72,17 @@ class Appender:
     def _account(
         self, stage: Stage, batch_of: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, Part]]
     ) -> None:
-        """May be called again with the same `parts`, which are empty at first, when it was
-        interrupted.
+        """Registers accepted records. `parts` is empty on the first call; an interrupted call is repeated
+        with the same list.
         """
         if len(batch_of):
-            self._producer.transactions.wrote()
+            self._producer.transactions.note_write()
             if not parts:
                 parts.extend(self._producer.outcomes.parts(batch_of, rows, first_index))
             self._producer.outcomes.appended(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
-        """Passes a whole batch to the C core. Returns the batch's number, 0 = no room now. Raises
+        """Passes an encoded batch to the C core. Returns the batch's number, 0 = no room now. Raises
         Refused if the batch is larger than the C core's memory.
         """
         try:
@@ -90,4 +90,4 @@ class Appender:
         except NativeError as error:
             if error.code == E_INVALID:
                 raise Refused(local_error(KafkaError.MSG_SIZE_TOO_LARGE, str(error))) from None
-            return 0  # the attachment has ended: the driver knows, or will
+            return 0  # the attachment has ended, which the driver detects

@@ -1,5 +1,5 @@
 """An attachment to this host's broker: requests, wake-ups, and attaching again after the worker has
-died. Used by producers and consumers; each has its own.
+died. Each producer and consumer has its own.
 
     attachment = Attachment(opener, client_id="app")           # opener() -> an object with the
                                                                methods of NativeClient below
@@ -83,13 +83,13 @@ class Listener(Protocol):
     """
 
     def on_turn(self, now: float) -> float | None:
-        """Something may have arrived, or the requested time has come; not after a fatal loss. Returns
-        the latest time of the next turn (time.monotonic), None = only when something arrives.
+        """Called when something may have arrived, or when the returned time has come; not after a fatal
+        loss. Returns the latest time of the next turn (time.monotonic), None = when something arrives.
         """
 
     def on_lost(self, error: KafkaError) -> None:
-        """The worker has ended, or attaching failed again; fatal() = it will not be tried again.
-        Requests under way have no response; `native` is still the old one.
+        """The worker has ended, or attaching has failed; fatal() = attaching is not tried again. Requests
+        under way get no response; `native` is still the old one.
         """
 
     def on_reattached(self, old: Any, new: Any) -> None:
@@ -104,7 +104,7 @@ class _Pending:
 
 
 class Attachment:
-    """See the module. Raises KafkaException when the first attaching fails; later losses are
+    """See the module. Raises KafkaException when the first attempt to attach fails; later losses are
     repaired in the background.
     """
 
@@ -159,8 +159,8 @@ class Attachment:
     def send(
         self, api_key: int, version: int, message: object, on_response: OnResponse, timeout: float | None = None
     ) -> int:
-        """Submits a request; returns its correlation id. on_response(response, None) or
-        on_response(None, error), exactly once, possibly before this returns.
+        """Submits a request; returns its correlation id. Calls on_response(response, None) or
+        on_response(None, error) exactly once, possibly before this returns.
 
         While there is no attachment the request waits for the next one, within its time-out.
         """
@@ -183,8 +183,8 @@ class Attachment:
         return correlation_id
 
     def request(self, api_key: int, version: int, message: object, timeout: float = -1) -> Any:
-        """The response to a request. `timeout` in seconds, below 0: request_timeout_s. Raises
-        KafkaException: _TIMED_OUT, _TRANSPORT (retriable), _DESTROY, _STATE.
+        """Sends a request and returns its response. `timeout` in seconds, below 0: request_timeout_s.
+        Raises KafkaException: _TIMED_OUT, _TRANSPORT (retriable), _DESTROY, _STATE.
         """
         outcome: list[tuple[Any, KafkaError | None]] = []
         limit = self.request_timeout_s if timeout < 0 else timeout
@@ -196,7 +196,7 @@ class Attachment:
         return response
 
     def cancel(self, correlation_id: int) -> None:
-        """The response is no longer needed; on_response will not be called."""
+        """Drops a request's response: on_response will not be called."""
         with self.lock:
             self._pending.pop(correlation_id, None)
 
@@ -212,7 +212,7 @@ class Attachment:
             self._listeners = [reference for reference in self._listeners if reference() is not listener]
 
     def wake(self) -> None:
-        """Every listener gets a turn soon. Any thread."""
+        """Gives every listener a turn soon. Any thread."""
         with self._waking:
             if not self._closed:
                 self.native.wake()
@@ -260,8 +260,8 @@ class Attachment:
     # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends everything immediately; requests under way end with _DESTROY. A second call, or one in a
-        child of fork, has no effect.
+        """Ends the attachment immediately; requests under way end with _DESTROY. A second call, or a call
+        in a child of fork, has no effect.
         """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
@@ -310,14 +310,14 @@ class Attachment:
         with self.lock:
             while not self._closed and self.fatal is None:
                 if self._driver is not None or self._waiting or self._driven != seen:
-                    self._parked = self._driven == seen  # for long: no turn was driven meanwhile
+                    self._parked = self._driven == seen  # no turn was driven since the last check: waits longer
                     seen = self._driven
                     self._released.wait(IDLE_WAIT_S if self._parked else DRIVER_LEASE_S)
                     self._parked = False
                     continue
                 try:
                     self._drive_once(me, float("inf"))
-                # a bug: otherwise no thread would drive, and all would wait
+                # a bug in the client: ends the attachment, since without a driver all callers would wait
                 except Exception as error:
                     _log.exception("%s: the client has failed", self.client_id)
                     self._end_permanently(
@@ -336,8 +336,8 @@ class Attachment:
         self.changed.notify_all()
 
     def _drive_once(self, me: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
-        """One turn, then a wait (lock released), then a turn. On entry and exit the lock is held and
-        there is no driver.
+        """Does one turn, waits (with the lock released), and does another turn. On entry and exit the
+        lock is held and there is no driver.
         """
         self._driver = me
         try:
@@ -498,19 +498,21 @@ class Attachment:
                 listener = reference()
                 if listener is not None:
                     listener.on_reattached(old, new)
-        except OSError as error:  # it has less memory than is needed, or has ended already
+        except OSError as error:  # the new attachment has too little memory, or has ended already
             self._use(old, False)
             new.close()
             self._attaching_failed(error)
             return
         self._backoff_s = BACKOFF_MIN_S
         old.close()
-        self.send(requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions)  # it may be another release
+        self.send(
+            requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions
+        )  # the broker may be another release now
         self.metadata.expire()
         self.changed.notify_all()
 
     def _use(self, native: NativeClient, attached: bool) -> None:
-        """Uses `native` from now on; the previous one is no longer woken, so it may be closed."""
+        """Replaces `native`. The previous client is not woken any more, so it can be closed."""
         with self._waking:
             self.native, self.attached = native, attached
 
@@ -530,7 +532,7 @@ class Attachment:
 
     def _end_permanently(self, error: KafkaError) -> None:
         if self.fatal is not None:
-            return  # later errors follow from the first
+            return  # later errors are consequences of the first
         self.fatal = error
         self._unsent.clear()
         self._fail_pending(error)
@@ -542,7 +544,7 @@ _all: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Called when the interpreter exits: no thread of ours may wait in C then."""
+    """Called when the interpreter exits: by then no thread of ours may wait in C."""
     for attachment in list(_all):
         attachment.close()
 

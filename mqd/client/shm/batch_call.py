@@ -1,4 +1,4 @@
-"""A call of produce_batch under way: its progress, and one more step whenever there is room."""
+"""A call of produce_batch under way: its progress, and the step that continues it when there is room."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class BatchCall:
         return self.error is not None or self.taken == self.count
 
     def step(self) -> bool:
-        """Continues as far as there is room; True when it is complete. Lock held. Records produced
-        one by one before it are sent first.
+        """Continues as far as there is room; returns True when the call has finished. Lock held. Passes
+        on records that produce() has staged before.
         """
         producer, stage = self._producer, self._stage
         if self.finished or not self._may_continue():
@@ -44,7 +44,7 @@ class BatchCall:
             room = producer.messages_max - producer.outstanding()
             end = min(self.taken + min(room, PART_MAX), self.count)
             if end <= self.taken:
-                producer.close_open_batches()  # a caller waits for the room of lingering batches
+                producer.close_open_batches()  # a caller waits for the room that lingering batches take
                 break
             taken = TakenCount()
             try:
@@ -65,7 +65,7 @@ class BatchCall:
         producer, stage = self._producer, self._stage
         try:
             producer.require_usable()
-            # it may have failed since; then the rest can never be sent
+            # the transaction may have failed since; then the other records can never be sent
             producer.transactions.require_may_produce()
         except (KafkaException, RuntimeError) as refused:
             self.error = refused.args[0] if isinstance(refused, KafkaException) else local_error(KafkaError._DESTROY)

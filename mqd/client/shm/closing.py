@@ -61,14 +61,14 @@ def close(producer: Producer) -> None:
 
 
 def _flush(producer: Producer, raised: list[Exception]) -> None:
-    """Waits until everything is delivered or has failed; without a broker only for a short time."""
+    """Waits until all records are delivered or have failed; without a broker only _WITHOUT_BROKER_S."""
     detached_since = time.monotonic()
     left = -1
     while left:
         try:
             left = producer.flush(0.2)
         except Exception as error:
-            _note(raised, error)
+            _keep_first(raised, error)
             if producer.attachment.is_closed or producer.attachment.fatal is not None:
                 return
             left = len(producer)
@@ -86,10 +86,10 @@ def _serve(producer: Producer, raised: list[Exception]) -> None:
         try:
             producer.events.serve(producer.attachment.lock)
         except Exception as error:
-            _note(raised, error)
+            _keep_first(raised, error)
 
 
-def _note(raised: list[Exception], error: Exception) -> None:
-    """Keeps only the first: each of a million reports may raise."""
+def _keep_first(raised: list[Exception], error: Exception) -> None:
+    """Keeps only the first exception: each of a million reports can raise one."""
     if not raised:
         raised.append(error)

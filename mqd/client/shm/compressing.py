@@ -5,9 +5,10 @@ The C core compresses nothing (cramjam does), so it cannot build these batches i
 partition's records wait here as pieces of columns until batch.size, batch.num.messages or linger.ms
 closes their batch.
 
-1. A record is in one piece of one open batch, or in a closed one that is to be encoded, or waits
-   for room (`_ready`), or in the C core. `records` counts the first two.
-2. While a closed batch waits for room nothing more is taken, which keeps the order in a partition.
+1. A record is in one piece of one open batch, or in a closed batch that waits for room (`_ready`),
+   or in the C core. `records` counts the first two.
+2. While a closed batch waits for room no more records are accepted, which keeps the order in a
+   partition.
 3. Data is copied: the caller may reuse its memory.
 Concurrency: with the attachment's lock held.
 """
@@ -31,17 +32,17 @@ from mqd.protocol.compression import codec_number, compress
 
 _HEADER_BYTES = 61
 _RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
-# the shared memory has room for at least this many, even if compression saves nothing; requests
-# take a part of it
+# the shared memory has room for at least this many batches, even if compression saves nothing;
+# requests take a part of it
 _BATCHES_MIN = 4
 _NEVER = float("inf")
-# partitioners that send a record without a key (or, CRC-32's, with an empty one) to any partition
+# partitioners that send a record without a key (the CRC-32 ones also with an empty key) to any partition
 _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
 class _Batch:
-    """A partition's batch, which takes records until it is closed. `data`: the encoded batch; None
-    before. `refused`: the C core will never take it.
+    """A partition's batch, which takes records until it is closed. `data`: the encoded batch, None
+    before encoding. `refused`: the error if the C core will never take the batch.
     """
 
     __slots__ = ("count", "data", "opened", "parts", "partition", "pieces", "refused", "size_bytes", "stage")
@@ -77,9 +78,9 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
-        """Adds all records of the chunk up to the first one of a missing partition; none while closed
-        batches wait for room, or without a broker: all records of a batch time out with its first
-        one. Raises Refused when the first record is of a missing partition.
+        """Adds all records of the chunk up to the first one of a missing partition. Adds none while
+        closed batches wait for room, or without a broker, because all records of a batch time out
+        with its first one. Raises Refused when the first record is of a missing partition.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._pass_on()
@@ -95,11 +96,11 @@ class Compressor:
             for partition in np.unique(partitions).tolist():
                 chosen = np.flatnonzero(partitions == partition)
                 pieces.append((partition, _gathered(chunk, chosen), (chosen + first_index).tolist()))
-        self._producer.transactions.wrote()
+        self._producer.transactions.note_write()
         for partition, piece, indices in pieces:
             self._add(stage, partition, piece, rows, indices)
         taken.count = count
-        self._pass_on()  # Ctrl-C may come while a batch is compressed: all its records are still here
+        self._pass_on()  # if Ctrl-C interrupts the compression of a batch, its records are still here
 
     def _partitions(self, stage: Any, chunk: Chunk) -> np.ndarray:
         count, partition_count = chunk.values.count, stage.partition_count
@@ -173,8 +174,8 @@ class Compressor:
     # -- closing -----------------------------------------------------------------------------------
 
     def _close(self, batch: _Batch) -> None:
-        """The batch is encoded only when it is passed on: encoding takes time, and Ctrl-C may
-        interrupt it before it is known which batch each record is in.
+        """Closes a batch without encoding it. Encoding takes time, and Ctrl-C could interrupt it before
+        it is known which batch each record is in.
         """
         del self._open[batch.stage.number, batch.partition]
         self._ready.append(batch)
@@ -194,8 +195,8 @@ class Compressor:
         return bytes(header) + packed
 
     def _pass_on(self) -> None:
-        """Passes closed batches to the C core while it has room, up to one that it refuses. A
-        caller that is handing records over relies on its stage, which _give_up() may empty.
+        """Passes closed batches to the C core while it has room, up to one that it refuses. Does not
+        report that one here: _give_up() may empty the stage from which the caller takes records.
         """
         producer = self._producer
         while self._ready and producer.held is None and self._ready[0].refused is None:
@@ -211,13 +212,13 @@ class Compressor:
                 self._account(batch, number)
             except Refused as refused:
                 batch.refused = refused.error
-            except BaseException:  # Ctrl-C may be handled late: the C core has the batch
+            except BaseException:  # Ctrl-C, perhaps after the C core has accepted the batch
                 if producer.native.outstanding_records > before:
                     self._account(batch, producer.native.batch_number)
                 raise
 
     def _account(self, batch: _Batch, number: int) -> None:
-        """Records that the C core has the batch. May be called again after an interrupt."""
+        """Registers the batch that the C core has accepted. May be called again after an interrupt."""
         self._producer.outcomes.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
         if self._ready and self._ready[0] is batch:
             self.records -= batch.count
@@ -241,7 +242,7 @@ class Compressor:
         return due
 
     def drop_all(self, error: KafkaError) -> None:
-        """Fails all records here with an error; their transaction must be aborted."""
+        """Fails all records of open and closed batches; their transaction must be aborted."""
         self.expire(_NEVER, error)
 
     def expire(self, opened_by: float, error: KafkaError) -> int:
@@ -260,8 +261,8 @@ class Compressor:
         count = sum(batch.count for batch in batches)
         self.records -= count
         for batch in batches:
-            self._producer.leave(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
-        self._producer.transactions.failed(error)
+            self._producer.put(Delivery(batch.stage.topic, batch.partition, -1, -1, error, batch.parts))
+        self._producer.transactions.mark_broken(error)
         return count
 
 
@@ -284,7 +285,7 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
 
 
 def _copied(chunk: Chunk) -> Chunk:
-    """A copy in its own memory."""
+    """A copy of the chunk in its own memory."""
 
     def own(column: Column) -> Column:
         sizes = None if column.sizes is None else np.array(column.sizes)
@@ -302,7 +303,7 @@ def _copied(chunk: Chunk) -> Chunk:
 
 
 def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
-    """A part of the records."""
+    """The chosen records of the chunk."""
     places = chosen.tolist()
 
     def some(column: Column) -> Column:

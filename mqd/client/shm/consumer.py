@@ -1,12 +1,12 @@
-"""The consumer on shared memory: confluent_kafka.Consumer's methods over readers of mapped segments
-and a group membership core.
+"""The consumer on shared memory: implements confluent_kafka.Consumer's methods with readers of mapped
+segments and a core for the group membership.
 
 Threads: the application's thread reads, and applies the group's changes, in poll(), consume() and
 consume_batch(); the attachment's thread maintains the membership. There are two attachments: one for
-requests, one for the Fetch that sleeps (fetching.py), since responses keep their order.
+requests, one for the Fetch that waits for records (fetching.py), since responses keep their order.
 
-    L1  a record is returned once: a chunk that was read ahead is dropped, and its partition's position
-        set back, by seek, pause and everything that takes the partition away
+    L1  a record is returned once: seek, pause, and everything that takes the partition away drop the
+        chunk that was read ahead and set the partition's position back
     L2  a commit covers the records returned before the call that makes it; automatic commits are
         made in poll(), before it returns the next record, in consume(), when a partition is taken
         away, and in close()
@@ -44,11 +44,11 @@ from mqd.client.messages import (
     broker_error,
     failure,
     is_end,
-    is_repeated,
-    key_of,
     local_error,
     next_offset,
     offset_of,
+    partition_of,
+    will_be_read_again,
 )
 from mqd.client.offsets import Key
 from mqd.client.shm.consumer_assignment import ConsumerAssignment
@@ -170,7 +170,9 @@ class ShmConsumer:
         return found[0] if found else None
 
     def take_ready(self) -> Message | None:
-        """Returns records that need no other check. Not while another thread uses the consumer."""
+        """Returns the next buffered record, None if poll() has other work first. Must not be called
+        while another thread uses the consumer.
+        """
         if not self._inbox.attention:
             for message in self._ready:
                 self._last = message
@@ -206,18 +208,20 @@ class ShmConsumer:
         return found
 
     def gather(self, count: int) -> list[Message]:
-        """`count` records and events; fewer when the group needs attention, or after
-        interrupt()."""
+        """Returns `count` records and events; fewer when the group needs attention, or after
+        interrupt().
+        """
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
         """Appends records and events to `found` until `deadline`; ends early when the group or
         interrupt() requires it, when a topic was recreated, or when nothing is available and
-        on_commit is due. The application has not received `found` yet: commits end before it, no
-        partition is taken away, no user callback is called. After an exception all of it is read
-        again.
+        on_commit is due. The application has not received `found` yet: commits end before its records,
+        no partition is taken away, no user callback is called. After an exception all of `found` is
+        read again.
         """
-        ended: dict[tuple[Part | None, bytes | None], Message] = {}  # the last record of every chunk except this one
+        # the last record of every chunk before the current one
+        ended: dict[tuple[Part | None, bytes | None], Message] = {}
         try:
             while len(found) < count and not self._has_recreated(found):
                 more = list(islice(self._ready, count - len(found)))
@@ -253,10 +257,10 @@ class ShmConsumer:
         self._interrupted = False
         for (part, topic_id), message in ended.items():
             if part is not None and part.topic_id == topic_id:
-                self._offsets.moved(part, next_offset(message), message.leader_epoch())
+                self._offsets.note_received(part, next_offset(message), message.leader_epoch())
 
     def take(self, count: int, timeout: float | None) -> list[Message]:
-        """The available records and events, up to `count`; waits for the first."""
+        """Returns the available records and events, up to `count`; waits for the first."""
         deadline = deadline_of(timeout)
         while True:
             event = self._serve()
@@ -276,8 +280,9 @@ class ShmConsumer:
                 return []
 
     def _read_chunk(self) -> bool:
-        """Loads the next records to return; all earlier ones were returned. False: there are
-        none."""
+        """Loads the next records to return, after all earlier ones were returned. False: there are
+        none.
+        """
         chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
         if chunk is None:
             return False
@@ -300,7 +305,7 @@ class ShmConsumer:
             chunk = self._fetcher.read(min(max_records, BATCH_RECORDS_MAX), self._bytes_max())
             if chunk is not None:
                 part, _, batch = chunk
-                self._offsets.moved(part, batch.next_offset, batch.leader_epoch)
+                self._offsets.note_received(part, batch.next_offset, batch.leader_epoch)
                 self._offsets.schedule_commit()
                 return batch
             if not self._fetcher.events and (self._interrupted or not self._wait(deadline)):
@@ -311,7 +316,7 @@ class ShmConsumer:
         return min(int(self.config["queued.max.messages.kbytes"]) << 10, 1 << 30)
 
     def _wait(self, deadline: float) -> bool:
-        """False: `deadline` passed with nothing to do."""
+        """Waits for something to do. False: `deadline` has passed first."""
         now = time.monotonic()
         if now >= deadline:
             return False
@@ -330,12 +335,12 @@ class ShmConsumer:
         """Advances the partition's position past the records that were returned."""
         part, last = self._chunk, self._last
         if part is not None and last is not None:
-            self._offsets.moved(part, next_offset(last), last.leader_epoch())
+            self._offsets.note_received(part, next_offset(last), last.leader_epoch())
             self._last = None
             self._chunk_begin = part.position
 
     def _drop_chunk(self) -> None:
-        """Records that were read ahead and not returned are read again later."""
+        """Drops records that were read ahead and not returned; they are read again later."""
         self._note_returned()
         part, self._chunk, self._ready = self._chunk, None, _NOTHING
         if part is None or part.fetched == self._chunk_begin:
@@ -348,9 +353,9 @@ class ShmConsumer:
             self._fetcher.start([part])
 
     def _rewind(self, messages: list[Message]) -> list[Part]:
-        """Goes back to the first of these records; none was returned. Returns their partitions."""
+        """Goes back to the first of these records, none of which was returned. Returns their partitions."""
         self._drop_chunk()
-        first = {key_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
+        first = {partition_of(message): offset_of(message) for message in reversed(messages) if message.error() is None}
         parts = [part for part in map(self.parts.get, first) if part is not None and part.key not in self._recreated]
         for part in parts:
             part.start, part.reported_error = first[part.key], 0
@@ -358,10 +363,10 @@ class ShmConsumer:
         had = [
             event
             for event in messages
-            if event.error() is not None and not is_repeated(event, first if is_end(event) else again)
+            if event.error() is not None and not will_be_read_again(event, first if is_end(event) else again)
         ]
         self._fetcher.events = deque(
-            [*had, *(event for event in self._fetcher.events if not is_repeated(event, again))]
+            [*had, *(event for event in self._fetcher.events if not will_be_read_again(event, again))]
         )
         self._fetcher.start(parts)
         return parts
@@ -371,11 +376,11 @@ class ShmConsumer:
             self._drop_chunk()
 
     def _forget(self, part: Part) -> None:
-        """Its topic was recreated: records read and commits pending belong to the old one."""
+        """Forgets buffered records and pending commits of a partition whose topic was recreated."""
         if self._chunk is part:
             self._chunk, self._last, self._ready = None, None, _NOTHING
         self._recreated.add(part.key)
-        self._offsets.commits.gone({part.key})
+        self._offsets.commits.stop_retrying({part.key})
 
     def _has_recreated(self, found: list[Message]) -> bool:
         """Whether some of these records are of a topic that has been recreated since."""
@@ -388,8 +393,8 @@ class ShmConsumer:
     # -- pending work ------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Called first by each call of the application: raises if closed, and counts the records
-        returned before as delivered.
+        """Called first in each call of the application: raises if the consumer is closed, and counts the
+        records that were returned before as delivered.
         """
         self._require_open()
         self._note_returned()
@@ -436,8 +441,8 @@ class ShmConsumer:
                 commit.on_commit(*commit.outcome)
 
     def wait_until(self, is_done: Callable[[], object], deadline: float) -> bool:
-        """Processes responses until the condition holds; calls no user callback. False: `deadline`
-        came first.
+        """Processes responses until is_done() is true; calls no user callback. False: `deadline` came
+        first.
         """
         while True:
             self._serve_responses()
@@ -507,8 +512,8 @@ class ShmConsumer:
         return subscribed(self.config, self._subscription)
 
     def speak_classic(self) -> bool:
-        """Joins again with the classic protocol: the group has classic members, and the broker admits
-        no others (group.consumer.migration.policy). False: this member is a classic one already.
+        """Joins again with the classic protocol, because the group has classic members and the broker
+        admits no others (group.consumer.migration.policy). False: this member already uses it.
         """
         if self._runner is None or isinstance(self._runner.core, ClassicCore) or not self._subscription:
             return False
@@ -518,8 +523,8 @@ class ShmConsumer:
         return True
 
     def _has_progressed(self) -> bool:
-        """Whether poll() has returned something since the last call. Any thread; a race costs one
-        call.
+        """Whether poll() has returned a record since the last call. Any thread; after a race the next
+        call returns True.
         """
         last, before = self._last, self._progress
         self._progress = last
@@ -555,8 +560,8 @@ class ShmConsumer:
     # -- the end -----------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        """Dropped without close(): nothing is committed and the coordinator notices by time-out, but
-        threads and memory are released.
+        """Called when the consumer is dropped without close(): releases threads and memory, but commits
+        nothing; the coordinator removes the member after the session time-out.
         """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
             self._is_closed = True
@@ -592,7 +597,7 @@ _all: weakref.WeakSet[ShmConsumer] = weakref.WeakSet()
 
 
 def _stop_in_child() -> None:
-    """In a child of fork: records that were read ahead belong to the parent."""
+    """Called in a child of fork: records that were read ahead belong to the parent."""
     for consumer in list(_all):
         consumer._inbox.attention = True
 

@@ -91,7 +91,7 @@ class ConsumerAssignment:
                 " assigned",
             )
         self._consumer._drop_chunk_of(part)
-        part.start, part.sought, part.position, part.reported_error = (
+        part.start, part.requested_start, part.position, part.reported_error = (
             partition.offset,
             partition.offset,
             OFFSET_INVALID,

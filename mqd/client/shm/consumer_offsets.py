@@ -22,9 +22,9 @@ from mqd.client.messages import (
     TopicPartition,
     broker_error,
     failure,
-    key_of,
     local_error,
     next_offset,
+    partition_of,
 )
 from mqd.client.offsets import Committed, Key, PartitionResult, with_outcome
 from mqd.client.shm.partitions import Part
@@ -50,7 +50,7 @@ def _stored_of(part: Part) -> Committed:
 
 
 def _gone(message: Message) -> KafkaError:
-    """The error that the broker returns for a commit by topic id."""
+    """The error that the broker returns for a commit by the id of a deleted topic."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
     )
@@ -72,15 +72,15 @@ class ConsumerOffsets:
             self._config["auto.commit.interval.ms"] / 1000 if self._config["enable.auto.commit"] else INFINITY
         )
         self._timeout_s = self._config["socket.timeout.ms"] / 1000
-        self.due = INFINITY  # time of the next automatic commit; set while there may be something to commit
+        self.due = INFINITY  # time of the next automatic commit; infinite while there is nothing to commit
 
     # -- automatic ---------------------------------------------------------------------------------
 
-    def moved(self, part: Part, position: int, leader_epoch: int | None) -> None:
+    def note_received(self, part: Part, position: int, leader_epoch: int | None) -> None:
         """The application has received everything before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
-        if part.given_end is not None:
-            part.given_end = max(part.given_end, position)
+        if part.received_end is not None:
+            part.received_end = max(part.received_end, position)
         if self.auto_store:
             part.stored, part.stored_epoch, part.stored_metadata = position, part.leader_epoch, None
 
@@ -91,12 +91,12 @@ class ConsumerOffsets:
             self._control.wake_by(self.due)
 
     def commit_automatically(self, again: bool) -> None:
-        """`again`: more records are being returned."""
+        """Commits stored offsets asynchronously. `again`: more records are being returned."""
         self.due = INFINITY
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
-        # offsets that are left out now would not be committed otherwise
+        # otherwise offsets that are left out now would never be committed
         if again or any(
             part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
         ):
@@ -126,7 +126,7 @@ class ConsumerOffsets:
                 lambda: core.has_lost or not self.commits.concern(keys),
                 time.monotonic() + min(CLOSE_S, self._timeout_s),
             )
-        self.commits.gone(keys)
+        self.commits.stop_retrying(keys)
 
     def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
         return {
@@ -136,16 +136,16 @@ class ConsumerOffsets:
         }
 
     def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
-        """`known`, and uncommitted offsets of partitions that the broker did not know for a moment: this
-        may be the last chance to commit them. By id the broker refuses a deleted topic; by name
-        (used for the whole request if one id is missing) they might be committed for a new topic.
+        """Adds to `known` the uncommitted offsets of partitions that the broker did not know at the last
+        read: this may be the last chance to commit them. In a commit by id the broker refuses deleted
+        topics; a commit by name (used if one id is missing) could go to a new topic of that name.
         """
         if not self.commits.by_id or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
             return known
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
     def _was_recreated(self, part: Part) -> bool:
-        """Its topic was deleted and recreated, and the new one has not been read yet."""
+        """Whether the topic was deleted and recreated, and the new topic has not been read yet."""
         info = self._control.metadata.topics.get(part.topic)
         return part.topic_id is not None and info is not None and not info.error and info.topic_id != part.topic_id
 
@@ -179,7 +179,7 @@ class ConsumerOffsets:
         if message is not None:
             if message.error() is not None:
                 raise KafkaException(message.error())
-            key = key_of(message)
+            key = partition_of(message)
             if self._is_of_deleted_topic(message):
                 return {}
             return {key: Committed(next_offset(message), _epoch(message.leader_epoch()), None, self._topic_id(key))}
@@ -206,11 +206,11 @@ class ConsumerOffsets:
         )
 
     def _is_of_deleted_topic(self, message: Message) -> bool:
-        """Whether the message is from an earlier topic of this name: the application has received no
-        record with this offset from the present one.
+        """Whether the message is from an earlier topic of this name: the application has not received
+        this offset from the current topic.
         """
         part = self._parts.get((message.topic(), message.partition()))
-        return part is not None and part.given_end is not None and message.offset() >= part.given_end
+        return part is not None and part.received_end is not None and message.offset() >= part.received_end
 
     def _topic_id(self, key: Key) -> bytes:
         """The id of the topic being read; for unassigned partitions the application knows only the

@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, with the
-figures that exist here; missing ones are not invented.
+"""statistics.interval.ms and stats_cb of a consumer on shared memory: librdkafka's JSON, with only
+those of its fields that exist here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NEVER = float("inf")
 
 
 class ConsumerStatistics:
-    """`due`: time.monotonic of the next report. The figures are taken in the callback, on the
+    """`due`: time.monotonic of the next report. The report is built in the callback, on the
     application's thread.
     """
 

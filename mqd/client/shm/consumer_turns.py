@@ -2,7 +2,7 @@
 puts due callbacks into the inbox.
 
 These threads must not run the consumer's code. At most one callback for errors and one for
-statistics is pending, with the newest value: the application may not poll for a long time.
+statistics is pending, with the newest value, because the application may not poll for a long time.
 Concurrency: the attachments' threads, with their locks held.
 """
 
@@ -16,12 +16,12 @@ from mqd.client.messages import KafkaError
 
 
 class Turns:
-    """The listener of the attachments: it must not keep the consumer alive, nor run its code."""
+    """The listener of the attachments. It must not keep the consumer alive or run its code."""
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._version = -1
-        self._reported = False  # whether error_cb was called for the present loss
+        self._reported = False  # whether error_cb was called for the current loss
         self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
         self._error_waits = False
         self.data = DataTurns(consumer)
@@ -31,7 +31,7 @@ class Turns:
         version = consumer.control.metadata.version
         if version != self._version:
             self._version = version
-            consumer._inbox.notice()  # needed by consumers that are starting, subscribed, or reading from another host
+            consumer._inbox.notice()  # for consumers that are starting, subscribed, or reading from another host
         if now >= consumer._statistics.due:
             consumer._statistics.put(consumer._inbox, now)
         if now >= consumer._offsets.due:
@@ -52,7 +52,7 @@ class Turns:
 
     def _call_error_callback(self) -> None:
         """On the application's thread."""
-        # first: later arrivals are reported by this call or by another one
+        # before reading the error: a later error is reported by this call or by another one
         self._error_waits = False
         if self._error:
             self._consumer.config["error_cb"](self._error.pop())

@@ -1,8 +1,8 @@
 """Turns outcomes of batches into delivery reports for the application.
 
-The driver learns the outcome of a batch and leaves an event; poll() or flush() in a thread of the
-application turns it into messages and calls back. Reports of one partition come in the order of
-their records.
+The driver queues an event when it has the outcome of a batch; poll() or flush(), in a thread of the
+application, turns it into messages and calls the callbacks. Reports of one partition come in the
+order of their records.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Delivery:
         self.left = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
 
     def calls(self) -> int:
-        """The number of its callbacks."""
+        """The number of callbacks that are still to be called."""
         return self.left
 
     def call(self) -> int:
-        """Calls the callbacks. When one raises, the later reports are kept: the next call() continues
-        after it.
+        """Calls the callbacks; returns their number. When one raises, the later reports are kept, and the
+        next call() continues after it.
         """
         served, parts, position = 0, self.parts, 0
         for number, (rows, indices, count) in enumerate(parts):
@@ -140,7 +140,7 @@ class ErrorEvent:
         self.callback, self.error = callback, error
 
     def calls(self) -> int:
-        return 0  # no outstanding record depends on it
+        return 0  # an error is no record's report
 
     def call(self) -> int:
         self.callback(self.error)
@@ -159,14 +159,14 @@ class Events:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def leave(self, event: Any) -> None:
-        """With the attachment's lock held."""
+    def put(self, event: Any) -> None:
+        """Queues an event. With the attachment's lock held."""
         self.unserved += event.calls()
         self._queue.append(event)
 
     def serve(self, lock: Any) -> int:
-        """Calls the callbacks of all present events; returns their number. Takes the lock only for
-        the count. When a callback raises, later events stay.
+        """Calls the callbacks of all queued events; returns their number. Takes the lock only to update
+        `unserved`. When a callback raises, later events stay queued.
         """
         served, queue = 0, self._queue
         for _ in range(len(queue)):

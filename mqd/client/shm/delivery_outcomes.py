@@ -1,11 +1,11 @@
 """Batches in the C core until their outcome is known (retried, failed or written), and their
 reports.
 
-1. Every batch that holds a record is in `batches`, oldest first, until it is written or dropped;
-   then its event is queued, once.
-2. A batch is retried in its place: the C core holds back later batches of its partition. This keeps
+1. Every batch with records is in `batches`, oldest first, until it is written or dropped; then its
+   event is queued, once.
+2. A retried batch keeps its place: the C core holds back later batches of its partition. This keeps
    the order even without idempotence.
-3. Errors have the meaning that librdkafka gives them: `Verdict`.
+3. Errors are handled as in librdkafka: `Verdict`.
 Concurrency: with the attachment's lock held.
 """
 
@@ -44,13 +44,13 @@ class Verdict(enum.Enum):
     """The consequence of a broker's error for a batch."""
 
     RETRY = enum.auto()
-    RENEW = enum.auto()  # sent again under a new identity
+    RENEW = enum.auto()  # sent again with a new producer id
     FAIL = enum.auto()  # reported; a transaction must be aborted
-    FATAL = enum.auto()  # the producer is finished
+    FATAL = enum.auto()  # the producer cannot continue
 
 
 def verdict_on(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
-    """`renewing`: a new identity has been requested, so responses under the old one prove nothing."""
+    """`renewing`: a new producer id has been requested, so a gap in the old one's sequences is not fatal."""
     if transactional:
         if error in _FENCED:
             return Verdict.FATAL
@@ -91,16 +91,16 @@ class DeliveryOutcomes:
     # -- arriving batches --------------------------------------------------------------------------
 
     def before_append(self, rows: Any) -> None:
-        """From the first record with a waiting caller on, the place of every record in its batch is
-        known: older batches accept no more.
+        """Before the first record with a waiting caller: closes the open batches, whose records were not
+        tracked, and tracks the place of every record in its batch from then on.
         """
         if rows is not None and not self._tracking:
             self._tracking = True
             self._producer.close_open_batches()
 
     def parts(self, batch_of: np.ndarray, rows: Any, first_index: int) -> list[tuple[int, Part]]:
-        """Adds records that went to these batches, as (batch, part of it). rows None: no caller
-        waits for them.
+        """Returns (batch number, its part) for each batch in `batch_of`, the batch numbers of the records.
+        rows None: no caller waits for the records.
         """
         count = len(batch_of)
         if (batch_of == batch_of[0]).all():
@@ -124,7 +124,7 @@ class DeliveryOutcomes:
         return found
 
     def appended(self, topic: int, parts: list[tuple[int, Part]]) -> None:
-        """The records are in the C core. Called again with the same parts after Ctrl-C; completed
+        """Adds records that are in the C core. Called again with the same parts after Ctrl-C; completed
         steps are not repeated.
         """
         for number, part in parts:
@@ -146,11 +146,11 @@ class DeliveryOutcomes:
             outcome = self._reported.popleft()
             try:
                 self._handle(outcome, now)
-            except BaseException:  # Ctrl-C: the C core reports it only once
+            except BaseException:  # Ctrl-C: the C core reports an outcome only once, so it is kept
                 self._reported.appendleft(outcome)
                 self._producer.attachment.wake()
                 raise
-        # for threads that wait for room or an outcome; the driving one checks after every turn
+        # for threads that wait for room or an outcome; the driving thread checks after every turn
         self._producer.attachment.changed.notify_all()
 
     def _take_from_core(self) -> bool:
@@ -174,7 +174,7 @@ class DeliveryOutcomes:
     ) -> None:
         if any(rows is not None for rows, _, _ in batch.parts):
             name = self._producer.topics[batch.topic].topic
-            self._producer.leave(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
+            self._producer.put(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
 
     def _failed(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
         producer, identity, code = self._producer, self._producer.identity, outcome.error
@@ -207,8 +207,8 @@ class DeliveryOutcomes:
         )
 
     def give_up(self, number: int, partition: int, error: KafkaError) -> None:
-        """Reports a batch's records as failed; partition -1 = not known here. This leaves a gap in the
-        sequences of an idempotent producer.
+        """Reports a batch's records as failed, which leaves a gap in the sequences of an idempotent
+        producer. partition -1 = not known here.
         """
         batch = self.batches.pop(number, None)
         if batch is None:
@@ -223,10 +223,10 @@ class DeliveryOutcomes:
         try:
             self._producer.native.drop(number)
         except NativeError:
-            pass  # its response came first and is about to be reported
+            pass  # the batch's response has arrived and is about to be reported
 
     def drop_all(self, error: KafkaError) -> None:
-        """Gives up everything that the C core holds."""
+        """Gives up all batches in the C core and in the compressor."""
         self.take_deliveries(time.monotonic())
         for number in list(self.batches):
             self.give_up(number, -1, error)
@@ -234,7 +234,7 @@ class DeliveryOutcomes:
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:
-        """A new identity has arrived."""
+        """Retries the batches that have waited for a new producer id."""
         for number in self._parked:
             self._retry(number)
         self._parked.clear()
@@ -274,8 +274,8 @@ class DeliveryOutcomes:
             self._expire_staged(stage, now, error)
 
     def _expire_staged(self, stage: Any, now: float, error: KafkaError) -> None:
-        """Fails staged records that have waited too long. `_watched` has marks of a stage's length over
-        time: the records that were staged when an expired mark was made.
+        """Fails staged records that have waited too long. `_watched` has, for each stage, (time, number of
+        records produced by then): the records counted in an expired entry have waited too long.
         """
         marks = self._watched.get(stage)
         if not stage.entries:

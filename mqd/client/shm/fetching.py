@@ -1,5 +1,5 @@
-"""A consumer's fetching: the start of each partition, the choice of the next one to read, and
-sleeping while there is nothing to read.
+"""A consumer's fetching: finds the start of each partition, chooses the next one to read, and sleeps
+while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
 read, one Fetch for positions only goes to the broker, with all partitions that are read to their
@@ -8,20 +8,20 @@ end (parking.py); the broker responds when one of them has grown. It has its own
 
     F1  at most one Fetch for positions is in flight. `covered` lists its partitions; while a caller
         waits for others, the wait ends after UNCOVERED_WAIT_S
-    F2  a partition's beginning is looked up in the background: the group's committed offset, else
-        auto.offset.reset; a response counts only if the partition still has the request's serial
+    F2  a partition's start is looked up in the background: the group's committed offset, else
+        auto.offset.reset; a response is ignored if the partition's `serial` has changed since
     F3  an error of a partition is reported once until it changes, and retried
-    F4  a Fetch whose response leads to no readable record is followed by a pause
+    F4  a Fetch after whose response no record can be read is followed by a pause
         (PAUSE_MIN_S..PAUSE_MAX_S), so that errors cannot cause a busy loop
     F5  a partition without a usable replica on this host is read from its leader
         (remote_reading.py) until its replicas or its in-sync set change; then this host's replica
-        is tried first again. A replica here that is in sync is read up to its own high watermark,
-        wherever its leader is (KIP-392)
-    F6  an offset belongs to a topic id. When a topic was deleted and created again under its name,
+        is tried first again. An in-sync replica on this host is read up to its own high watermark,
+        also if the leader is on another host (KIP-392)
+    F6  an offset belongs to a topic id. When a topic was deleted and created again with the same name,
         the consumer continues at a seek() or an assigned offset from which nothing was read yet, else
-        at what the group has committed since, else by auto.offset.reset. Where the reader cannot
-        notice the change (a paused partition, or one that is read by name from another host), the
-        metadata show it: they are requested when an offset is out of range there
+        at the offset that the group has committed since, else by auto.offset.reset. A reader does not
+        detect the change if its partition is paused or read by name from another host; then the
+        metadata does, which is requested when an offset is out of range
 Concurrency: the application's thread, except for the inbox, to which another thread adds responses.
 """
 
@@ -57,11 +57,12 @@ POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
 PARTITIONS_PER_REQUEST_MAX = 5_000
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
-UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5  # before and after the application got the error
-SOON_S = 0.05  # a leader is being elected, or a replica here is a moment behind its leader
-UNKNOWN_REPORT_S = 5.0  # a busy broker may be so far behind with a topic that was just made or has grown
+# retries for an unknown topic or partition, before and after the application got the error
+UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5
+SOON_S = 0.05  # a leader is being elected, or a replica here is slightly behind its leader
+UNKNOWN_REPORT_S = 5.0  # a busy broker may need this long to learn of a new topic or partition
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
-NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # on this host, or none with the required records; another host leads
+NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # no replica here, or without the required records
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
 _RETRIED = frozenset(
     {
@@ -76,8 +77,8 @@ _INFINITY = float("inf")
 
 
 class Fetcher:
-    """`open_reader(native, part, offset)`: a reader of reading.py. `remote`: opens readers of
-    remote_reading.py. `control`: the attachment for requests; `data`: for the Fetch that waits.
+    """`open_reader(native, part, offset)` returns a reader of reading.py; `remote` opens readers of
+    remote_reading.py. `control` is the attachment for requests, `data` that for the Fetch that waits.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Fetcher:
             parts,
             open_reader,
         )
-        self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: its records so far are from another topic
+        self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: its earlier records are from another topic
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
         self._covered: dict[tuple[bytes, int], int] | None = None
         self._fetch_serial = 0
@@ -112,7 +113,7 @@ class Fetcher:
         self._starting = False  # some partition is not ACTIVE
         self._records_read = 0
 
-    # -- beginning ---------------------------------------------------------------------------------
+    # -- starting ----------------------------------------------------------------------------------
 
     def start(self, parts: Iterable[Part]) -> None:
         """Starts reading each partition at its `start`: an offset, or OFFSET_BEGINNING, OFFSET_END,
@@ -125,7 +126,7 @@ class Fetcher:
         self.advance()
 
     def advance(self) -> None:
-        """Moves each starting partition on by one step where possible."""
+        """Takes the next step for each starting partition, where possible."""
         if not self._starting:
             return
         now = time.monotonic()
@@ -149,7 +150,7 @@ class Fetcher:
 
     @property
     def due(self) -> float:
-        """The time of the next work for advance() that no response triggers."""
+        """The time of the next advance() that no response triggers."""
         if not self._starting:
             return _INFINITY
         return min((part.retry_at for part in self._parts if part.phase is Phase.FAILED), default=_INFINITY)
@@ -196,7 +197,7 @@ class Fetcher:
             if part.reader is None and part.remote_view is not None:
                 part.reader = self._remote.open(part.topic, part.index, offset)
             elif part.reader is None:
-                with self._data.lock:  # it is not closed meanwhile
+                with self._data.lock:  # so that `native` is not closed meanwhile
                     part.reader = self._open_reader(self._data.native, part, offset)
             else:
                 part.reader.seek(offset)
@@ -223,12 +224,12 @@ class Fetcher:
         self._activate(part, part.fetched)
 
     def on_metadata(self) -> None:
-        """New metadata: a partition that is read elsewhere may have a replica here now."""
+        """Handles new metadata: a partition that is read from another host may have a replica here now."""
         for part in self._parts:
             if part.phase is not Phase.ACTIVE or (part.remote_view is None and not part.paused):
                 continue
             info = self._control.metadata.topics.get(part.topic)
-            # the reader requests by name, or is not used, and does not notice
+            # the reader requests by name, or is not used, so it cannot detect the change (F6)
             if info is not None and not info.error and info.topic_id != part.topic_id:
                 part.phase, part.start, self._starting = Phase.TOPIC, part.fetched, True
             elif part.remote_view is not None and part.remote_view != self._view_of(part):
@@ -293,8 +294,9 @@ class Fetcher:
             self.reset(part, None)
 
     def reset(self, part: Part, why: KafkaError | None) -> None:
-        """Applies auto.offset.reset: nothing is committed, or the wanted offset is missing
-        (`why`)."""
+        """Applies auto.offset.reset, because nothing is committed or the requested offset is missing
+        (`why`).
+        """
         if self._config.reset == ERROR:
             reason = (
                 f"no committed offset and auto.offset.reset=error: {part.topic} [{part.index}]"
@@ -351,8 +353,8 @@ class Fetcher:
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int, bytes_max: int) -> tuple[Part, int, Any] | None:
-        """The next chunk, of the partition that has waited longest of those that have something:
-        (partition, where it began to read, records). None: no partition has any.
+        """Returns the next chunk, as (partition, first offset that was requested, records). It is from the
+        partition with records that has waited longest. None: no partition has any.
         """
         if self._generation != self._data.generation:
             self._move()
@@ -370,7 +372,7 @@ class Fetcher:
                 continue  # the attachment is reconnecting
             part.fetched = reader.position
             if batch is not None:
-                part.reported_error, part.sought = 0, None
+                part.reported_error, part.requested_start = 0, None
                 self._pause_s = 0.0
                 self._records_read += 1
                 return part, begin, batch
@@ -378,7 +380,7 @@ class Fetcher:
         return None
 
     def _on_nothing(self, part: Part, reader: Any) -> None:
-        """Handles a reader that returned nothing: it is at the end, or has a problem."""
+        """Handles a reader that returned nothing because it is at the end or has a problem."""
         problem = reader.take_problem()
         if problem is None:
             end = reader.lag_end()
@@ -419,7 +421,7 @@ class Fetcher:
             self._close_reader(part)
             self._control.metadata.refresh([part.topic])
         part.start = part.fetched
-        # A worker that has just started does not know its partitions yet: the metadata decide
+        # A worker that has just started does not know its partitions yet: the metadata decides
         # whether a topic was deleted (_find_topic), as in librdkafka.
         self._retry_later(part, error, quietly=code in UNKNOWN or code in _RETRIED, soon=code in _RETRIED)
 
@@ -444,8 +446,8 @@ class Fetcher:
             part.phase = Phase.TOPIC
 
     def _at_end(self, part: Part, end: int) -> None:
-        if end == part.fetched:  # not while it waits beyond the end
-            part.sought = None
+        if end == part.fetched:  # not if the reader waits at an offset beyond the end
+            part.requested_start = None
         if self._config["enable.partition.eof"] and part.eof_reported != end:
             part.eof_reported = end
             error = local_error(
@@ -454,8 +456,8 @@ class Fetcher:
             self.events.append(Message(part.topic, part.index, end, error=error))
 
     def _request_positions(self, part: Part) -> None:
-        """Requests the transactions aborted between the next offset and the last stable one, which
-        must be known before the next record is returned.
+        """Requests the list of transactions aborted between the next offset and the last stable offset,
+        which is needed before the next record can be returned.
         """
         part.phase, part.serial, self._starting = Phase.REQUESTING, part.serial + 1, True
         message = offsets.positions_request(
@@ -476,7 +478,7 @@ class Fetcher:
                 [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
                 data.last_stable_offset,
             )
-            if data.last_stable_offset <= part.fetched:  # files are being compacted, or the offset went back
+            if data.last_stable_offset <= part.fetched:  # during compaction, or the offset has decreased
                 self._retry_later(part, local_error(KafkaError._STATE), soon=True)
                 return
             part.phase = Phase.ACTIVE
@@ -484,7 +486,7 @@ class Fetcher:
         self._retry_later(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
 
     def _move(self) -> None:
-        """The data attachment was replaced: the readers move to the new one."""
+        """Moves the readers to the new data attachment after the old one was replaced."""
         self._generation = self._data.generation
         self._covered = None
         self._fetch_serial += 1

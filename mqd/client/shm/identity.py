@@ -1,10 +1,10 @@
-"""An idempotent producer's identity (producer id and epoch): requested, and requested again when
-its sequences have a gap or the broker has forgotten it.
+"""An idempotent producer's identity (producer id and epoch): requests it, and requests another one
+when its sequences have a gap or the broker has no state for it.
 
-A new identity is a new producer id: requests still in flight under the old one cannot be confused
-with it. The C core adopts it when everything that was sent is answered and no batch may be in the
-log without a broker's confirmation, and numbers the remaining batches from 0. Until then stages are
-held, and batches to be sent again use the old identity: under a new one it could be written twice
+A new identity has a new producer id, so that requests still in flight with the old id cannot be
+mistaken for new ones. The C core adopts it when every batch that was sent has a response that says
+whether it was written, and numbers the remaining batches from 0. Until then stages are held, and
+batches are sent again with the old identity; with the new one they could be written twice
 (docs/decisions/clients/2026-11-26-an-identity-that-waits.md). transactional.py manages the identity
 of a transactional producer. Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
 """
@@ -27,19 +27,19 @@ class Identity:
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self.idempotent: bool = producer.config["enable.idempotence"]
-        self._mine = self.idempotent and not producer.config["transactional.id"]
+        self._is_managed_here = self.idempotent and not producer.config["transactional.id"]
         self._gapless: bool = producer.config["enable.gapless.guarantee"]
-        self.renewing = self._mine
+        self.renewing = self._is_managed_here
         self._requested = False
         self._request_at = 0.0
-        self._found: tuple[int, int] | None = None
-        if self._mine:
+        self._new_identity: tuple[int, int] | None = None
+        if self._is_managed_here:
             producer.held = HOLD
 
     def on_gap(self, error: KafkaError) -> None:
-        """A batch was given up, which leaves a gap in the sequences."""
+        """Handles the gap in the sequences after a batch was given up."""
         if self._producer.transactions.enabled:
-            self._producer.transactions.failed(error)
+            self._producer.transactions.mark_broken(error)
         elif self.idempotent and self._producer.fatal is None:
             if self._gapless:
                 self._producer.set_fatal(
@@ -59,11 +59,11 @@ class Identity:
 
     def on_turn(self, now: float) -> float:
         """Takes the next step; returns the time of the next turn."""
-        if not self.renewing or not self._mine or self._producer.fatal is not None:
+        if not self.renewing or not self._is_managed_here or self._producer.fatal is not None:
             return _NEVER
-        if self._found is not None:
-            # responses cause turns; the retry is for responses that never arrive
-            return _NEVER if self._take_over() else now + _RETRY_S
+        if self._new_identity is not None:
+            # each response causes a turn; the retry is for responses that never arrive
+            return _NEVER if self._adopt() else now + _RETRY_S
         if self._requested or now < self._request_at:
             return self._request_at if not self._requested else _NEVER
         self._requested = True
@@ -81,7 +81,7 @@ class Identity:
         if error is None and response.error_code:
             error = broker_error(response.error_code, "InitProducerId", retriable=is_retriable(response.error_code))
         if error is None:
-            self._found = (response.producer_id, response.producer_epoch)
+            self._new_identity = (response.producer_id, response.producer_epoch)
             self._producer.attachment.wake()
         elif error.retriable():
             self._request_at = self._producer.now() + _RETRY_S
@@ -89,16 +89,16 @@ class Identity:
         elif error.code() != KafkaError._DESTROY:
             self._producer.set_fatal(local_error(error.code(), error.str(), fatal=True))
 
-    def _take_over(self) -> bool:
-        assert self._found is not None
+    def _adopt(self) -> bool:
+        assert self._new_identity is not None
         try:
-            self._producer.native.set_identity(*self._found)
+            self._producer.native.set_identity(*self._new_identity)
         except NativeError:
-            # Some batch has no response, and may have been written: the broker can tell only under
+            # Some batch has no response and may have been written: the broker recognizes it only by
             # the old identity.
             self._producer.send_again()
             return False
-        self._found = None
+        self._new_identity = None
         self.renewing = False
         self._producer.outcomes.retry_parked()
         self._producer.hold(None)

@@ -1,5 +1,5 @@
-"""Work that other threads leave for the application's thread: responses to its requests, and changes
-from its group.
+"""Queues of work from other threads for the application's thread: responses to its requests, and
+changes of its group.
 
 Each put() sets the consumer's `attention`, which poll() checks before it returns a message, and
 wakes the sleeping consumer. Concurrency: put() from any thread, also with an attachment's lock

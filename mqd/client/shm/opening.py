@@ -23,7 +23,7 @@ def opener(
     request_bytes: int = 0,
 ) -> Callable[[], Any]:
     """Returns a function that makes a new attachment to the broker of `choice`. A broker of another
-    build is a permanent error: this process's code no longer matches it.
+    build is a permanent error, because this process's code does not match it.
     """
     servers, socket_path = str(settings.rdkafka.get("bootstrap.servers") or ""), settings.own["mqd.socket.path"]
 

@@ -1,5 +1,5 @@
-"""A sleeping consumer's request: one Fetch for positions only, which the broker answers when one of
-its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
+"""A sleeping consumer's request: one Fetch for positions only, in an incremental session (KIP-227).
+The broker responds when one of the partitions has grown. Sans-I/O.
 
     session = PositionSession(isolation_level, rack_id)
     request = session.request({(topic_id, partition): offset, ...}, max_wait_ms)
@@ -8,11 +8,11 @@ its partitions has grown, as an incremental session (KIP-227). Sans-I/O.
                                     # the partitions that have grown, or have an error
     session.reset()                 # without a response: the next request is a full one
 
-With a thousand quiet partitions and a busy one, a request and its response have a few bytes.
+With a thousand idle partitions and one busy partition, a request and its response have a few bytes.
 
-    I1  `_sent` is what the broker's session holds: the offsets of the last request that was
-        answered or is under way (one at a time)
-    I2  a response without a session (id 0) or with a session's error makes the next request a full
+    I1  `_sent` has the offsets that the broker's session has: those of the last request, which has
+        had its response or is under way (one request at a time)
+    I2  after a response without a session (id 0) or with a session error the next request is a full
         one
     I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
 """
@@ -72,7 +72,7 @@ class PositionSession:
         )
 
     def on_response(self, response: Any) -> Iterator[tuple[bytes, int, Any]]:
-        """(topic id, partition, its data) of the partitions that the broker reports. Nothing when
+        """Yields (topic id, partition, its data) for the partitions in the response, none when
         response.error_code is set.
         """
         if response.error_code or not response.session_id:
@@ -84,8 +84,8 @@ class PositionSession:
 
     @staticmethod
     def is_session_error(code: int) -> bool:
-        """The broker has dropped the session (it was idle for a long time, or the worker was
-        restarted): harmless, the next request creates a new one.
+        """Whether the broker has dropped the session, because it was idle for a long time or the worker
+        was restarted. Harmless: the next request creates a new session.
         """
         return code in _SESSION_ERRORS
 

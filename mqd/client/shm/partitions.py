@@ -4,8 +4,8 @@ P1  `fetched` is the next offset to read, `position` the offset after the last r
     application received (OFFSET_INVALID: none yet), `stored` the offset of the next commit
 P2  a partition is read only when ACTIVE and not paused; partitions take turns, one chunk each, so
     that a busy one does not delay the others
-P3  a response for a partition counts only if `serial` has not changed since the request: seek,
-    unassign and a new start change it
+P3  a response for a partition is ignored if `serial` has changed since the request: seek, unassign
+    and a new start change it
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part:
         "committed",
         "eof_reported",
         "fetched",
-        "given_end",
+        "received_end",
         "index",
         "is_unknown",
         "leader_epoch",
@@ -44,7 +44,7 @@ class Part:
         "remote_view",
         "retry_at",
         "serial",
-        "sought",
+        "requested_start",
         "start",
         "stored",
         "stored_epoch",
@@ -64,17 +64,17 @@ class Part:
         self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata: str | None = None
-        self.timestamp = 0  # the one that LIST requests the offset of
+        self.timestamp = 0  # for LIST: the timestamp in the ListOffsets request
         self.retry_at = 0.0
-        # its replicas at the time when none on this host could be read; None: it is read here
+        # the replicas when none on this host could be read; None: a replica on this host is read
         self.remote_view: object = None
         self.serial = 0
         self.unknown_since: float | None = None
-        # where the application wants to begin; None when something has been read since, or no wish
-        self.sought = None if start == OFFSET_INVALID else start
-        # the offset after the last record received since the topic was recreated; None: it was not
-        self.given_end: int | None = None
-        self.is_unknown = False  # the broker did not know it at the last read: its topic may be deleted
+        # the start that the application requested; None: none, or a record was read since
+        self.requested_start = None if start == OFFSET_INVALID else start
+        # the offset after the last record received since the topic was recreated; None: not recreated
+        self.received_end: int | None = None
+        self.is_unknown = False  # the broker did not know the partition at the last read
         self.reported_error = 0  # the error last reported to the application
 
     @property
@@ -82,13 +82,13 @@ class Part:
         return self.topic, self.index
 
     def restart(self) -> None:
-        """Its topic was recreated: only the start that the application asked for stays valid."""
+        """Resets the state because the topic was recreated: only the requested start stays valid."""
         self.serial += 1
-        self.start = OFFSET_INVALID if self.sought is None else self.sought
+        self.start = OFFSET_INVALID if self.requested_start is None else self.requested_start
         self.fetched = self.position = self.stored = self.committed = self.eof_reported = OFFSET_INVALID
         self.stored_epoch = self.leader_epoch = -1
         self.stored_metadata = None
-        self.given_end = 0
+        self.received_end = 0
         self.is_unknown = False
         self.reported_error = 0
 
@@ -136,8 +136,8 @@ class Parts:
         self.version += 1
 
     def turns(self) -> Iterator[Part]:
-        """All readable partitions, once each, the longest waiting first. A partition that was taken
-        goes to the end.
+        """Yields all readable partitions once, the longest waiting first. A yielded partition goes to the
+        end.
         """
         turns = self._turns
         for _ in range(len(turns)):

@@ -3,17 +3,17 @@
 The path of a record: produce() appends it to a Stage (staging.py); the stage goes to the C core in
 bulk, which partitions it and builds batches in the memory shared with the broker; the attachment's
 driver receives responses, decides (retry, give up, done: delivery_outcomes.py) and queues events;
-poll() and flush() call back (delivering.py).
+poll() and flush() call the callbacks (delivering.py).
 
-1. A record is in exactly one place: a stage, the C core, an event. Their sum is the number of
-   outstanding records; it is bounded by queue.buffering.max.messages and the shared memory.
-2. Stages are passed on in the order of their records, and only while `held` is None: nothing moves
-   before the producer has its identity, or between two identities.
-3. Callbacks of the user run in poll(), flush() and a produce_batch() that waits; never with the
-   lock held, never in the background thread.
+1. A record is in exactly one place: a stage, the C core, or an event. The records in all three are
+   outstanding; queue.buffering.max.messages and the shared memory limit their number.
+2. Records of a stage are passed on in order, and only while `held` is None: none before the producer
+   has its identity, or while the identity is being replaced.
+3. User callbacks run in poll(), flush() and a produce_batch() that waits; never with the lock held,
+   never in the background thread.
 
-Concurrency: produce() by any thread, without lock while there is room; all else takes the
-attachment's lock.
+Concurrency: produce() by any thread, without the lock while there is room; everything else takes
+the attachment's lock.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ class ShmProducer(ProducerDriver):
     ) -> Any:
         """Checks one record with all optional fields. Raises the exceptions of produce()."""
         if type(value) is not bytes:
-            value = columns.one(value, 2)
+            value = columns.to_bytes(value, 2)
         if key is not None and type(key) is not bytes:
-            key = columns.one(key, 3)
+            key = columns.to_bytes(key, 3)
         if (len(value) if value else 0) + (len(key) if key else 0) > self._bytes_max:
             raise failure(KafkaError.MSG_SIZE_TOO_LARGE, "Unable to produce message: Broker: Message size too large")
         encoded = None if headers is None else encode_headers(headers)
@@ -169,8 +169,8 @@ class ShmProducer(ProducerDriver):
         return stage.partition_count
 
     def _make_room(self, stage: Stage) -> None:
-        """The stage has reached its limit: passes it on and raises the limit. Raises BufferError,
-        or the reason why nothing may be produced.
+        """Passes on a stage that has reached its limit, and raises the limit. Raises BufferError, or the
+        exception for the reason why nothing may be produced.
         """
         self.require_usable()
         with self.attachment.lock:
@@ -230,7 +230,7 @@ class ShmProducer(ProducerDriver):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            # 0.1 s: a metadata request that becomes due again does not end the wait
+            # at most 0.1 s: a metadata request that becomes due does not end the wait
             self.attachment.wait_for(lambda: call.step() or self.events, min(left, 0.1))
             if not call.finished and self.events:
                 self._serve()
@@ -289,7 +289,7 @@ class ShmProducer(ProducerDriver):
                 self._flushing -= 1
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Like mqd.Producer.purge. What the C core holds counts as in flight: sent, or on its way."""
+        """Like mqd.Producer.purge. Records in the C core count as in flight, also if not sent yet."""
         self.require_usable()
         self.drop(in_queue, in_flight)
 
@@ -301,7 +301,7 @@ class ShmProducer(ProducerDriver):
                 self._drop(in_queue, in_flight)
 
     def _drop(self, in_queue: bool, in_flight: bool) -> None:
-        """A partition's reports come in the order of its records: those in flight come first."""
+        """Fails records in flight first, so that a partition's reports come in the order of its records."""
         if in_flight:
             self.outcomes.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
         if in_queue:
@@ -323,7 +323,7 @@ class ShmProducer(ProducerDriver):
         )
 
     def set_sasl_credentials(self, username: str, password: str) -> None:
-        """Does nothing: the broker knows the process's user."""
+        """Does nothing: on shared memory a client is identified by its process's user."""
 
     # -- transactions ------------------------------------------------------------------------------
 
@@ -372,8 +372,9 @@ class ShmProducer(ProducerDriver):
         self.attachment.close()
 
     def abandon(self) -> None:
-        """Its owner was dropped. Never waits: unflushed records are lost, as with
-        confluent_kafka."""
+        """Called when the mqd.Producer was garbage-collected. Never waits: unflushed records are lost, as
+        with confluent_kafka.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         if left := len(self):

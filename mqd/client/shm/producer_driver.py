@@ -1,5 +1,5 @@
-"""The driver of a producer over shared memory: its state, the path of a record from its stage to
-the C core, and the driver's turns.
+"""The driver of a producer over shared memory: its state, passing records from stages to the C core,
+and the driver's turns.
 """
 
 from __future__ import annotations
@@ -29,19 +29,10 @@ from mqd.native.client import Producer as NativeProducer
 
 _log = logging.getLogger("mqd.client")
 
-
 NEVER = float("inf")
-
-
 _PRODUCE_VERSION_MAX = 12
-
-
 _DATA_BYTES, _DATA_BYTES_MAX = 16 << 20, 1 << 30
-
-
 _LARGEST_RECORDS = 4  # how many records of message.max.bytes the memory must hold
-
-
 _BATCH_BYTES_MIN = 128  # the C core's minimum
 
 
@@ -136,7 +127,7 @@ class ProducerDriver:
         self._send(True)
 
     def restage(self, stage: Stage, delay: float) -> None:
-        """Checks the stage again soon: the reason to hold it may have ended. Lock held."""
+        """Gives the stage a turn after `delay`: the reason to hold it may have ended. Lock held."""
         self.active.add(stage)
         stage.armed = True
         stage.due = time.monotonic() + delay
@@ -151,14 +142,14 @@ class ProducerDriver:
         rows = stage.entries[:count]
         for row in rows:
             if type(row) is Entry and row.on_delivery is not None:
-                self.leave(Delivery(stage.topic, max(row.partition, -1), -1, -1, error, [([row], range(1), 1)]))
+                self.put(Delivery(stage.topic, max(row.partition, -1), -1, -1, error, [([row], range(1), 1)]))
         stage.release(count)
         if rows:
-            self.transactions.failed(error)
+            self.transactions.mark_broken(error)
 
-    def leave(self, event: Any) -> None:
+    def put(self, event: Any) -> None:
         """Queues an event for poll(). Lock held."""
-        self.events.leave(event)
+        self.events.put(event)
 
     def resolve(self, stage: Stage) -> bool:
         """Whether the topic has a number in the C core; requests its metadata if not."""
@@ -202,7 +193,7 @@ class ProducerDriver:
         if stage.number < 0 and not self.resolve(stage):
             return self._unresolved(stage, now)
         if self._flushing or now >= stage.due:
-            # before `armed`: a thread that arms it from here on adds it again
+            # before `armed` is cleared: a thread that arms the stage after that adds it again
             self.active.discard(stage)
             stage.armed = False
             self.hand_over(stage)
@@ -210,7 +201,7 @@ class ProducerDriver:
                 return NEVER
             stage.armed = True
             self.active.add(stage)
-            # full or held: the next event usually causes a turn, this covers the rest
+            # no room, or held: the next event usually causes a turn; this time is for the other cases
             stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
@@ -231,9 +222,9 @@ class ProducerDriver:
         return now + 0.05
 
     def send_due(self) -> None:
-        """Passes on stages whose linger time is over; the driver, which may sleep for a long time,
-        handles the rest. It is woken once: callers that wait for room call this after each turn,
-        and would cause the next.
+        """Sends the batches whose linger time is over, and sees that the driver, which may sleep, sends
+        the others in time. The driver is woken only once: callers that wait for room call this after
+        each turn, and would cause the next turn.
         """
         if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)
@@ -248,7 +239,7 @@ class ProducerDriver:
             self._send(False)
 
     def _next_send(self) -> float:
-        """When the linger time of an open batch is over."""
+        """The time at which the linger time of an open batch is over."""
         next_us = self.native.next_send_us()
         return min(next_us / 1e6 if next_us != INT64_MAX else NEVER, self.compress_due)
 
@@ -264,8 +255,8 @@ class ProducerDriver:
         if error.fatal():
             self.set_fatal(error)
         elif self.config["error_cb"] is not None:
-            self.leave(ErrorEvent(self.config["error_cb"], error))
-        if self.config["retries"] == 0:  # what was sent may have been written: nothing is sent twice
+            self.put(ErrorEvent(self.config["error_cb"], error))
+        if self.config["retries"] == 0:  # sent batches may have been written: they are not sent again
             self.outcomes.drop_all(error)
 
     def on_reattached(self, old: Any, new: Any) -> None:
@@ -273,13 +264,13 @@ class ProducerDriver:
         self.attachment.changed.notify_all()
 
     def on_forked(self) -> None:
-        """In a child of fork: the next produce() detects and reports it."""
+        """Called in a child of fork: makes the next produce() detect and report it."""
         for stage in self.stages.values():
             stage.limit = 0
 
     def set_fatal(self, error: KafkaError, of_batch: tuple[int, int, KafkaError] | None = None) -> None:
-        """The producer has failed: outstanding records fail, no more are accepted. `of_batch`:
-        (number, partition, its error) of the batch with the error.
+        """Fails the producer: outstanding records fail, and no more are accepted. `of_batch`: (number,
+        partition, error) of the batch that caused it.
         """
         if self.fatal is not None:
             return
@@ -287,7 +278,7 @@ class ProducerDriver:
         self.hold("fatal")
         _log.error("%s: fatal error: %s", self.config["client.id"], error.str())
         if self.config["error_cb"] is not None:
-            self.leave(
+            self.put(
                 ErrorEvent(
                     self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)
                 )
@@ -310,7 +301,7 @@ class ProducerDriver:
     def outstanding(self) -> int:
         """The number of records staged or in the C core, and of pending callbacks. Lock held."""
         if self.outcomes.batches and not self.native.outstanding_records:
-            self.outcomes.take_deliveries(time.monotonic())  # answered, but not reported yet
+            self.outcomes.take_deliveries(time.monotonic())  # batches with a response, but without a report yet
         return (
             self.native.outstanding_records
             + self.compressor.records

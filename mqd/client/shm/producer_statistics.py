@@ -1,5 +1,5 @@
-"""statistics.interval.ms and stats_cb: librdkafka's JSON, with the figures that exist on shared
-memory; missing ones are not invented.
+"""statistics.interval.ms and stats_cb: librdkafka's JSON, with only those of its fields that exist on
+shared memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Statistics:
     def on_turn(self, now: float) -> float:
         if now >= self._due:
             self._due = now + self._interval_s
-            self._producer.leave(_Event(self._callback, json.dumps(self._figures(now))))
+            self._producer.put(_Event(self._callback, json.dumps(self._figures(now))))
             self._producer.attachment.changed.notify_all()
         return self._due
 

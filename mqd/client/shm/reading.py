@@ -1,5 +1,5 @@
-"""A partition's records for a local consumer, straight from mapped segments: no request, no copy,
-until there is nothing more to read.
+"""Reads a partition's records for a local consumer directly from mapped segments, without a request
+and without copying.
 
     reader = PartitionReader(native, "topic", topic_id, partition, offset, isolation_level)
     batch = reader.read(records_max, bytes_max)      # RecordBatchView, or None: nothing now, or
@@ -8,14 +8,14 @@ until there is nothing more to read.
 
 Uncompressed batches are returned in place. Compressed ones are decompressed in Python
 (cramjam), several at a time, and walked in the same way. Control batches and, with read_committed,
-those of aborted transactions are left out; the reader's driver passes the list (set_aborted) when
+those of aborted transactions are left out; the reader's user passes their list (set_aborted) when
 the reader reports "aborted".
 
-    P1  `position` follows the records that were returned, not those that were only decompressed:
-        decompressed records that were not returned wait in `_rest`
-    P2  a problem is reported by a read() without records; records before it come first
-    P3  memory: columns are reused as soon as no array over them is held; BLOCK_COUNT_MAX
-        blocks are kept for that
+    P1  `position` is the offset after the last returned record; decompressed records that were not
+        returned yet wait in `_rest`
+    P2  a problem is reported by a read() that returns no records, after the records before it
+    P3  memory: a block of columns is reused once no array refers to it; up to BLOCK_COUNT_MAX blocks
+        are kept
 Concurrency: one thread at a time.
 """
 
@@ -32,22 +32,22 @@ from mqd.protocol.errors import ProtocolError
 from mqd.protocol.records import RECORD_BYTES_MIN
 
 BLOCK_RECORDS = 16384
-LARGE_BLOCK_RECORDS = 65536  # for a caller that requests this many, and is this far behind
+LARGE_BLOCK_RECORDS = 65536  # for a caller that requests this many and lags behind by this many
 BLOCK_COUNT_MAX = 4
-DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # of one read(): more than that is not gathered from several compressed batches
+DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # the most that one read() gathers from several compressed batches
 TURNS_MAX = 16  # iterations of one read() without a record; then it returns None
 
 CORRUPT_MESSAGE = 2
 
 
 class Problem(NamedTuple):
-    """The obstacle between the reader and the next record.
+    """The reason why the reader cannot return the next record.
 
     kind: "aborted"   the aborted transactions from `position` on are not known: request positions
                       there, then set_aborted
           "range"     the position is out of range (DeleteRecords, retention): seek
-          "corrupt"   the next batch cannot be read; text says why and where. skip() leaves it out
-          "gone"      the broker's error `code` on the partition (3 and 100: it, or its topic, is gone)
+          "corrupt"   the next batch cannot be read; text has the reason and offset. skip() leaves it out
+          "gone"      the broker's error `code` for the partition (3 or 100: it or its topic is unknown)
     """
 
     kind: str
@@ -64,7 +64,7 @@ _PROBLEMS = {
 
 
 class BlockPool:
-    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. One without views on it is reused."""
+    """Blocks to fill, of BLOCK_RECORDS or LARGE_BLOCK_RECORDS. A block without views is reused."""
 
     def __init__(self) -> None:
         self._blocks: dict[int, list[Block]] = {BLOCK_RECORDS: [], LARGE_BLOCK_RECORDS: []}
@@ -86,7 +86,7 @@ class BlockPool:
 
 
 class PartitionReader:
-    """See the module. Raises OSError (NativeError): EPIPE when the attachment has ended (move),
+    """See the module. Raises OSError (NativeError): EPIPE when the attachment has ended (see move()),
     ETIMEDOUT, EIO.
     """
 
@@ -114,7 +114,7 @@ class PartitionReader:
             else SegmentReader.attached(native, topic_id, partition, offset, isolation_level)
         )
         self._pool = BlockPool() if pool is None else pool
-        self._probe = Block(0)  # to look at the next records without taking them
+        self._probe = Block(0)  # to find the next batch without taking its records
         self._rest: RecordBatchView | None = None  # P1
         self._problem: Problem | None = None
 
@@ -123,13 +123,13 @@ class PartitionReader:
         return int(self._rest.offsets[0]) if self._rest is not None else self._reader.position
 
     def lag_end(self) -> int:
-        """High watermark, or last stable offset for read_committed; -1 = not known now. Costs no
+        """The high watermark, or the last stable offset for read_committed; -1 = not known now. Sends no
         request.
         """
         return self._reader.lag_end()
 
     def log_start(self) -> int:
-        """-1 = not known now."""
+        """The log start offset; -1 = not known now."""
         return self._reader.log_start()
 
     def lag(self) -> int:
@@ -147,19 +147,19 @@ class PartitionReader:
         self._reader.move(native)
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
-        """(producer id, first offset) of the aborted transactions that overlap position ..
-        until_offset.
+        """Sets the aborted transactions that overlap position .. until_offset, as (producer id, first
+        offset).
         """
         self._reader.set_aborted(transactions, until_offset)
 
     def skip(self) -> None:
-        """Leaves out the batch that take_problem() reported as corrupt. Raises NativeError when its
-        header is damaged too: then only seek() continues after it.
+        """Skips the batch that take_problem() reported as corrupt. Raises NativeError when its header is
+        damaged too: then only seek() continues after the batch.
         """
         self._reader.skip()
 
     def close(self) -> None:
-        """Batches that were returned stay valid."""
+        """Closes the reader. Returned batches stay valid."""
         self._rest = None
         self._reader.close()
 
@@ -171,8 +171,8 @@ class PartitionReader:
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
-        """The next records, at most `records_max` (and LARGE_BLOCK_RECORDS); after bytes_max of the
-        log no further batch is begun. Blocks only for a disk.
+        """Returns the next records, at most `records_max` (and LARGE_BLOCK_RECORDS); after bytes_max bytes
+        of the log no further batch is begun. Blocks only to read from the disk.
         """
         self._problem = None
         if self._rest is not None:
@@ -220,7 +220,7 @@ class PartitionReader:
                 "header_bytes",
             )
         ]
-        if count * 4 < block.capacity:  # a few records do not hold a whole block
+        if count * 4 < block.capacity:  # so that views of a few records do not keep a whole block
             columns = [column.copy() for column in columns]
         offsets, timestamps, key_positions, key_bytes, value_positions, value_bytes, header_positions, header_bytes = (
             columns
@@ -244,8 +244,8 @@ class PartitionReader:
     def _read_compressed(
         self, block: Block, state: ReadState, bytes_max: int, records_max: int
     ) -> RecordBatchView | None:
-        """Reads the compressed batch that `state` describes, and following ones that fit. None: it
-        has no records to return, or self._problem is set.
+        """Reads the compressed batch that `state` describes, and following batches that fit. None: there
+        are no records to return, or self._problem is set.
         """
         parts: list[bytes] = []
         count = size = 0
@@ -264,7 +264,7 @@ class PartitionReader:
                 self._problem = Problem(
                     "corrupt",
                     CORRUPT_MESSAGE,
-                    f"a batch at offset {self._reader.position} says {record_count} records, in {len(data)} bytes",
+                    f"a batch at offset {self._reader.position} claims {record_count} records in {len(data)} bytes",
                 )
                 break
             if record_count > block.capacity:  # only the first one
@@ -284,10 +284,10 @@ class PartitionReader:
             try:
                 state = self._reader.next(found_in, 1, self.check_crc, 0)
             except NativeError:
-                break  # it is read again after these
+                break  # that batch is read again after these records
         if not count:
             return None
-        self._problem = None  # it is read again after these
+        self._problem = None  # the problem is found again after these records
         self._rest = self._view(block, count, parts[0] if len(parts) == 1 else b"".join(parts))
         return self._take_rest(records_max)
 

@@ -1,23 +1,22 @@
-"""Records of partitions without a readable replica on this host: by TCP from their
-leaders, through librdkafka, for a consumer that otherwise reads shared memory.
+"""Reads partitions without a readable replica on this host from their leaders, over TCP with
+librdkafka, for a consumer that otherwise reads shared memory.
 
     records = RemoteRecords(settings)                    # nothing is connected before the first
                                                          reader
-    reader = records.open(topic, partition, offset)      # has what fetching.py uses of reading.PartitionReader
+    reader = records.open(topic, partition, offset)      # the methods of reading.PartitionReader that fetching.py uses
     records.close()
 
-One librdkafka consumer for all such partitions, without a group: it starts at the given offset, and
-the readers return its records. Only its own thread uses it; readers send their requests to the
-thread.
+One librdkafka consumer, without a group, reads all such partitions from the given offsets, and the
+readers return its records. Only its own thread uses it; readers send their requests to that thread.
 
-    V1  a message reaches a reader only when it was consumed after the thread had carried out the
-        reader's last open or seek: its `serial` says so
-    V2  a reader holds about AHEAD_RECORDS; then its partition is paused until half of them were
+    V1  a message reaches a reader only if it was consumed after the thread had carried out the
+        reader's last open or seek, which is checked by `serial`
+    V2  a reader buffers about AHEAD_RECORDS; then its partition is paused until half of them were
         read
-    V3  `position` follows the returned records; at an end that librdkafka has reported, it is that
-        end (after transaction markers)
-    V4  no caller waits for a failed thread: every reader then has a problem, also those that are
-        opened or sought later
+    V3  `position` is the offset after the last returned record; at an end that librdkafka has
+        reported, it is that end (after transaction markers)
+    V4  no caller waits for a failed thread: then every reader has a problem, also one that is opened
+        or seeks later
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
 """
 
@@ -40,8 +39,8 @@ from mqd.protocol.errors import ErrorCode
 AHEAD_RECORDS = 20_000
 CONSUMED_TOGETHER = 1000
 POLL_S = 0.05  # requests of readers are carried out within this time
-# The keys of the application's configuration that concern its group or callbacks, or are decided here.
-_NOT_TAKEN = frozenset(
+# Keys of the application's configuration that are not used: they concern its group or callbacks, or are set here.
+_EXCLUDED_KEYS = frozenset(
     {
         "auto.commit.enable",
         "auto.commit.interval.ms",
@@ -61,7 +60,7 @@ _NOT_TAKEN = frozenset(
         "throttle_cb",
     }
 )
-_OWN = {
+_FIXED_KEYS = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
@@ -84,7 +83,7 @@ class RemoteReader:
         self._records = records
         self.serial = 0
         self.messages: deque[Any] = deque()
-        self.end = -1  # as last reported by librdkafka, when nothing before it is left
+        self.end = -1  # the partition's end as last reported by librdkafka; -1: records may follow before it
         self.problem: Problem | None = None
         self.is_paused = False
 
@@ -92,7 +91,7 @@ class RemoteReader:
         return self._records.take(self, records_max)
 
     def lag_end(self) -> int:
-        """-1 unless everything up to it has been read."""
+        """The partition's end; -1 unless everything before it has been read."""
         with self._records.lock:
             return self.end if not self.messages and self.problem is None else -1
 
@@ -111,13 +110,13 @@ class RemoteReader:
             return problem
 
     def set_aborted(self, _transactions: list[tuple[int, int]], _until_offset: int) -> None:
-        """librdkafka leaves out what was aborted."""
+        """Does nothing: librdkafka leaves out aborted records."""
 
     def skip(self) -> None:
         self.seek(self.position + 1)
 
     def move(self, _native: Any) -> None:
-        """It does not use the attachment."""
+        """Does nothing: remote readers do not use the attachment."""
 
     def close(self) -> None:
         self._records.end(self)
@@ -131,19 +130,19 @@ class RemoteRecords:
         self._metadata: Any = None
         self._notify: Callable[[], None] = lambda: None
         self.records_read = 0
-        self._given = {key: value for key, value in settings.rdkafka.items() if key not in _NOT_TAKEN}
-        self._given |= _OWN | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
-        self._demand = threading.Condition(self.lock)
+        self._config = {key: value for key, value in settings.rdkafka.items() if key not in _EXCLUDED_KEYS}
+        self._config |= _FIXED_KEYS | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
+        self._has_work = threading.Condition(self.lock)
         self._open: set[RemoteReader] = set()
-        self._orders: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end it)
-        # used only by the thread: the readers, and their serials that were carried out
+        self._requests: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end)
+        # used only by the thread: (reader, serial of its last request that was carried out)
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}
         self._thread: threading.Thread | None = None
         self._closed = self._failed = False
 
     def attach(self, notify: Callable[[], None], metadata: Any) -> None:
-        """`notify()`: some reader has records or a problem; called by any thread. `metadata`: knows
-        more brokers than the application named.
+        """`notify()` is called, in any thread, when a reader has records or a problem. `metadata` has the
+        addresses of brokers that the application's bootstrap servers may not include.
         """
         self._notify, self._metadata = notify, metadata
 
@@ -160,7 +159,7 @@ class RemoteRecords:
             reader.messages.clear()
             reader.end, reader.problem, reader.position = -1, _FAILED if self._failed else None, offset
             self._open.add(reader)
-            self._order(reader, offset)
+            self._request(reader, offset)
         if self._failed:
             self._notify()
 
@@ -170,7 +169,7 @@ class RemoteRecords:
             reader.messages.clear()
             reader.end = -1
             self._open.discard(reader)
-            self._order(reader, -1)
+            self._request(reader, -1)
 
     def take(self, reader: RemoteReader, records_max: int) -> RecordBatchView | None:
         with self.lock:
@@ -181,21 +180,21 @@ class RemoteRecords:
             elif reader.end > reader.position:
                 reader.position = reader.end
             if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2:
-                self._demand.notify()
+                self._has_work.notify()
         return RecordBatchView.from_messages(reader.topic, reader.partition, found) if found else None
 
     def close(self) -> None:
         with self.lock:
             self._closed = True
-            self._demand.notify()
+            self._has_work.notify()
         if self._thread is not None:
             self._thread.join()
 
-    def _order(self, reader: RemoteReader, offset: int) -> None:
+    def _request(self, reader: RemoteReader, offset: int) -> None:
         if self._failed:
             return
-        self._orders.append((reader, reader.serial, offset))
-        self._demand.notify()
+        self._requests.append((reader, reader.serial, offset))
+        self._has_work.notify()
         if self._thread is None and not self._closed:
             self._thread = threading.Thread(target=self._run, name="mqd-remote-records", daemon=True)
             self._thread.start()
@@ -205,13 +204,13 @@ class RemoteRecords:
     def _run(self) -> None:
         consumer: Any = None
         try:
-            consumer = self._make()
+            consumer = self._make_consumer()
             while self._carry_out(consumer):
                 messages = consumer.consume(CONSUMED_TOGETHER, POLL_S)
                 if messages:
-                    self._hand_over(messages)
+                    self._distribute(messages)
                     self._pause(consumer)
-        # a bug of mqd: otherwise these partitions would not be read, and the application would wait
+        # a bug in mqd: fails the readers, since otherwise the application would wait without an error
         except Exception:
             _log.exception("partitions on other hosts are no longer read")
             self._fail_all()
@@ -219,27 +218,27 @@ class RemoteRecords:
             if consumer is not None:
                 consumer.close()
 
-    def _make(self) -> Any:
+    def _make_consumer(self) -> Any:
         known = self._metadata.cluster.brokers.values() if self._metadata is not None else ()
-        servers = [str(self._given.get("bootstrap.servers") or ""), *(f"{host}:{port}" for host, port in known)]
-        return confluent_kafka.Consumer({**self._given, "bootstrap.servers": ",".join(one for one in servers if one)})
+        servers = [str(self._config.get("bootstrap.servers") or ""), *(f"{host}:{port}" for host, port in known)]
+        return confluent_kafka.Consumer({**self._config, "bootstrap.servers": ",".join(one for one in servers if one)})
 
     def _carry_out(self, consumer: Any) -> bool:
         """Carries out requests of readers; waits while there is none. False: closed."""
         while True:
             with self.lock:
-                while not self._closed and not self._orders and not self._readers:
-                    self._demand.wait()
+                while not self._closed and not self._requests and not self._readers:
+                    self._has_work.wait()
                 if self._closed:
                     return False
-                orders, self._orders = list(self._orders), deque()
+                requested, self._requests = list(self._requests), deque()
                 resumed = [
                     reader
                     for reader, _ in self._readers.values()
                     if reader.is_paused and len(reader.messages) <= AHEAD_RECORDS // 2
                 ]
-            for reader, serial, offset in orders:
-                self._place(consumer, reader, serial, offset)
+            for reader, serial, offset in requested:
+                self._start_or_end(consumer, reader, serial, offset)
             for reader in resumed:
                 reader.is_paused = False
                 if self._readers.get((reader.topic, reader.partition), (None, 0))[0] is reader:
@@ -247,7 +246,7 @@ class RemoteRecords:
             if self._readers:
                 return True
 
-    def _place(self, consumer: Any, reader: RemoteReader, serial: int, offset: int) -> None:
+    def _start_or_end(self, consumer: Any, reader: RemoteReader, serial: int, offset: int) -> None:
         key = reader.topic, reader.partition
         current = self._readers.get(key)
         if offset < 0 and (current is None or current[0] is not reader):
@@ -260,12 +259,12 @@ class RemoteRecords:
             consumer.incremental_assign([confluent_kafka.TopicPartition(*key, offset)])
             self._readers[key] = reader, serial
 
-    def _hand_over(self, messages: list[Any]) -> None:
+    def _distribute(self, messages: list[Any]) -> None:
         with self.lock:
             for message in messages:
                 reader, serial = self._readers.get((message.topic(), message.partition()), (None, 0))
                 if reader is None or reader.serial != serial:
-                    self._note(message.error())
+                    self._log_error(message.error())
                 elif message.error() is None:
                     reader.messages.append(message)
                     reader.end = -1
@@ -284,7 +283,7 @@ class RemoteRecords:
                 else Problem("gone", code if code > 0 else int(ErrorCode.NOT_LEADER_OR_FOLLOWER), message.error().str())
             )
 
-    def _note(self, error: Any) -> None:
+    def _log_error(self, error: Any) -> None:
         if error is not None:
             _log.debug("reading from other hosts: %s", error.str())
 

@@ -1,16 +1,16 @@
 """Records between produce() and the C core: a list for each topic, handed over in bulk.
 
-Per record, Python has time for little more than an append to a list. An entry is the value itself
-where a record is nothing but a value (all else as by default), a pair of value and key where that
-is all, a triple where the partition is given too, an Entry otherwise. From time to time the whole
-list becomes columns: one join, one pass for the sizes, one call into C.
+Per record, Python has time for little more than an append to a list. An entry is the value itself if
+a record has only a value, (value, key) or (value, key, partition) if it has only these, else an
+Entry. From time to time the whole list is turned into columns: one join, one pass for the sizes, one
+call into C.
 
-1. The list is never replaced: appends need no lock, and what is taken is sliced off its front, so
+1. The list is never replaced: appends need no lock, and taken entries are deleted from its front, so
    that a concurrent append is neither lost nor duplicated.
-2. Values, pairs and triples have their time from `marks`: (how many records were before,
-   milliseconds), one for each millisecond in which there were any.
-3. `armed` is set by the thread that appends and cleared before entries are taken: so an entry is
-   either taken now, or another turn has been requested.
+2. Values, pairs and triples have no timestamp of their own. `marks` has it: (number of records
+   before, milliseconds), one mark for each millisecond with records.
+3. `armed` is set by the thread that appends and cleared before entries are taken, so that an entry is
+   either taken now or another turn has been requested.
 Concurrency: append by any thread; everything else with the attachment's lock held.
 """
 
@@ -29,12 +29,12 @@ from mqd.client.messages import KafkaError, failure
 from mqd.native.client import Columns
 
 _value_of, _key_of, _partition_of = itemgetter(0), itemgetter(1), itemgetter(2)
-STAGE_MAX = 1024  # records passed on at once: more would not fit the caches
+STAGE_MAX = 1024  # records passed on in one call: more would not fit the CPU's caches
 
 
 class Entry(NamedTuple):
-    """A record with more than a value. `headers` encoded; `began` is time.monotonic() where
-    a caller wants its outcome.
+    """A record with more fields. `headers` are encoded; `began` is time.monotonic() at produce(), for the
+    latency in a delivery report.
     """
 
     value: bytes | None
@@ -48,8 +48,8 @@ class Entry(NamedTuple):
 
 
 class Refused(Exception):
-    """The C core will never accept the first of these records, or this batch; `error` goes into the
-    report.
+    """Raised when the C core will never accept the first of these records, or this batch. `error` goes
+    into the report.
     """
 
     def __init__(self, error: KafkaError) -> None:
@@ -58,8 +58,8 @@ class Refused(Exception):
 
 
 class TakenCount:
-    """The number of records of an append() call that are in the C core or the compressor. Owned by
-    the caller, which reads it also when append() raises.
+    """The number of records of an append() call that the C core or the compressor has accepted. The
+    caller owns it and reads it even when append() raises.
     """
 
     __slots__ = ("count",)
@@ -69,8 +69,8 @@ class TakenCount:
 
 
 class Stage:
-    """Records produced to one topic and not passed on yet. `number`: of the topic in the C core,
-    -1 = not known there yet.
+    """Records produced to one topic and not passed on yet. `number`: the topic's number in the C core,
+    -1 = not registered there yet.
     """
 
     __slots__ = (
@@ -103,12 +103,12 @@ class Stage:
         self.requested_by = 0.0
 
     def mark(self, now_ms: int) -> None:
-        """Starts another millisecond with the next entry."""
+        """Sets the timestamp of the following entries."""
         self.now_ms = now_ms
         self.marks.append((self.taken + len(self.entries), now_ms))
 
     def release(self, count: int) -> None:
-        """Removes the first `count` entries, and lowers the limit by as many."""
+        """Removes the first `count` entries and lowers the limit by `count`."""
         self.limit = max(self.limit - count, 0)
         del self.entries[:count]
         self.taken += count
@@ -120,8 +120,8 @@ class Stage:
             del marks[:keep]
 
     def times(self, count: int) -> tuple[int, np.ndarray | None]:
-        """Milliseconds of the first `count` entries: (one for all, None) or (the first, an array).
-        They are those of values, pairs and triples; an Entry has its own.
+        """Timestamps of the first `count` entries in milliseconds: (that of all, None) or (the first, an
+        array). An Entry has its own timestamp instead.
         """
         marks, end = self.marks, self.taken + count
         if not marks:
@@ -129,14 +129,14 @@ class Stage:
         if len(marks) == 1 or marks[1][0] >= end:
             return marks[0][1], None
         inside = [mark for mark in marks if mark[0] < end]
-        # entries before the first mark have times of their own
+        # each entry before the first mark is an Entry, with its own timestamp
         starts = [self.taken, *(position for position, _ in inside[1:]), end]
         return marks[0][1], np.repeat(np.array([ms for _, ms in inside], np.int64), np.diff(starts))
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C, and `rows` (Entry or value) where a record has a caller that
-    waits for its report.
+    """Columns for one call into C. `rows` (Entry or value) if a caller waits for the report of a
+    record.
     """
 
     values: Column
@@ -237,7 +237,7 @@ def _optional(items: Sequence[Any]) -> Column | None:
 
 
 def _encoded_headers(items: tuple[bytes | None, ...]) -> Column:
-    """A record without headers gets a count of zero when another of the chunk has some."""
+    """Encodes the headers' column; a record without headers gets a count of zero."""
     return _column(tuple(b"\0" if item is None else item for item in items))
 
 

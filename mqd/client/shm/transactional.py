@@ -1,22 +1,22 @@
-"""Transactions of the producer over shared memory (KIP-98), of KIP-890's second version where the
-broker's feature transaction.version says so.
+"""Transactions of the producer over shared memory (KIP-98). They are of version 2 (KIP-890) if the
+broker's feature transaction.version is 2.
 
     READY -> OPEN -> ENDING (commit or abort) -> READY
     BROKEN       the transaction must be aborted; a fatal error ends the producer instead
     UNDECIDED    a commit was abandoned before its outcome was known: nothing more is written, and an
                  abort may find that the coordinator has committed
 
-1. A record is produced only while OPEN, and reaches the C core only while OPEN: when a transaction
+1. A record is accepted only while OPEN, and reaches the C core only while OPEN: when a transaction
    ends, no staged records remain.
 2. Version 2: writing to a partition adds it to the transaction; ending the transaction returns the
-   next epoch, in which sequences start from 0. Version 1: all partitions of a topic are added
-   before the first record is sent to it: this needs one request, but writes a marker to each.
+   next epoch, in which sequences start from 0. Version 1: all partitions of a topic are added before
+   the first record is sent to one of them. This takes one request, but each gets a marker.
 3. After an abort, even one that came too late, the sequences of dropped records are missing:
-   version 1 requests the next epoch, version 2 gets it anyway.
-4. Requests whose response was lost are repeated: all of them are idempotent.
+   version 1 requests the next epoch, version 2 always gets it.
+4. Requests without a response are repeated: all of them are idempotent.
 
 Errors have librdkafka's flags: txn_requires_abort(), fatal(), retriable() of the KafkaError. Methods
-block their caller; the driver continues.
+block only the calling thread.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from mqd.protocol.messages import (
 
 _NEVER = float("inf")
 _RETRY_S = 0.02
-# how long a topic of committed offsets may be unknown (it may be new); each try writes the offsets
-# of the other topics again
+# How long a topic of committed offsets may be unknown, because it may be new. Each retry writes the
+# offsets of the other topics again.
 _GONE_S, _GONE_RETRY_S = 5.0, 0.25
 _WAIT_RETRIES = frozenset(
     {
@@ -90,8 +90,8 @@ class State(enum.Enum):
     UNDECIDED = "the outcome of commit_transaction() is not known: call it again"
 
 
-class _Current:
-    """The state of one transaction; each begins with a new one."""
+class _TransactionState:
+    """The state of one transaction."""
 
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
@@ -99,31 +99,30 @@ class _Current:
         self.joined: set[str] = set()  # topics, version 1
         self.joining: set[str] = set()
         self.groups: set[str] = set()
-        # topics of offsets to commit that are unknown, with the time of the first such response
-        # (time.monotonic)
+        # unknown topics of offsets to commit -> time of the first such response (time.monotonic)
         self.gone_since: dict[str, float] = {}
         self.commit_requested = False  # the coordinator may have decided to commit
-        # an abort has begun: the C core may restart its sequences, records are missing; version 1
-        # needs another epoch however the transaction ends
+        # an abort has begun, which may have dropped records: in version 1 the next transaction needs
+        # another epoch, even if this one is committed after all
         self.renews = False
-        # the coordinator has ended it, by a commit (True) or an abort: no further request
+        # the coordinator has ended the transaction, by a commit (True) or an abort (False)
         self.ended: bool | None = None
-        # the identity after it; None = not known yet, or the old one stays
+        # the identity for the next transaction; None = not known yet, or unchanged
         self.next: tuple[int, int] | None = None
 
 
 class Transactions:
-    """`enabled`: there is a transactional.id."""
+    """`enabled`: transactional.id is set."""
 
     def __init__(self, producer: Any) -> None:
         self._producer = producer
         self._id: str | None = producer.config["transactional.id"] or None
         self.enabled = self._id is not None
         self.state = State.UNINITIALIZED
-        self._current = _Current()
+        self._current = _TransactionState()
         self._producer_id, self._producer_epoch = -1, -1
         self._version_2 = producer.attachment.api.transactions_v2
-        self._ends: set[object] = set()  # calls that are ending a transaction
+        self._ending_calls: set[object] = set()  # calls that are ending a transaction
         if self.enabled:
             producer.held = State.UNINITIALIZED.value
 
@@ -135,14 +134,16 @@ class Transactions:
 
     @property
     def is_broken(self) -> bool:
-        """The transaction must be aborted: nothing more of it is written."""
+        """Whether the transaction must be aborted; then no more of its records are written."""
         return self.state is State.BROKEN
 
-    def wrote(self) -> None:
+    def note_write(self) -> None:
         self._current.wrote = True
 
     def may_write(self, stage: Any) -> bool:
-        """False: no transaction is open, or the topic's partitions are being added; a turn follows."""
+        """Whether records of the stage may be sent. False: no transaction is open, or the topic's
+        partitions are being added, after which the stage gets a turn.
+        """
         if not self.enabled:
             return True
         if self.state is not State.OPEN:
@@ -153,8 +154,8 @@ class Transactions:
             self._join(stage)
         return False
 
-    def failed(self, error: KafkaError) -> None:
-        """A record of the transaction will not be written."""
+    def mark_broken(self, error: KafkaError) -> None:
+        """Marks the transaction as broken: a record or a partition could not be added to it."""
         if (
             self.enabled
             and self.state in (State.OPEN, State.ENDING, State.UNDECIDED)
@@ -163,7 +164,7 @@ class Transactions:
             self._current.broken_by = error
             if self.state is not State.ENDING:
                 self.state = State.BROKEN
-            self._close_gate()
+            self._stop_staging()
             for stage in self._producer.stages.values():
                 self._producer.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
 
@@ -174,11 +175,11 @@ class Transactions:
             try:
                 self.abort(timeout if self._producer.attachment.attached else min(timeout, without_broker_s))
             except KafkaException:
-                # it is being ended by another call; or the coordinator will, when
-                # transaction.timeout.ms has passed
+                # another call is ending the transaction, or the coordinator will end it after
+                # transaction.timeout.ms
                 pass
 
-    def _close_gate(self) -> None:
+    def _stop_staging(self) -> None:
         for stage in self._producer.stages.values():
             stage.limit = 0
 
@@ -202,7 +203,7 @@ class Transactions:
         self._require_enabled()
         with self._producer.attachment.lock:
             self._require(State.READY)
-            self._current = _Current()
+            self._current = _TransactionState()
             self.state = State.OPEN
 
     def send_offsets(self, positions: Any, group_metadata: Any, timeout: float) -> None:
@@ -243,14 +244,14 @@ class Transactions:
                 self._begin_end(this)
             self._carry_out_end(True, deadline)
         finally:
-            self._ends.discard(this)
+            self._ending_calls.discard(this)
 
     def abort(self, timeout: float) -> None:
         self._require_enabled()
         deadline, this = _deadline(timeout), object()
         try:
             with self._producer.attachment.lock:
-                if self.state is State.ENDING and self._ends:
+                if self.state is State.ENDING and self._ending_calls:
                     raise failure(
                         KafkaError._STATE,
                         "the transaction is being ended by another thread, or by the call that this signal interrupted",
@@ -260,35 +261,35 @@ class Transactions:
                 self._begin_end(this)
             self._carry_out_end(False, deadline)
         finally:
-            self._ends.discard(this)
+            self._ending_calls.discard(this)
 
     def _begin_end(self, this: object) -> None:
-        """Both with the lock held: when the state is ENDING and `_ends` is empty, Ctrl-C has interrupted
-        the call.
+        """Registers the call and sets the state, with the lock held. If the state is ENDING and
+        `_ending_calls` is empty, Ctrl-C has interrupted the call.
         """
-        self._ends.add(this)
+        self._ending_calls.add(this)
         self.state = State.ENDING
 
     def _carry_out_end(self, commit: bool, deadline: float) -> None:
         try:
             with self._producer.attachment.lock:
-                self._close_gate()
+                self._stop_staging()
             if not commit:
                 self._producer.purge()
             self._end_transaction(commit, deadline)
             with self._producer.attachment.lock:
                 if self._current.next is not None:
                     self._take(*self._current.next)
-                self._close_gate()
+                self._stop_staging()
                 self.state = State.READY
         except BaseException as problem:
             with self._producer.attachment.lock:
-                self._close_gate()  # Ctrl-C may have come before it was closed
+                self._stop_staging()  # Ctrl-C may have come before the first call
                 if self.state is not State.ENDING:
-                    pass  # Ctrl-C came when all was done
+                    pass  # Ctrl-C came after the end
                 elif isinstance(problem, _CommittedError):
                     self.state, self._current.broken_by = State.UNDECIDED, None
-                # the outcome is not known (also after Ctrl-C): the same method may be called again
+                # the outcome is not known (also after Ctrl-C): the method may be called again
                 elif not isinstance(problem, KafkaException) or problem.args[0].retriable():
                     self.state = State.UNDECIDED if commit and self._current.broken_by is None else State.BROKEN
                 elif self._producer.fatal is None:
@@ -297,10 +298,10 @@ class Transactions:
             raise
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
-        """Does the remaining steps with the coordinator."""
+        """Does those steps with the coordinator that have not been done yet."""
         if not (self._current.wrote or self._current.joined):
             return
-        # set before _drained(), in which the C core discards the sequences
+        # set before _drained(), which makes the C core discard the sequences
         self._current.renews |= not commit
         if not commit and not self._drained(deadline):
             raise failure(
@@ -329,8 +330,8 @@ class Transactions:
         return response
 
     def _drained(self, deadline: float) -> bool:
-        """Whether all sent batches have a response. Only then can no late record become part of the
-        next transaction.
+        """Waits until all sent batches have a response; returns False at the deadline. A batch that the
+        broker receives later could become part of the next transaction.
         """
         producer = self._producer
         return producer.attachment.wait_for(
@@ -354,7 +355,7 @@ class Transactions:
         self._producer_id, self._producer_epoch = producer_id, producer_epoch
         self._set_native(producer_id, producer_epoch)
         self._producer.hold(None)
-        self._close_gate()
+        self._stop_staging()
 
     def _set_native(self, producer_id: int, producer_epoch: int) -> bool:
         try:
@@ -391,7 +392,7 @@ class Transactions:
     def _request(
         self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
     ) -> Any:
-        """The response, after as many attempts as necessary; it has no error, or the error
+        """Sends a request, with retries, and returns its response, which has no error or the error
         `expected`. Raises KafkaException with librdkafka's flags.
         """
         attachment = self._producer.attachment
@@ -427,11 +428,13 @@ class Transactions:
             retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
             if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()
-                raise failure(KafkaError._TIMED_OUT, f"no outcome in time ({reason}): call it again", retriable=True)
+                raise failure(
+                    KafkaError._TIMED_OUT, f"no outcome in time ({reason}): call the method again", retriable=True
+                )
             attachment.wait_for(lambda: False, retry_s)
 
     def _is_given_up(self, response: Any, problem: KafkaError | None) -> bool:
-        """After a TxnOffsetCommit: has one of its topics been unknown for too long?"""
+        """Whether, after a TxnOffsetCommit, one of its topics has been unknown for too long."""
         if response is None:
             if problem is not None and problem.code() != KafkaError._TIMED_OUT:
                 self._current.gone_since.clear()
@@ -454,19 +457,19 @@ class Transactions:
         if code in _ABORTABLE and api_key != requests.INIT_PRODUCER_ID:
             error = broker_error(code, abort=True)
             with self._producer.attachment.lock:
-                self.failed(error)
+                self.mark_broken(error)
             return error
         error = broker_error(code, fatal=True)
         with self._producer.attachment.lock:
             self._producer.set_fatal(error)
         return error
 
-    # -- version 1: a topic joins ------------------------------------------------------------------
+    # -- version 1: adding a topic -----------------------------------------------------------------
 
     def _join(self, stage: Any) -> None:
-        """Sends the request without waiting; lock held. A late response belongs to its own
-        transaction; once that is being ended, its end reports any error (the next epoch may have
-        arrived, and the request is refused for its old one).
+        """Requests to add all partitions of the topic, without waiting; lock held. An error in the
+        response breaks only the transaction of the request, and only while it is open: later the
+        request can be refused because its epoch is old.
         """
         current, attachment = self._current, self._producer.attachment
         current.joining.add(stage.topic)
@@ -486,7 +489,7 @@ class Transactions:
             if error is None and not code:
                 current.joined.add(stage.topic)
             elif error is None and code not in _WAIT_RETRIES and current is self._current and self.state is State.OPEN:
-                self.failed(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
+                self.mark_broken(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
 
         attachment.send(
@@ -505,7 +508,7 @@ class Transactions:
         self._producer.require_usable()
 
     def _require_alive(self) -> None:
-        """For a fatal error the methods here report the cause, produce() reports _FATAL, as in
+        """Raises the fatal error, if there is one. produce() reports _FATAL instead of this cause, as in
         librdkafka.
         """
         if self._producer.fatal is not None:

@@ -1,10 +1,10 @@
-"""One connection to a broker over TCP, blocking, one request at a time: TLS, versions and
-authentication first. For clients that do not use librdkafka (share consumers, Spark).
-Raises OSError if the broker cannot be reached or the connection ends, ProtocolError if its data is
+"""A blocking TCP connection to a broker, for one request at a time, with TLS, version negotiation and
+authentication. For clients that do not use librdkafka (share consumers, Spark).
+Raises OSError if the broker cannot be reached or the connection ends, ProtocolError if the data is
 not Kafka's protocol, NotAuthenticated.
 
-    T1  a connection that failed, or received an unexpected response, is closed and never used
-        again: responses keep their order, so after a lost one all later ones would not match
+    T1  a connection that failed, or received an unexpected response, is closed and never used again:
+        responses come in the order of the requests, so after a lost response no later one would match
     T2  a response has the length that the broker announces, at most FRAME_BYTES_MAX
 Concurrency: one thread, except for interrupt(). After fork the parent's objects must not be used.
 """
@@ -35,7 +35,7 @@ class NoCommonVersion(Exception):
 
 
 class Connection:
-    """See the module. `software`: the client's name in KIP-511."""
+    """See the module. `software`: the client software name in ApiVersions (KIP-511)."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class Connection:
         return version
 
     def request(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
-        """The response's struct."""
+        """Sends a request and returns the decoded response."""
         api_key = codec.owner_of(type(request))[0].api_key
         number = self.send(request, version if version is not None else self.pick(api_key, at_most))
         frame = self.receive()
@@ -128,8 +128,8 @@ class Connection:
         return bool(waiting.poll(seconds * 1000))
 
     def receive(self, memory: bytearray | None = None) -> memoryview:
-        """The next frame, without its length: in `memory` when it has room for it, else in new
-        memory. It must not be written to.
+        """Returns the next frame, without its length, in `memory` if it is large enough, else in new
+        memory. The frame must not be written to.
         """
         head = bytearray(4)
         self._fill(memoryview(head))

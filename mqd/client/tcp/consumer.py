@@ -1,4 +1,4 @@
-"""The consumer over TCP: confluent_kafka's (librdkafka), with consume_batch over it.
+"""The consumer over TCP: confluent_kafka's Consumer (librdkafka), with consume_batch() added.
 
 Common methods have no wrapper: poll, consume and others are the bound methods of librdkafka's
 Consumer.
@@ -16,7 +16,7 @@ from mqd.client.config import Settings
 from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
-SLICE_S = 0.1  # after which an interruptible wait checks for an interrupt
+SLICE_S = 0.1  # an interruptible wait checks for an interrupt this often
 STORE_RECORDS, STORE_S = 100, 0.5  # returned records are stored at least as often
 _METHODS = (
     "memberid",
@@ -36,7 +36,7 @@ _TRUE = {"true", "t", "1"}
 
 class TcpConsumer:
     """Used by mqd.Consumer when the broker is on another host. Raises KafkaException as
-    confluent_kafka.Consumer does. `owner`: the consumer that callbacks get.
+    confluent_kafka.Consumer does. `owner`: the consumer that is passed to callbacks.
 
     With enable.auto.offset.store (the default) this class stores offsets instead of librdkafka,
     which would count records that are still buffered here as returned.
@@ -60,12 +60,12 @@ class TcpConsumer:
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
         self._held: list[Any] = []  # taken together with a batch, but from another partition
-        # where paused partitions with buffered records continue: librdkafka has no position until it
-        # returns the next record
+        # the offsets at which paused partitions with buffered records continue: librdkafka has no
+        # position until it returns the next record
         self._paused_at: dict[tuple[str, int], int] = {}
         # records of the latest take(): the next call counts them as returned, unless it is give_back()
         self._taken: list[Any] = []
-        self._unstored: dict[tuple[str, int], Any] = {}  # the last message handed out of each partition
+        self._unstored: dict[tuple[str, int], Any] = {}  # the last returned message of each partition
         self._unstored_count = 0
         self._stored_at = 0.0
         self._interrupted = False
@@ -82,7 +82,7 @@ class TcpConsumer:
         if message is None or message.error() is not None:
             self._store()
         elif self._auto_store:
-            self._hand_out(message)
+            self._note_returned(message)
         return message
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
@@ -90,12 +90,12 @@ class TcpConsumer:
         found = held if held else self._consumer.consume(num_messages, timeout)
         for message in found:
             if self._auto_store and message.error() is None:
-                self._hand_out(message)
+                self._note_returned(message)
         return found
 
     def take(self, count: int, timeout: float | None) -> list[Any]:
-        """The available records, up to `count`; waits for the first, or until interrupt(). They
-        count as returned at the next call other than give_back().
+        """Returns the available records, up to `count`; waits for the first, or until interrupt(). The
+        next call other than give_back() counts them as returned to the application.
         """
         self._count_taken()
         deadline = time.monotonic() + timeout if timeout is not None and timeout >= 0 else float("inf")
@@ -108,7 +108,7 @@ class TcpConsumer:
         return self._take_held(count)
 
     def gather(self, count: int) -> list[Any]:
-        """`count` records and events; fewer after interrupt(). They count as returned as in take()."""
+        """Returns `count` records and events; fewer after interrupt(). They are counted as in take()."""
         self._count_taken()
         while (before := len(self._held)) < count:
             self._fill(count - before, 0 if self._interrupted else SLICE_S)
@@ -142,10 +142,10 @@ class TcpConsumer:
         taken, self._taken = self._taken, []
         for message in taken:
             if self._auto_store and message.error() is None:
-                self._hand_out(message)
+                self._note_returned(message)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """Like mqd.Consumer.consume_batch, from messages: columns are copies."""
+        """Like mqd.Consumer.consume_batch, but its columns are copies, made from messages."""
         from mqd.client.record_batch import RecordBatchView
 
         if max_records < 1:
@@ -178,7 +178,7 @@ class TcpConsumer:
             )
             self._held = messages[count:]
             if self._auto_store:
-                self._hand_out(messages[count - 1])
+                self._note_returned(messages[count - 1])
             return RecordBatchView.from_messages(*place, messages[:count])
 
     def _fill(self, count: int, timeout: float) -> None:
@@ -191,11 +191,12 @@ class TcpConsumer:
             more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
             self._held += more
 
-    # -- records held here are dropped with their partition ----------------------------------------
+    # -- buffered records are dropped with their partition -----------------------------------------
 
     def _drop(self, partitions: list[Any] | None) -> dict[tuple[str, int], int]:
-        """Drops the records of these partitions, None = of all. Returns the first offset dropped of
-        each."""
+        """Drops the buffered records of these partitions, None = of all. Returns the first dropped offset
+        of each partition.
+        """
         places = None if partitions is None else {(one.topic, one.partition) for one in partitions}
         first: dict[tuple[str, int], int] = {}
         kept = []
@@ -240,7 +241,7 @@ class TcpConsumer:
         self._consumer.incremental_unassign(partitions)
 
     def position(self, partitions: list[Any]) -> list[Any]:
-        """The positions after the returned records: librdkafka's include records held here."""
+        """The positions after the returned records; librdkafka's are after the records buffered here."""
         first: dict[tuple[str, int], int] = {}
         for message in self._held:
             if message.error() is None:
@@ -254,7 +255,7 @@ class TcpConsumer:
 
     # -- offsets -----------------------------------------------------------------------------------
 
-    def _hand_out(self, message: Any) -> None:
+    def _note_returned(self, message: Any) -> None:
         self._unstored[message.topic(), message.partition()] = message
         self._unstored_count += 1
         if self._unstored_count >= STORE_RECORDS or time.monotonic() >= self._stored_at + STORE_S:
@@ -268,7 +269,7 @@ class TcpConsumer:
             self._store_offsets([_position_after(one) for one in messages])
 
     def _store_offsets(self, offsets: list[Any]) -> None:
-        with contextlib.suppress(KafkaException):  # of partitions that have been revoked meanwhile
+        with contextlib.suppress(KafkaException):  # for partitions that have been revoked meanwhile
             self._consumer.store_offsets(offsets=offsets)
 
     def store_offsets(self, message: Any = None, offsets: Any = None) -> None:
@@ -280,7 +281,7 @@ class TcpConsumer:
             self._consumer.store_offsets(offsets=offsets)
 
     def commit(self, message: Any = None, offsets: Any = None, asynchronous: bool = True) -> Any:
-        commit: Any = self._consumer.commit  # its overloads want a literal
+        commit: Any = self._consumer.commit  # its type stubs need a literal for `asynchronous`
         if message is not None:
             return commit(message=message, asynchronous=asynchronous)
         if offsets is not None:
@@ -300,12 +301,12 @@ class TcpConsumer:
 
     def _with_owner(self, function: Any) -> Any:
         if not callable(function):
-            return function  # librdkafka's own message
+            return function  # librdkafka raises its own error
         return lambda _consumer, partitions: function(self._owner, partitions)
 
     def _on_revoke(self, function: Any) -> Any:
-        """Stores the returned records before librdkafka's last commit; records of revoked
-        partitions are not returned any more.
+        """Wraps on_revoke: stores the offsets of returned records before librdkafka's last commit, and
+        drops buffered records of the revoked partitions.
         """
         if function is not None and not callable(function):
             return function

@@ -1,5 +1,5 @@
-"""The producer over TCP: confluent_kafka's (librdkafka), with produce_batch over it and a callable
-as partitioner.
+"""The producer over TCP: confluent_kafka's Producer (librdkafka), with produce_batch() and a callable
+as partitioner added.
 
 Common methods have no wrapper: `produce`, `poll` and others are the bound methods of librdkafka's
 Producer.
@@ -17,7 +17,7 @@ from mqd.client.config import ProducerConfig, Settings
 from mqd.client.messages import BatchDelivery, KafkaError, KafkaException, failure
 
 _ROOM_WAIT_S = 0.01
-_RETRY_METADATA_S = 5.0
+_PARTITION_COUNT_TTL_S = 5.0
 
 
 class TcpProducer:
@@ -58,7 +58,7 @@ class TcpProducer:
         return len(self._producer)
 
     def close(self) -> bool:
-        """Ends the producer; with confluent_kafka before 2.13, whose Producer has no close, flushes
+        """Closes the producer; before confluent_kafka 2.13, whose Producer has no close(), flushes
         outstanding records.
         """
         close = getattr(self._producer, "close", None)
@@ -68,7 +68,9 @@ class TcpProducer:
         return True
 
     def abandon(self) -> None:
-        """Its owner was dropped: librdkafka's destructor does the rest."""
+        """Called when the mqd.Producer was garbage-collected. librdkafka's destructor ends the
+        producer.
+        """
 
     # -- a callable as partitioner -----------------------------------------------------------------
 
@@ -84,8 +86,8 @@ class TcpProducer:
             if found.error is not None:
                 raise KafkaException(found.error)
             count = len(found.partitions)
-            self._partition_counts[topic] = (count, time.monotonic() + _RETRY_METADATA_S)
-        assert self._partitioner is not None  # or librdkafka partitions
+            self._partition_counts[topic] = (count, time.monotonic() + _PARTITION_COUNT_TTL_S)
+        assert self._partitioner is not None  # otherwise librdkafka chooses the partition
         return columns.checked_partition(self._partitioner(key, count), count)
 
     # -- batches -----------------------------------------------------------------------------------
@@ -102,9 +104,7 @@ class TcpProducer:
         on_delivery: Any = None,
         timeout: float = -1,
     ) -> int:
-        """Like mqd.Producer.produce_batch. Waits for room by serving delivery reports, as an
-        application would by poll().
-        """
+        """Like mqd.Producer.produce_batch. Waits for room by serving delivery reports, as poll() does."""
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError("expected on_delivery to be callable")
         batch = columns.records(values, keys, headers, partition, timestamps)
@@ -145,7 +145,7 @@ class TcpProducer:
 
 
 class _Report:
-    """librdkafka reports record by record: each becomes a BatchDelivery of one."""
+    """Turns librdkafka's delivery report of each record into a BatchDelivery of one record."""
 
     def __init__(self, topic: str, on_delivery: Any) -> None:
         self.topic, self.on_delivery, self.began = topic, on_delivery, time.monotonic()

@@ -127,14 +127,14 @@ def test_close_in_a_signal_handler_does_not_wait_for_the_interrupted_commit(make
 
 def _commit_interrupted_before_anything(producer: ShmProducer, meanwhile: Callable[[], None]) -> None:
     """Ctrl-C before other threads are prevented from producing; one of them produces."""
-    usual = producer.transactions._close_gate
+    usual = producer.transactions._stop_staging
 
     def interrupted() -> None:
-        producer.transactions._close_gate = usual  # type: ignore[method-assign]
+        producer.transactions._stop_staging = usual  # type: ignore[method-assign]
         meanwhile()
         raise KeyboardInterrupt
 
-    producer.transactions._close_gate = interrupted  # type: ignore[method-assign]
+    producer.transactions._stop_staging = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         producer.commit_transaction(10)
 

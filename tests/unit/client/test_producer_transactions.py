@@ -246,7 +246,7 @@ def test_a_record_whose_transaction_fails_while_it_is_partitioned_ends(
 
     def partitioner(_key: object, _count: int) -> int:
         with producer.attachment.lock:
-            producer.transactions.failed(KafkaError(KafkaError._FAIL))
+            producer.transactions.mark_broken(KafkaError(KafkaError._FAIL))
         return 0
 
     producer, _ = _begun(make, partitioner=partitioner)

@@ -116,8 +116,8 @@ def test_values_that_are_passed_through() -> None:
         Opener(Encryption(other), other).open("t", None, data)
     with pytest.raises(PayloadError, match="it is not sealed; encryption.plaintext.allow=true"):
         Opener(Encryption(provider), provider).open("t", None, b"v")
-    assert Opener(Encryption(other, gives_raw=True), other).open("t", None, data) == data
-    plain = Opener(Encryption(provider, takes_plain=True), provider)
+    assert Opener(Encryption(other, returns_raw=True), other).open("t", None, data) == data
+    plain = Opener(Encryption(provider, accepts_plain=True), provider)
     assert plain.open("t", None, b"v") == b"v" and plain.open("t", None, data) == b"v"
     with pytest.raises(PayloadError):  # a value marked as sealed has to be valid
         plain.open("t", b"other key", data)

@@ -1,6 +1,6 @@
-"""The links for a share consumer's requests: TCP connections, each with its own thread, and
-attachments by shared memory. `send` does not wait; `on_response(response, error)` is called exactly
-once, by another thread.
+"""The channels for a share consumer's requests: TCP connections, each with its own thread, and
+shared-memory attachments. send() does not wait; on_response(response, error) is called exactly once,
+by another thread.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ OnResponse = Callable[[Any, KafkaError | None], None]
 Addresses = Callable[[], list[tuple[str, int]]]
 
 
-class Link(Protocol):
+class Channel(Protocol):
     def send(self, send: Send, on_response: OnResponse) -> None:
-        """Raises KafkaException: on_response will not be called."""
+        """Sends a request. If it raises KafkaException, on_response is not called."""
 
     def close(self) -> None:
-        """Requests under way may end without on_response()."""
+        """Closes the channel. Requests under way may end without on_response()."""
 
 
-class AttachmentLink:
-    """A link through an attachment by shared memory. While the broker is down, requests fail
-    immediately, or use `otherwise`; they do not wait for the broker, since other brokers may lead its
-    partitions by then.
+class AttachmentChannel:
+    """A channel through a shared-memory attachment. While the broker is down, requests fail immediately
+    or use `otherwise`; they do not wait for the broker, because other brokers may lead its partitions.
     """
 
-    def __init__(self, attachment: Attachment, otherwise: Link | None = None) -> None:
+    def __init__(self, attachment: Attachment, otherwise: Channel | None = None) -> None:
         self._attachment, self._otherwise = attachment, otherwise
 
     def send(self, send: Send, on_response: OnResponse) -> None:
@@ -63,9 +62,9 @@ class _Request(NamedTuple):
     on_response: OnResponse
 
 
-class TcpLink:
-    """Connects with the first request, and again with the first one after a loss: to the addresses in
-    turn. `security()`: the settings of the next connection.
+class TcpChannel:
+    """Connects at the first request, and at the first one after a loss; tries the addresses in turn.
+    `security()` returns the settings for the next connection.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ def _require(version: int, send: Send) -> None:
         )
 
 
-def close_all(links: list[Link]) -> None:
-    for link in links:
+def close_all(channels: list[Channel]) -> None:
+    for channel in channels:
         with contextlib.suppress(KafkaException, OSError):
-            link.close()
+            channel.close()
