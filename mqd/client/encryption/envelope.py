@@ -86,7 +86,7 @@ def place(data: bytes) -> tuple[int, bytes]:
     """
     if data[:4] != _BEGIN:
         if data[:3] != MAGIC:
-            raise NotSealed("the value is not sealed")
+            raise NotSealed("it is not sealed")
         raise PayloadError(
             f"its envelope has version {data[3]}, this client knows {VERSION}: use a newer client"
             if len(data) > 3

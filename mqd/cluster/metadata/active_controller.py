@@ -1,21 +1,21 @@
-"""The active controller's state beyond the metadata, and its duties: brokers' sessions, judged
-proposals, replicas to move, leaderships to return to preferred leaders. Sans-I/O.
+"""The active controller's state that is not in the metadata, and its work: brokers' sessions, in-sync
+set proposals, replicas to move, leaderships to return to preferred leaders. Sans-I/O.
 
-It exists from BecameActive to Resigned, and its state ends with it: all timers restart with the
-next controller (L2). It modifies nothing itself: it reads the metadata core's tail and returns
-records, which the core applies and proposes before the next call.
+The object exists from BecameActive to Resigned, so all timers restart with the next controller (L2).
+It does not change the metadata: it reads the metadata core's tail and returns records, which the core
+applies and proposes before the next call.
 
 Invariants
     A1  a lease is granted only while the controller's own lease is valid, and only to a broker that
         is unfenced in the committed state, in the tail, and in every state between them
     A2  a broker whose session has not ended is fenced only on proof: from its own host, by its own
         new incarnation, or on its own request to shut down
-    A3  each proposal is judged once (rules/in_sync.py)
+    A3  each proposal is decided once (rules/in_sync.py)
     A4  a proof of death counts only if this controller knows every lease that may have been granted
-        after it. `_sent` covers those that it granted itself. No other controller has granted any
-        if the proof names this epoch, or if it says that the controller of the previous epoch died
-        with the broker
-Bounds: one entry per broker, per partition with a judged proposal, per requested move
+        after it. `_sent` covers the leases that it granted itself. No other controller has granted a
+        lease if the proof names this epoch, or if it says that the controller of the previous epoch
+        died with the broker
+Bounds: one entry per broker, per partition with a decided proposal, per requested move
 (placement.BALANCE_MOVES_MAX).
 """
 
@@ -54,8 +54,8 @@ class ActiveController(Maintenance):
     """
 
     def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
-        """Records proposed after this state are in no log and never will be: no broker is fenced by
-        them, and judgements based on them are void.
+        """Undoes the effects of records proposed after `state`, which will never be in a log: they have
+        fenced no broker, and decisions based on them are dropped.
         """
         for node, broker in state.brokers.items():
             if not broker.fenced and node not in self.sessions and node in self._fenced_since:
@@ -91,7 +91,7 @@ class ActiveController(Maintenance):
         self._heard[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
-            self._ended(message.node_id, now_ms)
+            self._end_session(message.node_id, now_ms)
             # its disk may have recovered
             self._unable = {key: reported_ms for key, reported_ms in self._unable.items() if key[0] != message.node_id}
             self._shutdowns.pop(message.node_id, None)
@@ -99,15 +99,15 @@ class ActiveController(Maintenance):
             self._sent.pop(message.node_id, None)
         return records, respond(0, broker_epoch=broker.epoch)
 
-    def _ended(self, node: int, now_ms: int) -> None:
+    def _end_session(self, node: int, now_ms: int) -> None:
         self.sessions.forget(node)
         self._unfenced_since.pop(node, None)
-        # a flapping broker is not back before it is unfenced
+        # a registration alone does not end the outage: only unfencing does
         self._fenced_since.setdefault(node, now_ms)
 
     def fence(self, state: MetadataState, nodes: list[int], now_ms: int) -> list[Record]:
         for node in nodes:
-            self._ended(node, now_ms)
+            self._end_session(node, now_ms)
             self._fencing[node] = state.version
         if self._phases:
             # retired partitions follow the leaders of other partitions
@@ -117,7 +117,9 @@ class ActiveController(Maintenance):
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
     ) -> tuple[list[Record], peer.BrokerHeartbeatResponse]:
-        """The response depends only on the committed state, so it may be sent immediately."""
+        """Returns records and the response, which depends only on the committed state, so that it can be
+        sent immediately.
+        """
         node = message.node_id
         broker = state.brokers.get(node)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -182,8 +184,8 @@ class ActiveController(Maintenance):
         return broker_rules.unfence(state, node, self._unable_in(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
-        """R15: no new leaderships; its leaderships move to other hosts and it leaves all in-sync
-        sets; every broker learns of it; the broker is fenced; then the response permits it to end.
+        """R15: the broker gets no new leaderships; its leaderships move to other hosts and it leaves all
+        in-sync sets; all brokers apply this; the broker is fenced; then the response lets it end.
         """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, Shutdown(now_ms))
@@ -215,8 +217,8 @@ class ActiveController(Maintenance):
         return []
 
     def _cancel_shutdown(self, state: MetadataState, node: int) -> list[Record]:
-        """For a broker whose controller process died after it had requested a shutdown: the next
-        process has no such request.
+        """Cancels the shutdown that a broker's controller process requested before it died: the next
+        process does not repeat the request.
         """
         self._shutdowns.pop(node, None)
         return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=False)]
@@ -228,7 +230,7 @@ class ActiveController(Maintenance):
         if not self._is_for_this_controller(message):
             return []  # another controller may have granted it a lease since
         if message.sent_ms <= self._sent.get(message.node_id, -1):
-            return []  # late: the host may be back
+            return []  # an old proof: the host may be back
         return self.fence(state, [message.node_id], now_ms)
 
     def _is_of_this_session(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:
@@ -241,19 +243,18 @@ class ActiveController(Maintenance):
         return message.controller_epoch == self.epoch or (message.led and message.controller_epoch == self._before)
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
-        """Skips partitions that have changed in the meantime. Leaderships of the dead process move
-        immediately where enough other replicas are in sync and one of them can lead. Where it
-        followed, leaders stop waiting for it; its successor has its files and catches up quickly.
-        Elsewhere it remains the leader in a new epoch: waiting for it is better than refusing
-        requests.
+        """Skips partitions that have changed in the meantime. If enough other replicas of a partition are
+        in sync, the dead process's replica leaves the in-sync set: another replica leads, or the leader
+        stops waiting for it. The process that replaces it has its files and catches up quickly.
+        Otherwise it remains the leader in a new epoch: waiting is better than refusing requests.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
         view = self.view(state)
-        return view.changes(self._left_by_dead(view, message), leaving=message.node_id)
+        return view.changes(self._without_dead_process(view, message), leaving=message.node_id)
 
-    def _left_by_dead(self, view: View, message: peer.WorkersDied) -> Iterator[tuple[TopicState, Target]]:
+    def _without_dead_process(self, view: View, message: peer.WorkersDied) -> Iterator[tuple[TopicState, Target]]:
         node, seen = message.node_id, set()
         claims = [(topic_id, index, epoch, True) for topic_id, index, epoch in message.partitions]
         claims += [(topic_id, index, epoch, False) for topic_id, index, epoch in message.followed]
@@ -288,7 +289,9 @@ class ActiveController(Maintenance):
         return move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
 
     def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
-        """Prevents two replicas that both cannot serve from passing a partition back and forth."""
+        """Moves leaderships away from replicas that cannot serve. `_unable` prevents two such replicas from
+        passing a partition back and forth.
+        """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
@@ -302,7 +305,9 @@ class ActiveController(Maintenance):
     # -- in-sync sets ------------------------------------------------------------------------------
 
     def _is_addressed(self, message: peer.AlterPartition) -> bool:
-        """R6b: handled proposals are remembered for one controller epoch."""
+        """R6b: whether the message is for this controller epoch; handled proposals are remembered only
+        for one.
+        """
         return message.controller_epoch == self.epoch
 
     def alter_partition(
@@ -323,7 +328,7 @@ class ActiveController(Maintenance):
             if (proposal.topic_id, proposal.index) in seen:
                 continue  # a duplicate within one message is refused
             seen.add((proposal.topic_id, proposal.index))
-            result, change = self.proposals.judge(view, message.node_id, message.broker_epoch, proposal)
+            result, change = self.proposals.decide(view, message.node_id, message.broker_epoch, proposal)
             results.append(result)
             if change is not None:
                 changes.append(change)
@@ -359,7 +364,8 @@ class ActiveController(Maintenance):
         """Returns one batch; call it again until it returns nothing. `wall_ms`: as in events.Tick."""
         was_paused = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
-        # heartbeats may wait unread; without this, a paused controller would fence every broker
+        # after a pause of this process heartbeats may wait unread: without a restart of the sessions
+        # every broker would be fenced
         if was_paused:
             self.sessions.restart(now_ms)
         if not lease_valid:

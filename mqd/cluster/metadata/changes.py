@@ -1,9 +1,8 @@
-"""Translates each client's change into a response, the topic to show with it, and records: one
-function per kind. For the active controller only.
+"""Translates a client's change into records, a response, and the topic to return with it: one function
+per kind of change. For the active controller only.
 
-A change that names many partitions is treated as many changes: each has its own result, and
-refusing one does not affect the others (KIP-455, KIP-460). All records of one request form one
-batch.
+A change of several partitions is treated as several changes: each has its own result, and a refusal
+of one does not affect the others (KIP-455, KIP-460). All records of a request form one batch.
 """
 
 from collections.abc import Callable, Iterable
@@ -111,8 +110,8 @@ def _each(
     view_state: MetadataState,
     make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """One result for each; `make(n)` makes the n-th change. A partition that is listed twice is
-    changed once.
+    """Returns one result for each partition; `make(n, ...)` makes the n-th change. A partition that is
+    listed twice is changed once.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
@@ -168,8 +167,8 @@ def _balance(
     change: messages.BalanceReplicas,
     request: messages.Request,
 ) -> Decision:
-    """Returns the first moves (at most placement.BALANCE_MOVES_MAX). Unless this only validates,
-    they are started a few at a time, and more follow until everything is balanced.
+    """Returns the first moves (at most placement.BALANCE_MOVES_MAX). Unless the request only validates,
+    they are started a few at a time, and more follow until all replicas are balanced.
     """
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):

@@ -4,18 +4,18 @@ clock, socket, disk or randomness of its own.
 The path of a change: ChangeRequested -> Persist -> (Persisted) -> Publish -> (AppliedByHost) ->
 Reply.
 
-`tail` is the metadata including everything passed to Persist. Changes are judged against it, so two
-requests for one name cannot both succeed. `committed` is what the log certainly holds; only that is
-published. When a Persist fails, everything after `committed` is dropped, and waiting requests get a
-retriable error.
+`tail` is the metadata with all records that were passed to Persist. Changes are checked against it,
+so two requests for one name cannot both succeed. `committed` is the metadata with only the records
+that are certainly in the log; only it is published. When a Persist fails, all records after
+`committed` are dropped, and waiting requests get a retriable error.
 
 Invariants (check())
     C1  tail is committed plus the pending batches, in order
     C2  a response, including a refusal, waits for every record in the tail on which it may depend
     C3  a change is answered after it is committed and, when it touches partitions, applied by the
         workers; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
-    C4  versions of batches rise; the published batches are a prefix of the committed ones
-    C5  no record is written that the current level of mqd.version does not know
+    C4  versions of batches ascend; the published batches are a prefix of the committed ones
+    C5  no record is written that needs a higher level of mqd.version than the current one
         (features.RECORD_LEVELS)
 Bounds: REQUESTS_WAITING_MAX requests; further ones are refused with a retriable error.
 """
@@ -91,13 +91,13 @@ NOT_ACTIVE = "This host is not the active controller."
 
 
 class MetadataCore(LogTail):
-    """`active`: True for a host alone, which decides from the start without a quorum. With a quorum
-    it starts False and follows BecameActive and Resigned.
+    """`active`: True for a single host without a quorum, which decides from the start. With a quorum it
+    is False at first, and then set by BecameActive and Resigned.
     """
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """When the next broker's session ends unless it sends a heartbeat; a Tick is due then."""
+        """The time of the next Tick, at which the next broker's session ends without a heartbeat."""
         return self._active.sessions.next_expiry_ms() if self._active is not None else None
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -118,7 +118,7 @@ class MetadataCore(LogTail):
         if broker != old:
             records.append(BrokerRegistered(broker))
         if restarted:
-            records += self._raised(self._led_here())
+            records += self._raise_epochs(self._partitions_led_here())
         return self._persist(records)
 
     def _on_directories_seen(self, event: DirectoriesSeen, now_ms: int) -> list[Action]:
@@ -139,7 +139,7 @@ class MetadataCore(LogTail):
         )
         return paths
 
-    def _led_here(self) -> list[tuple[bytes, int]]:
+    def _partitions_led_here(self) -> list[tuple[bytes, int]]:
         return [
             (topic.topic_id, partition.index)
             for topic in self.tail.topics.values()
@@ -147,7 +147,7 @@ class MetadataCore(LogTail):
             if partition.leader == self.node_id
         ]
 
-    def _raised(self, partitions: list[tuple[bytes, int]]) -> list[Record]:
+    def _raise_epochs(self, partitions: list[tuple[bytes, int]]) -> list[Record]:
         by_topic: dict[bytes, list[int]] = {}
         for topic_id, index in partitions:
             name = self.tail.topics_by_id.get(topic_id)
@@ -156,13 +156,13 @@ class MetadataCore(LogTail):
         return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
-        """Only on a host alone; in a quorum the broker core reports it (WorkersDied)."""
+        """Only on a single host without a quorum; in a quorum the broker core reports it (WorkersDied)."""
         self._lost.update(event.partitions)
-        return self._persist(self._raised(sorted(event.partitions)))
+        return self._persist(self._raise_epochs(sorted(event.partitions)))
 
     def _retry_epochs(self) -> list[Action]:
         """Retries epochs that a failed write left over; deleted topics need none."""
-        records = self._raised(sorted(self._lost))
+        records = self._raise_epochs(sorted(self._lost))
         if not records:
             self._lost.clear()
         return self._persist(records)
@@ -190,10 +190,10 @@ class MetadataCore(LogTail):
             return [Reply(event.client, response, topic)]
         actions = self._persist(records)
         waits_for = self.tail.version
-        # these concern no worker
+        # records in NOT_FOR_WORKERS need not be applied by workers
         needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
         if not records and not response.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
-            # A repetition waits like the first request: its rules may not be applied yet.
+            # A repeated request waits like the first one, because its rules may not be applied yet.
             waits_for, needs_apply = self._rules_version, True
         self._waiting.append(Waiting(event.client, response, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._respond_ready()
@@ -201,7 +201,7 @@ class MetadataCore(LogTail):
     def _decide(
         self, active: ActiveController, request: messages.Request
     ) -> tuple[messages.Response, str | None, list[Record]]:
-        """Returns the response to be sent, the topic to show with it, and the records it depends on."""
+        """Returns the response, the topic to return with it, and the records on which it depends."""
         place = rules.Placement(
             self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
         )
@@ -234,8 +234,8 @@ class MetadataCore(LogTail):
     def _on_committed(self, event: Committed, now_ms: int) -> list[Action]:
         if self._active is not None and (self._pending or event.version <= self.committed.version):
             return self._on_persisted(Persisted(event.version), now_ms)
-        # Also on the active controller: a batch that was dropped because a later proposal failed,
-        # but was committed anyway.
+        # On the active controller this can be a batch that was dropped because a later proposal
+        # failed, but was committed anyway.
         self._pending.append(Batch(event.records, event.version))
         actions = self._on_persisted(Persisted(event.version), now_ms)
         self.tail = self.committed.copy() if self._active is not None else self.committed
@@ -315,14 +315,14 @@ class MetadataCore(LogTail):
         )
 
     def _on_resigned(self, event: Resigned, now_ms: int) -> list[Action]:
-        """Whether the proposals will be committed is unknown: NOT_CONTROLLER is retriable and
-        implies nothing more.
+        """Answers waiting requests with NOT_CONTROLLER, which is retriable: it is not known whether their
+        records will be committed.
         """
         if self._active is None:
             return []
         self._active = None
         self._lease_until_ms = 0
-        self._peers.clear()  # they will query the next controller
+        self._peers.clear()  # brokers repeat their requests to the next controller
         return self._forget(
             ErrorCode.NOT_CONTROLLER,
             "This host is no longer the active controller; whether the change was made is not known.",
@@ -343,8 +343,7 @@ class MetadataCore(LogTail):
     # -- brokers -----------------------------------------------------------------------------------
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
-        """A message that names a different node than the transport authenticated is not
-        answered."""
+        """Drops a message whose node id is not the one that the transport authenticated."""
         message, active = event.message, self._active
         if message.node_id != event.node_id:
             return []
@@ -377,8 +376,8 @@ class MetadataCore(LogTail):
     def _respond_to_peer(
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
-        """Answers once everything that the response depends on is committed. At most
-        PEERS_WAITING_MAX wait; the oldest is dropped and retries.
+        """Answers once all records that the response depends on are committed. At most PEERS_WAITING_MAX
+        responses wait; the oldest is dropped, and its broker retries.
         """
         actions = self._persist(records)
         self._peers.append(PeerWaiting(node_id, message, self.tail.version))
@@ -427,8 +426,8 @@ class MetadataCore(LogTail):
         return [SendPeer(node_id, response)]
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
-        """Nothing after the kept batches has happened. KAFKA_STORAGE_ERROR is retriable. Waiting
-        brokers retry.
+        """Drops all batches after the kept ones and answers their requests with KAFKA_STORAGE_ERROR,
+        which is retriable. Waiting brokers retry.
         """
         if event.attempt >= 0 and event.attempt != self._attempt:
             return []
@@ -437,7 +436,7 @@ class MetadataCore(LogTail):
         self._peers = [entry for entry in self._peers if entry.version <= version]
         actions = self._forget(
             ErrorCode.KAFKA_STORAGE_ERROR,
-            f"The metadata log could not be written, nothing was changed: {event.reason}",
+            f"The metadata log could not be written; the change was not made: {event.reason}",
             kept,
         )
         if self._active is not None:

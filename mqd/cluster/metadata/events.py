@@ -14,8 +14,8 @@ from mqd.cluster.metadata.state import MetadataState
 
 
 class BrokerStarted(msgspec.Struct, frozen=True):
-    """This host's controller process started. A different incarnation from the registered one means
-    that the whole host was restarted.
+    """This host's controller process has started. If the incarnation is not the registered one, the
+    whole host was restarted.
     """
 
     host: str
@@ -57,12 +57,11 @@ class Persisted(msgspec.Struct, frozen=True):
 
 
 class PersistFailed(msgspec.Struct, frozen=True):
-    """Batches passed to Persist that are not in the log and never will be."""
+    """Batches passed to Persist will never be in the log."""
 
     reason: str
-    kept: int = -1  # batches up to this version are still in flight; -1 = none but committed ones
-    # `attempt` of the failed Persist. Ignored if that attempt is already over; -1 = the current
-    # one.
+    kept: int = -1  # batches up to this version are still in flight; -1 = only committed ones remain
+    # `attempt` of the failed Persist, -1 = the current one. The event is ignored if the attempt is over.
     attempt: int = -1
 
 
@@ -79,9 +78,9 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """The quorum has committed these records; `version` is the offset after the last of them and
-    after any control records of the quorum that follow. On the active controller they are its own
-    next proposals (treated like Persisted); elsewhere they are applied and published.
+    """The quorum has committed these records; `version` is the offset after them and after any control
+    records of the quorum that follow. On the active controller they are its own next proposals (treated
+    like Persisted); on other hosts they are applied and published.
     """
 
     records: tuple[Record, ...]
@@ -89,8 +88,8 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class SnapshotInstalled(msgspec.Struct, frozen=True):
-    """This host was behind the start of the log and received the whole committed state instead.
-    Only while inactive. `MetadataCore.committed` stays the same object.
+    """This host received the whole committed state, because the log no longer has the records that it
+    lacked. Only while inactive. `MetadataCore.committed` stays the same object.
     """
 
     state: MetadataState
@@ -103,7 +102,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     version: int  # end of the log: offset of the next proposed record
-    before: int = -1  # the last earlier epoch whose controller can have been active
+    before: int = -1  # the last earlier epoch in which a controller can have been active
 
 
 class ClusterFounded(msgspec.Struct, frozen=True):
@@ -116,30 +115,30 @@ class ClusterFounded(msgspec.Struct, frozen=True):
 
 
 class Resigned(msgspec.Struct, frozen=True):
-    """No longer the quorum's leader: uncommitted proposals are dropped (another leader may still
-    commit them; then they arrive by Committed).
+    """This host is no longer the quorum's leader. Uncommitted proposals are dropped; if another leader
+    commits them, they arrive with Committed.
     """
 
 
 class OffsetsTaken(msgspec.Struct, frozen=True):
-    """The quorum appended control records of its own (voters): the next proposed record gets this
-    offset.
+    """The quorum has appended its own control records (voters); the next proposed record gets offset
+    `version`.
     """
 
     version: int
 
 
 class LeaseChanged(msgspec.Struct, frozen=True):
-    """Time until which no other host can be the quorum's leader (own CLOCK_BOOTTIME). After it, no
-    broker gets a lease and none is fenced.
+    """No other host can be the quorum's leader before `until_ms` (own CLOCK_BOOTTIME). After it, no broker
+    gets a lease or is fenced.
     """
 
     until_ms: int
 
 
 class PeerReceived(msgspec.Struct, frozen=True):
-    """From the broker core of `node_id` (authenticated by the transport; includes this host's own
-    core).
+    """A message from the broker core of `node_id`, which can be this host's. The transport has
+    authenticated the node.
     """
 
     node_id: int
@@ -194,11 +193,10 @@ class Publish(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
     client_quotas_changed: bool = False
     features_changed: bool = False
-    # For topics in `topics` if only these of their partitions changed; a topic that is missing here
-    # changed as a whole.
+    # topics of `topics` of which only these partitions changed; other topics changed as a whole
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
-    # Topics that lost their partitions from this index on, in their earlier state (also in
-    # `topics`).
+    # topics (in their earlier state) that lost their partitions from this index on; they are also in
+    # `topics`
     vanished: tuple[tuple[TopicState, int], ...] = ()
     acls_put: tuple[AclCreated, ...] = ()
     acls_removed: tuple[bytes, ...] = ()
@@ -217,16 +215,15 @@ class Publish(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     client: Hashable
     response: messages.Response
-    topic: TopicState | None = None  # the shell adds slots and owners and puts it into the response
+    topic: TopicState | None = None  # mqd/controller puts it into the response, with slots and owners
 
 
 class SendPeer(msgspec.Struct, frozen=True):
-    """To the broker core of `node_id`. For this host's own id, to its own core."""
+    """A message to the broker core of `node_id`, which can be this host's."""
 
     node_id: int
     message: broker_messages.FromActiveController
-    # A validated topic: the shell puts its image (HostCore.topic_image) into the message's
-    # response.
+    # a validated topic: mqd/controller puts its image (HostCore.topic_image) into the response
     topic: TopicState | None = None
 
 

@@ -2,26 +2,26 @@
 the current ones.
 
 A level applies to the whole cluster, is stored in the metadata log (FeatureLevelSet), and is
-advertised to clients (ApiVersions 3+, `finalized`). A level may be raised here only when it works
-end to end, because clients choose their protocol by it.
+advertised to clients (ApiVersions 3+, `finalized`). Clients choose their protocol by it, so a new
+level may be added here only when it works end to end.
 
 Hosts of two versions of mqd coexist during a rolling upgrade. These rules make that safe:
 
-    V1  every host states its supported levels at its registration and to each host that it connects
+    V1  every host sends its supported levels at its registration and to each host that it connects
         to. The current level of each feature is in the range of every registered host, including
         hosts that are down: otherwise UpdateFeatures is refused
-    V2  nothing is written to the metadata log that the current level of mqd.version does not know,
-        however new the active controller is: RECORD_LEVELS
+    V2  no record that needs a higher level of mqd.version than the current one is written to the
+        metadata log, even if the active controller supports it: RECORD_LEVELS
     V3  a host that does not support the current levels does not take part: it is refused when it
         connects and when it registers, and refuses to start on such metadata
     V4  the level of mqd.version never falls: records that it allows may be in the log
-    V5  without a record of a feature in the log, its `unset` applies, which is the same in every
-        version of mqd that has the feature: a new version changes nothing until an operator raises
-        the level
+    V5  if the log has no record of a feature, its `unset` level applies, which is the same in every
+        version of mqd that has the feature: a new version has no effect until an operator raises the
+        level
 
 A host ignores unknown messages and fields from other hosts (mqd.cluster.membership.peer_messages).
 In the metadata log it ignores unknown fields, but an unknown record stops it. V2 prevents both: a
-record or field with a meaning that older hosts would miss gets the next level here, and an entry in
+record or field that older hosts must understand gets the next level here, and an entry in
 RECORD_LEVELS.
 """
 
@@ -43,13 +43,14 @@ from mqd.cluster.metadata.records import (
 MQD_VERSION = "mqd.version"
 SHARE_VERSION = "share.version"
 STREAMS_VERSION = "streams.version"
-SHARE_GROUPS_LEVEL = 4  # of mqd.version: from here on all hosts have share groups
-DEAD_LETTERS_LEVEL = 5  # and can read the state Archiving
-DEDUPLICATION_LEVEL = 6  # and read the ids of topics with dedup.window.ms, as leaders and as followers
-FIFO_LEVEL = 7  # and keep the order of share.fifo
-STREAMS_GROUPS_LEVEL = 8  # and have streams groups
-VIEWS_LEVEL = 9  # and serve topics without partitions of their own
-ACKS_REPLICAS_LEVEL = 10  # and keep in-sync sets at acks.replicas, as leaders
+# Levels of mqd.version from which on all hosts ...
+SHARE_GROUPS_LEVEL = 4  # have share groups
+DEAD_LETTERS_LEVEL = 5  # can read the state Archiving of share groups
+DEDUPLICATION_LEVEL = 6  # support dedup.window.ms, as leaders and as followers
+FIFO_LEVEL = 7  # support share.fifo
+STREAMS_GROUPS_LEVEL = 8  # have streams groups
+VIEWS_LEVEL = 9  # serve topics without partitions of their own (views)
+ACKS_REPLICAS_LEVEL = 10  # support acks.replicas as leaders
 # "mqd.version=0,...": this process supports no higher level; for tests with hosts of two versions
 CAP_VARIABLE = "MQD_TEST_FEATURES"
 # supported levels by feature, both inclusive; a missing feature means 0 to 0
@@ -61,7 +62,7 @@ class Feature(NamedTuple):
     # supported levels, both inclusive; level 0 is always allowed for a feature that starts at 0
     first: int
     last: int
-    unset: int  # applies without a record in the metadata log; never changed again (V5)
+    unset: int  # the level if the metadata log has none; never changes (V5)
     doc: str
 
 
@@ -73,8 +74,8 @@ FEATURES: dict[str, Feature] = {
             25,
             29,
             29,
-            "What the metadata may hold, in Kafka's numbering: 25 is 4.0-IV3, 29 is 4.2-IV1. For Kafka's tools;"
-            " mqd.version is what hosts of mqd can read.",
+            "The metadata version in Kafka's numbering: 25 is 4.0-IV3, 29 is 4.2-IV1. Only Kafka's tools use it; hosts"
+            " of mqd use mqd.version.",
         ),
         Feature(
             "transaction.version",
@@ -89,19 +90,19 @@ FEATURES: dict[str, Feature] = {
             0,
             1,
             0,
-            "1: voters of the metadata quorum are added and removed at run time (KIP-853). Hosts of mqd do so"
-            " at either level.",
+            "1: voters of the metadata quorum can be added and removed at run time (KIP-853). In mqd they can at"
+            " either level.",
         ),
         Feature(
             "eligible.leader.replicas.version",
             0,
             1,
             0,
-            "1: replicas that have every committed record may lead although they are not in sync (KIP-966). Partitions"
-            " have them at either level.",
+            "1: replicas that have all committed records may lead although they are not in sync (KIP-966). In mqd"
+            " they may at either level.",
         ),
-        Feature(SHARE_VERSION, 0, 1, 0, "1: share groups (KIP-932), where mqd.version is 4 or higher."),
-        Feature(STREAMS_VERSION, 0, 1, 0, "1: streams groups (KIP-1071), where mqd.version is 8 or higher."),
+        Feature(SHARE_VERSION, 0, 1, 0, "1: share groups (KIP-932), if mqd.version is 4 or higher."),
+        Feature(STREAMS_VERSION, 0, 1, 0, "1: streams groups (KIP-1071), if mqd.version is 8 or higher."),
         Feature(
             MQD_VERSION,
             0,
@@ -124,7 +125,7 @@ RECORD_LEVELS: dict[type[Record], int] = {
     DelegationTokenSet: 3,
     DelegationTokenRemoved: 3,
 }
-"""Records that came after the first clusters: the level of mqd.version from which on they may be written."""
+"""For records that were added after the first release: the lowest level of mqd.version at which they may be written."""
 
 
 def _capped(features: dict[str, Feature], caps: str) -> dict[str, Feature]:
@@ -146,7 +147,7 @@ def supported() -> dict[str, tuple[int, int]]:
 
 
 def supported_levels(ranges: Ranges) -> Ranges:
-    """The levels of a peer. One that sends none runs a version that does not know mqd.version, and
+    """The levels that a peer supports. A peer that sends none runs a version without mqd.version, and
     counts as supporting the unset levels. (It sends its levels of the other features when it
     registers.)
     """
@@ -154,8 +155,8 @@ def supported_levels(ranges: Ranges) -> Ranges:
 
 
 def levels(finalized: Mapping[str, int]) -> dict[str, int]:
-    """The current level of every feature. `finalized`: the levels in the metadata log. A stored
-    level that this version does not know counts as the nearest one it does (only on a host that
+    """The current level of every feature. `finalized`: the levels in the metadata log. A stored level
+    that this version does not support is replaced by the nearest supported one (only on a host that
     does not serve: V3).
     """
     return {
@@ -179,16 +180,14 @@ def has_streams_groups(found: Mapping[str, int]) -> bool:
 
 
 def has_dead_letters(found: Mapping[str, int]) -> bool:
-    """Kafka 4.4 has them from share.version 2 on, which needs its metadata.version. To Kafka's tools
-    this is a cluster of 4.2, whose `--release-version` has level 1.
+    """Kafka 4.4 has them from share.version 2 on, which needs the metadata.version of 4.4. For Kafka's
+    tools this is a cluster of 4.2, whose `--release-version` has share.version 1.
     """
     return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= DEAD_LETTERS_LEVEL
 
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
-    """The levels of the metadata log, whether this host supports them or not, including unknown
-    features.
-    """
+    """The current levels, including unknown features and levels that this host does not support."""
     return {name: feature.unset for name, feature in FEATURES.items()} | dict(finalized)
 
 
@@ -208,5 +207,5 @@ def needed(record: Record) -> int:
 
 
 def founding_levels() -> dict[str, int]:
-    """The levels that a new cluster starts with, where they differ from the defaults."""
+    """The levels of a new cluster that differ from the unset levels."""
     return {feature.name: feature.last for feature in FEATURES.values() if feature.last != feature.unset}

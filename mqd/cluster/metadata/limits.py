@@ -1,10 +1,9 @@
-"""Upper limits of a cluster's size. A request beyond them is refused immediately, before the limit is
-reached in operation.
+"""Upper limits of a cluster's size. A request that would exceed a limit is refused.
 
-REPLICAS_MAX: the replication core of a partition has room for that many replicas
+REPLICAS_MAX: the replication core of a partition has room for this many replicas
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
-more bytes are unread (mqd/controller/server.py, SEND_BYTES_MAX). The rest of that bound is for
+more than SEND_BYTES_MAX (mqd/controller/server.py) is unread. The difference between the two is for
 access control lists, credentials and tokens (55 MiB at their limits) and for subsequent changes.
 """
 
@@ -23,7 +22,7 @@ TOKEN_COUNT_MAX = 10_000
 TOKENS_PER_REQUESTER_MAX = 1_000  # requested by one principal
 TOKEN_BYTES_MAX = 1024  # bytes of the principals in one token
 IMAGE_BYTES_MAX = 120 << 20
-# Upper bounds on their msgpack size; tests/unit/cluster/test_limits.py measures it.
+# upper bounds of the msgpack size of each; tests/unit/cluster/test_limits.py measures it
 TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
 
 
@@ -39,8 +38,8 @@ def image_bytes(state: MetadataState) -> int:
 
 
 def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
-    """Checks the image's size with that many partitions and replicas more. Raises
-    Refusal(INVALID_PARTITIONS).
+    """Checks the image's size with `partitions` more partitions that have `replicas` replicas in total.
+    Raises Refusal(INVALID_PARTITIONS).
     """
     needed = image_bytes(state) + PARTITION_BYTES * partitions + REPLICA_BYTES * replicas
     if needed > IMAGE_BYTES_MAX:
@@ -62,8 +61,8 @@ def check_acls(state: MetadataState, bindings: Iterable[AclBinding]) -> None:
     if count > ACL_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The cluster would have {count} access control lists; {ACL_COUNT_MAX} is the maximum. Prefixes"
-            " need fewer.",
+            f"The cluster would have {count} access control lists; {ACL_COUNT_MAX} is the maximum. Use prefixed"
+            " resource patterns to need fewer.",
         )
     if size_bytes > ACL_BYTES_MAX:
         raise Refusal(

@@ -1,5 +1,5 @@
-"""The controller's decisions on their way into the log: batches in flight, the publication of
-committed ones, and the responses that wait for them. The invariants are those of core.py.
+"""The controller's batches that are not committed yet, the publication of committed ones, and the
+responses that wait for them. The invariants are those of core.py.
 """
 
 from collections.abc import Callable, Hashable
@@ -69,9 +69,7 @@ class PeerWaiting(msgspec.Struct):
 
 
 class LogTail:
-    """`committed`: the state that the log certainly holds. `tail`: the same plus everything
-    proposed.
-    """
+    """`committed`: the state with the committed records. `tail`: with all proposed records, too."""
 
     def __init__(
         self,
@@ -166,8 +164,7 @@ class LogTail:
         broker_config, brokers_changed, groups = None, False, []
         subscriptions: list[str] = []
         quotas = levels = False
-        # Their state after the batch, which may combine several requests and remove what it
-        # created.
+        # only the state after the batch matters: a batch of several requests can remove what it created
         rules: dict[bytes, None] = {}
         users: dict[tuple[str, int], None] = {}
         token_ids: dict[str, None] = {}

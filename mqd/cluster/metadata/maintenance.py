@@ -29,7 +29,7 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.view import Unable, View
 
 UNABLE_HEARTBEATS = 3  # an unclean election must be based on recent reports
-# a replica reported as not served is not chosen for another such replica for this long
+# for this long, a replica that was reported as not served does not replace another such replica
 UNABLE_MS = 30_000
 UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
 # a hidden partition's leader reports every second that it is unused; how long a report is valid
@@ -66,10 +66,10 @@ class Maintenance:
         own: int = -1,
         before: int = -1,
     ) -> None:
-        """`before`: the last epoch in which another controller can have been active. `clustered`
-        False: a host alone without a quorum, where no broker has a session that could end. `own`:
-        this host. Its session does not time out, because the missing heartbeats would be this
-        process's own; its lease has no end while it is the only voter.
+        """`before`: the last epoch in which another controller can have been active. `clustered` False:
+        a single host without a quorum, where brokers have no sessions. `own`: this host. Its session
+        does not time out, because this process itself sends its heartbeats; its lease has no end while
+        it is the only voter.
         """
         self.epoch, self._before = epoch, before
         self._own = own
@@ -82,7 +82,7 @@ class Maintenance:
         self._heard: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
-        self._moves: dict[tuple[str, int], Move] = {}  # requested by a balance, not started
+        self._moves: dict[tuple[str, int], Move] = {}  # planned by a balance, not started
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
         # (node id, partition) -> when it was last reported as not served there
@@ -96,9 +96,9 @@ class Maintenance:
         self._next_balance_ms = now_ms + options.balance_check_ms
         self._next_upkeep_ms = now_ms
         self._next_tokens_ms = now_ms
-        # internal topics' partitions whose new replica has no space on its disk -> since when
+        # partition of an internal topic -> since when its new replica has had no space on its disk
         self._no_space: dict[tuple[bytes, int], int] = {}
-        # by then every broker that cannot serve has reported it
+        # the time by which every broker that cannot serve has reported it
         self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
         self._fencing: dict[int, int] = {}  # node id -> log offset from which on it is fenced
@@ -112,8 +112,9 @@ class Maintenance:
                     self._begin_session(node, now_ms)
 
     def _begin_session(self, node: int, now_ms: int) -> None:
-        """L2: a broker that may have sent heartbeats to an earlier controller gets a full session
-        from now on."""
+        """L2: gives a full session from now on to a broker that may have sent heartbeats to an earlier
+        controller.
+        """
         self.sessions.heard(node, now_ms)
         self._unfenced_since[node] = now_ms
 
@@ -121,9 +122,9 @@ class Maintenance:
         return View(state, unable=self._unable_in(state))
 
     def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
-        """Live brokers that recently reported that they do not serve their replica of a partition.
-        They repeat it twice per heartbeat interval while the replica is in sync or eligible, or
-        while there is no leader.
+        """Partition -> live brokers that have recently reported that they do not serve their replica.
+        A broker repeats its report twice per heartbeat interval while the replica is in sync or
+        eligible, or while there is no leader.
         """
         found: dict[tuple[bytes, int], set[int]] = {}
         for (node, key), reported_ms in self._unable.items():
@@ -132,8 +133,8 @@ class Maintenance:
         return found
 
     def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
-        """Which replicas are not served, according to reports about single replicas and about whole
-        directories.
+        """Returns a predicate: whether a replica is not served, according to reports about replicas and
+        about directories.
         """
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
         reported, directories = self.unable(within_ms), self.directories(state)
@@ -194,18 +195,16 @@ class Maintenance:
     # -- maintenance -------------------------------------------------------------------------------
 
     def balance(self, moves: list[Move], topics: frozenset[str] | None) -> None:
-        """Begins these moves, a few at a time; when all are done, plans further ones until
-        everything is balanced. A new controller does not continue them; the operator must request a
-        balance again.
+        """Begins these moves, a few at a time; when all are done, plans further moves until all replicas
+        are balanced. A new controller does not continue them; the operator must request a balance
+        again.
         """
         self._moves = {(move.name, move.index): move for move in moves}
         self._balancing = bool(moves)
         self._balanced_topics = topics
 
     def _upkeep(self, state: MetadataState, now_ms: int) -> list[Record]:
-        """The first of these steps that has something to do: each depends on the state that the
-        previous one left.
-        """
+        """Returns the records of the first step that has any, because later steps depend on its result."""
         return (
             self._elect_leaders(state, now_ms)
             or self._retirements(state, now_ms)
@@ -323,5 +322,5 @@ class Maintenance:
             if change is not None:
                 changes.append((topic, change))
         if not changes and not self._moves and not under_way:
-            self._balancing = False  # everything is balanced, or nothing more can be done now
+            self._balancing = False  # all replicas are balanced, or no further move is possible now
         return grouped(changes)

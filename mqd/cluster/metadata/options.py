@@ -9,8 +9,8 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # broker.session.timeout.ms: a broker that is silent for this long is fenced
     session_ms: int = 6_000
     heartbeat_ms: int = 1_000  # broker.heartbeat.interval.ms
-    # Fraction of a session, counted from the sending of an answered heartbeat, during which a
-    # broker acts as a leader: its lease ends before it is fenced.
+    # The lease of a broker, as a fraction of its session. It is counted from the sending of a
+    # heartbeat that got a response, so that the lease ends before the broker is fenced.
     lease_share: float = 0.75
     # delay before a lost host's replicas are placed elsewhere; -1 = never
     replication_delay_ms: int = 600_000
@@ -18,13 +18,13 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     drain_moves_max: int = 50
     balance_check_ms: int = 300_000  # leader.imbalance.check.interval.seconds
     balance_percent: int = 10  # leader.imbalance.per.broker.percentage
-    # a broker that was fenced more recently than this gets no leadership back
+    # a broker gets leaderships back only after it has been unfenced for this long
     balance_stable_ms: int = 60_000
     balance_moves_max: int = 100  # leaderships moved per tick
     # controlled.shutdown.moves.max: leaderships moved per heartbeat of a broker that is shutting
     # down
     shutdown_moves_max: int = 1_000
-    # controlled.shutdown.wait.ms: after this it may end even if not every broker knows of it
+    # controlled.shutdown.wait.ms: after this the broker may end even if not all brokers have applied it
     shutdown_wait_ms: int = 30_000
     # partition.retire.barrier.ms: how long producers to retired partitions wait for consumers
     # before their records are redirected
@@ -32,7 +32,7 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # partition.retire.grace.ms: how long emptied partitions, hidden from Metadata, still accept
     # records from producers with old metadata
     retire_grace_ms: int = 600_000
-    # unclean.leader.election.enable in this host's file: for topics that do not set it
+    # unclean.leader.election.enable in this host's configuration file: for topics that do not set it
     unclean_elections: bool = False
     # delegation.token.expiry.check.interval.ms: expired tokens are removed
     token_check_ms: int = 3_600_000

@@ -1,10 +1,10 @@
 """Records of the metadata log: one versioned struct per kind of change, encoded as msgpack in the
 record's value.
 
-A record is a decided fact, never a request: applying the same records in the same order gives the
-same MetadataState, on every host and in every later version of mqd. A struct here therefore never
-changes its meaning. A new meaning gets a new class with the next number in its tag, and the old one
-stays readable.
+A record is a decision, not a request: applying the same records in the same order gives the same
+MetadataState, on every host and in every later version of mqd. Therefore the meaning of a struct
+never changes. A new meaning gets a new class with the next number in its tag, and the old class stays
+readable.
 """
 
 import msgspec
@@ -16,35 +16,35 @@ from mqd.security.acl import AclBinding
 class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     index: int
     replicas: tuple[int, ...]  # node ids, the preferred leader first
-    # by replica: id of the log directory; "" = not chosen by the host yet
+    # id of the log directory of each replica; "" = the host has not chosen it yet
     directories: tuple[str, ...]
     in_sync_replicas: tuple[int, ...]
     leader: int  # node id, -1 = none
     leader_epoch: int
     partition_epoch: int = 0  # +1 on every change of this partition (compare-and-set, KIP-497)
-    # A current reassignment (KIP-455): already in `replicas`, not all in sync yet.
+    # the current reassignment (KIP-455): replicas that it adds, already in `replicas`
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()  # still in `replicas`, until the reassignment is done
-    # They left the in-sync set below min.insync.replicas, but have every committed record
-    # (KIP-966).
+    # replicas that left the in-sync set when it fell below min.insync.replicas, but have all
+    # committed records (KIP-966)
     eligible_leader_replicas: tuple[int, ...] = ()
-    # They were eligible, then lost their memory in a restart; an operator may still choose one.
+    # replicas that were eligible until an unclean restart, in which they may have lost records; an
+    # operator may still elect one
     last_known_eligible: tuple[int, ...] = ()
     # its leader was elected uncleanly and has not reported its recovery yet
     recovering: bool = False
     retiring: int = 0  # RETIRE_*: this partition belongs to a topic that is losing partitions
     redirect: int = -1  # index of the partition that takes the records that producers send here
-    # The current reassignment is mqd's own: it removes the replica of this node, which is lost or
-    # drained.
+    # the current reassignment is mqd's own and removes the replica of this lost or drained node
     replacing: int = -1
-    # Those of the removing replicas that an earlier target of this reassignment added: before the
-    # reassignment, the partition did not have them.
+    # those of removing_replicas that an earlier target of this reassignment added: the partition did
+    # not have them before the reassignment
     astray_replicas: tuple[int, ...] = ()
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
-"""Phases of a partition that is being removed: not yet; refuses new records with a retriable error;
-redirects them to `redirect`; the same, and Metadata does not show it any more."""
+"""Phases of a retired partition: not sealed yet; refuses new records with a retriable error; redirects
+them to `redirect`; redirects them and is hidden from Metadata."""
 
 
 class TopicState(msgspec.Struct, frozen=True, gc=False):
@@ -52,8 +52,8 @@ class TopicState(msgspec.Struct, frozen=True, gc=False):
     topic_id: bytes  # 16 bytes
     partitions: tuple[PartitionState, ...]  # by index
     config: dict[str, str]  # only what was set on the topic; never mutated
-    # The epoch in which an added partition starts: above every epoch of a removed partition of this
-    # topic, which clients, groups and files may remember.
+    # The first leader epoch of an added partition. It is above all epochs of removed partitions of this
+    # topic, which clients, groups and files may still have.
     first_leader_epoch: int = 0
 
 
@@ -63,7 +63,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     port: int
     rack: str | None
     epoch: int  # offset of its registration in this log
-    incarnation: int  # the keeper's generation: a new one means that the whole host was restarted
+    incarnation: int  # the keeper's generation: changes only when the whole host is restarted
     directories: dict[str, str]  # directory id -> last known path
     fenced: bool = False  # neither leads nor is in any in-sync set; hidden from clients
     in_controlled_shutdown: bool = False  # gets no leadership, and is not added to an in-sync set
@@ -73,12 +73,12 @@ class BrokerState(msgspec.Struct, frozen=True):
     controller_host: str = ""  # for the quorum and heartbeats
     controller_port: int = 0
     worker_count: int = 0
-    # of the metadata directory: a different id means a different host, even with the same node id
+    # the id of the metadata directory: another id is another host, even with the same node id
     directory_id: str = ""
     features: dict[str, tuple[int, int]] = {}  # supported levels, first and last
-    # default for topics that do not set it: only flushed records count (R9)
+    # flush.on.ack for topics that do not set it: only flushed records are acknowledged (R9)
     flush_on_ack: bool = False
-    # by listener name; empty: not known, clients of every listener get `host`, `port`
+    # by listener name; empty: not known, clients of all listeners get `host` and `port`
     endpoints: dict[str, tuple[str, int]] = {}
 
 
@@ -101,8 +101,8 @@ class PartitionsAdded(msgspec.Struct, frozen=True, tag="partitions_added/1"):
 
 
 class LeaderEpochsRaised(msgspec.Struct, frozen=True, tag="leader_epochs_raised/1"):
-    """The leader's process was replaced: these partitions of one topic keep their leader, in a new
-    epoch.
+    """The process that leads these partitions of one topic was replaced: they keep their leader, in a
+    new epoch.
     """
 
     topic_id: bytes
@@ -164,7 +164,7 @@ class FeatureLevelSet(msgspec.Struct, frozen=True, tag="feature_level_set/1"):
 
 
 class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
-    """The replica of one broker is in another of its log directories (KIP-113), where its files
+    """The replica of one broker was moved to another of its log directories (KIP-113), where its files
     were complete and flushed before this record.
     """
 
@@ -175,9 +175,9 @@ class ReplicaMoved(msgspec.Struct, frozen=True, tag="replica_moved/1"):
 
 
 class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """The change of one partition; None = unchanged. The partition epoch rises by one. The leader
-    epoch rises if `new_epoch` is set: for every change of leader, and when the leader must discard
-    what it knows of its followers.
+    """The change of one partition; None = unchanged. The partition epoch rises by one. The leader epoch
+    rises by one if `new_epoch` is set: for every change of leader, and when the leader must discard its
+    state about the followers.
     """
 
     index: int
@@ -208,20 +208,20 @@ class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):
     """
 
     node_id: int
-    epoch: int  # of the registration that it refers to
+    epoch: int  # of the registration that this changes
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
     draining: bool | None = None
 
 
 class BrokerUnregistered(msgspec.Struct, frozen=True, tag="broker_unregistered/1"):
-    """The broker holds no replica any more."""
+    """The registration is removed; the broker has no replicas."""
 
     node_id: int
 
 
 class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1"):
-    """The retired partitions of the topic are empty and removed: this many are left."""
+    """The retired partitions of the topic are removed; `partition_count` remain."""
 
     topic_id: bytes
     partition_count: int

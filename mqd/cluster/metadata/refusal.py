@@ -1,8 +1,8 @@
-"""The reason that a change is refused."""
+"""The exception for a refused change."""
 
 
 class Refusal(Exception):
-    """The change violates a rule: Kafka error code and the reason, for the client."""
+    """A change is refused, with Kafka's error code and a reason for the client."""
 
     def __init__(self, error: int, message: str) -> None:
         super().__init__(message)

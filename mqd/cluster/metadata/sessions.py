@@ -1,5 +1,5 @@
-"""Brokers' sessions: when the active controller received each broker's last heartbeat. In memory
-only: a new controller restarts all sessions at its election (L2).
+"""Brokers' sessions: the time of each broker's last heartbeat at the active controller. In memory only:
+a new controller restarts all sessions at its election (L2).
 
 Times are the controller's own CLOCK_BOOTTIME in milliseconds, at receipt. A broker counts its lease
 from the time of sending, so its lease ends first.
@@ -12,13 +12,13 @@ class BrokerSessions:
         self._heard: dict[int, int] = {}  # unfenced brokers: node id -> time
 
     def heard(self, node_id: int, now_ms: int) -> None:
-        """A heartbeat of the broker's current registration, or its unfencing. The time never moves
-        back.
+        """Restarts the broker's session at a heartbeat of its current registration, or when it is
+        unfenced. The time never moves back.
         """
         self._heard[node_id] = max(now_ms, self._heard.get(node_id, now_ms))
 
     def restart(self, now_ms: int) -> None:
-        """Restarts all sessions: this process was stopped and cannot tell which brokers were
+        """Restarts all sessions after a pause of this process, which cannot know which brokers were
         silent.
         """
         self._heard = {node_id: max(now_ms, last_heard_ms) for node_id, last_heard_ms in self._heard.items()}
@@ -33,7 +33,7 @@ class BrokerSessions:
         )
 
     def next_expiry_ms(self) -> int | None:
-        """When the first session ends without further heartbeats; None: there is no session."""
+        """The time at which the first session ends without further heartbeats; None: no session."""
         return min(self._heard.values()) + self._session_ms if self._heard else None
 
     def __contains__(self, node_id: int) -> bool:

@@ -1,11 +1,11 @@
 """The cluster's metadata as a value: the result of applying the records of the metadata log.
 
-MetadataState.apply(record) is the only mutator, total and deterministic; it validates nothing (the
-core did so before the record was written), but raises for a record that contradicts the state,
-which is a broken invariant. Topics and partitions are frozen, so copies share them.
+Only MetadataState.apply(record) changes the state, deterministically. The core has validated a record
+before it is written; apply() raises only for a record that contradicts the state, which is a broken
+invariant. Topics and partitions are frozen, so copies share them.
 
 Invariants (check())
-    S1  topics_by_id and topics name the same topics, one each
+    S1  topics_by_id and topics have the same topics
     S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are
         replicas; the leader is in sync or -1
     S3  no two topic names differ only in '.' and '_'
@@ -13,10 +13,10 @@ Invariants (check())
     S5  next_producer_id never falls
     P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; there are
         no eligible ones while min.insync.replicas are in sync
-    P8  a replica that came back without its memory is neither in sync nor eligible while it is
-        listed as last known eligible
-    P10 if no replica is in sync or eligible, at least one is listed as last known eligible
-    S6  `removed` holds only ids of removed topics, the newest REMOVED_COUNT_MAX in order of removal
+    P8  a replica that came back after an unclean restart is neither in sync nor eligible while it is
+        last known eligible
+    P10 if no replica is in sync or eligible, at least one is last known eligible
+    S6  `removed` has the ids of removed topics, the newest REMOVED_COUNT_MAX in order of removal
     S7  acls and acl_ids have the same rules; acl_bytes is the size of their texts
 """
 
@@ -63,7 +63,8 @@ from mqd.cluster.metadata.records import (
 from mqd.cluster.metadata.rules.partitions import configured_min_in_sync, effective_min_in_sync
 from mqd.security.acl import AclBinding
 
-# removed topics that a worker may delete from its disk after it was down; older ones it sets aside
+# Ids of removed topics that are kept. A worker that was down deletes the files of these topics, and sets
+# aside the files of other unknown topics.
 REMOVED_COUNT_MAX = 4096
 INTERNAL_TOPICS = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
@@ -89,14 +90,12 @@ class Snapshot(msgspec.Struct, frozen=True, tag="snapshot/1"):
 
 
 def collision_key(name: str) -> str:
-    """Names with equal keys would share a metric name in Kafka's tools, which treat '.' and '_'
-    alike.
-    """
+    """Equal for names that differ only in '.' and '_', which Kafka's metric names do not distinguish."""
     return name.replace(".", "_")
 
 
 def acl_bytes(binding: AclBinding) -> int:
-    """Size of its texts."""
+    """The size of the rule's texts in bytes."""
     return len(binding.name.encode()) + len(binding.principal.encode()) + len(binding.host.encode())
 
 
@@ -115,7 +114,7 @@ def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
         return before if new is None else new
 
     removing = kept(change.removing_replicas, old.removing_replicas)
-    # an older controller does not know these, and still ends their reassignment
+    # an older controller does not set these when it ends a reassignment
     astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)
     return PartitionState(
         index=old.index,
@@ -179,7 +178,7 @@ class MetadataState:
         # node id -> number of partitions whose first replica it is
         self.preferred_counts: dict[int, int] = {}
         self.removed: dict[bytes, None] = {}
-        # of consumer groups with their own configuration
+        # by group id
         self.group_configs: dict[str, dict[str, str]] = {}
         self.client_metrics: dict[str, dict[str, str]] = {}  # subscription -> its configuration
         self.client_quotas: dict[Entity, dict[str, float]] = {}
@@ -200,9 +199,7 @@ class MetadataState:
         return other
 
     def replace(self, other: "MetadataState") -> None:
-        """Takes the contents of `other` but stays the same object, because others hold references
-        to it.
-        """
+        """Copies the contents of `other` into this object, to which others have references."""
         for name in self.__slots__:
             setattr(self, name, getattr(other, name))
 
@@ -359,7 +356,7 @@ class MetadataState:
         topic = self._topic(record.topic_id)
         if not 0 < record.partition_count <= len(topic.partitions):
             raise ValueError(
-                f"topic {topic.name} has {len(topic.partitions)} partitions, {record.partition_count} cannot be left"
+                f"topic {topic.name} has {len(topic.partitions)} partitions; {record.partition_count} cannot remain"
             )
         gone = topic.partitions[record.partition_count :]
         self._count(gone, -1)

@@ -1,8 +1,8 @@
 """The view of the metadata that the active controller's rules use: live brokers, requested changes,
 and the partitions of each broker.
 
-A new View over the tail is made for each decision. `gone`: brokers that this decision removes,
-whatever their record still says.
+A new View over the tail is made for each decision. `gone`: brokers that this decision fences or
+removes, although the metadata still has them as unfenced.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from mqd.cluster.metadata.rules.partitions import Target, compose_change, config
 from mqd.cluster.metadata.rules.redirects import held
 from mqd.cluster.metadata.state import MetadataState
 
-# Whether the node is alive but cannot serve its replica, because its disk failed.
+# whether the node is alive but cannot serve its replica, because its disk failed
 Unable = Callable[[TopicState, PartitionState, int], bool]
 
 
@@ -44,15 +44,15 @@ class View:
         return node in self._unfenced
 
     def may_lead(self, node: int) -> bool:
-        """Unfenced and not shutting down."""
+        """Whether the node is unfenced and not shutting down."""
         return node in self._may_lead
 
     def may_take_over(self, topic: TopicState, partition: PartitionState, node: int) -> bool:
-        """Whether it may and can lead the partition: not if the replica's directory is unusable."""
+        """Whether the node may lead the partition and can serve its replica."""
         return node in self._may_lead and not self.unable(topic, partition, node)
 
     def nodes(self) -> list[int]:
-        """Nodes that new replicas may be placed on."""
+        """The nodes on which new replicas may be placed."""
         brokers = self.state.brokers
         return sorted(node for node in self._may_lead if not brokers[node].draining)
 
@@ -67,9 +67,9 @@ class View:
         return (topic, topic.partitions[index]) if 0 <= index < len(topic.partitions) else None
 
     def change_to(self, topic: TopicState, target: Target, leaving: int = -1) -> PartitionChange | None:
-        """The change that leads to `target`. The leader stays while it is unfenced, even if it is
-        shutting down, unless it is `leaving`. If no other replica may lead, one on a broker that is
-        shutting down still does. A replica that cannot be served is never chosen as the new leader.
+        """Returns the change that leads to `target`. The leader stays while it is unfenced, even if it is
+        shutting down, unless it is `leaving`. A replica on a broker that is shutting down is elected
+        only if no other replica may lead. A replica that cannot be served is never elected.
         """
         leader = target.old.leader
         leaving = -1 if target.stays else leaving

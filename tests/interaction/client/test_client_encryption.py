@@ -235,7 +235,7 @@ def test_invalid_settings_are_refused(shared_broker: Broker, keys: Path, transpo
     for make in (Producer, Consumer):
         for more, message in (
             ({"encryption.key.provider": "file:/no/such/file"}, "cannot read the keys in /no/such/file"),
-            ({"encryption.topics": "x"}, "encryption.key.provider says where the keys are"),
+            ({"encryption.topics": "x"}, "encryption.key.provider is needed for encryption"),
             ({"encryption.key.file": "x"}, 'No such configuration property: "encryption.key.file"'),
         ):
             with pytest.raises(KafkaException) as raised:

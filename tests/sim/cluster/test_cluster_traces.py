@@ -69,7 +69,7 @@ def judged(
     """Applies the controller's rules to a proposal; returns the error. Accepted changes are
     applied.
     """
-    result, change = proposals.judge(View(state), node, broker_epoch, requested)
+    result, change = proposals.decide(View(state), node, broker_epoch, requested)
     if change is not None:
         state.apply(PartitionsChanged(TOPIC, (change[1],)))
     return result.error

@@ -108,7 +108,7 @@ def test_proposals_of_the_deleted_partition_are_ignored_and_those_of_the_new_one
     proposals, state = Proposals(), topic(cluster(), count=2)
 
     def judge(expected) -> int:
-        return proposals.judge(View(state), 1, 10, expected)[0].error
+        return proposals.decide(View(state), 1, 10, expected)[0].error
 
     old = proposal([1, 2], sequence=9, index=1)
     assert judge(old) == 0

@@ -96,7 +96,7 @@ def proposal(
 
 
 def judge(state: MetadataState, expected, node: int = 1, epoch: int = 10, proposals: Proposals | None = None):
-    result, change = (proposals or Proposals()).judge(View(state), node, epoch, expected)
+    result, change = (proposals or Proposals()).decide(View(state), node, epoch, expected)
     if change is not None:
         do(state, [PartitionsChanged(TOPIC, (change[1],))])
     return result

@@ -1,5 +1,5 @@
-"""Assignments of a topic's new partitions: the replicas that the client names or that placement
-chooses, checked with Kafka's reasons, and the state in which they begin.
+"""Assignments of a topic's new partitions: replicas that the client lists or that placement chooses,
+with Kafka's checks and reasons, and the partitions' first state.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from mqd.protocol.errors import ErrorCode
 class Placement(NamedTuple):
     """The context for placing new partitions."""
 
-    node_id: int  # the controller's host, whose file supplies the defaults
+    node_id: int  # the controller's host, whose configuration file has the defaults
     view: View
     directories: Directories
     partition_count_max: int  # per host, without internal topics
@@ -104,8 +104,8 @@ def automatic_assignments(
 
 
 def spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
-    """As in Kafka, every registered broker counts. A fenced one gets a replica only if there are
-    too few live ones, and leads nothing.
+    """Chooses the replicas of new partitions. As in Kafka, all registered brokers count: a fenced broker
+    gets a replica if there are too few live brokers, but does not lead.
     """
     live = place.view.nodes()
     away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
@@ -134,7 +134,7 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
 
 
 def _check_room(state: MetadataState, count: int, nodes: Sequence[int], place: Placement, internal: bool) -> None:
-    """Checks that the hosts have room, before a list of the length that a client chose is made."""
+    """Checks that the hosts have room, before a list of the requested length is made."""
     most = limits(state, nodes, internal, place.partition_count_max)
     room = sum(max(0, most[node] - held) for node, held in _held(state, nodes).items())
     if count > room:
@@ -166,8 +166,8 @@ def place_partitions(
     leader_epoch: int,
     internal: bool = False,
 ) -> tuple[PartitionState, ...]:
-    """New partitions, each replica in a directory of its host. Replicas on fenced brokers are not
-    in sync, but at least one replica has to be.
+    """Returns new partitions, with a directory for each replica. Replicas on fenced brokers are not in
+    sync, but at least one replica must be. Raises Refusal.
     """
     check_image(state, len(assignments), sum(map(len, assignments)))
     added: dict[int, int] = {}

@@ -2,15 +2,15 @@
 unregistration (rules R8, R9, R10, R15).
 
 Pure functions of a View; Refusal carries Kafka's error code. The returned records go into one
-batch: a broker is never fenced while it still leads (P7).
+batch, so that a broker is never fenced while it still leads (P7).
 
-R9 in short: one session at a time for a node id. A new incarnation with the same metadata directory
+R9 in short: a node id has one session at a time. A new incarnation with the same metadata directory
 proves that the old one is dead (a live keeper locks the directory), so the old one is fenced and
-replaced in one batch. With another directory the new one must wait until the old one is fenced.
-After an unclean start the broker is removed from the eligible sets of its partitions, because it
-may have lost records. Partitions where only flushed records count (flush.on.ack) are an exception:
-no acknowledged record can be lost without losing the disk, and otherwise a power cut of all hosts
-would leave no eligible leader.
+replaced in one batch. A new incarnation with another directory must wait until the old one is fenced.
+After an unclean start the broker is removed from the eligible replicas of its partitions, because it
+may have lost records. Partitions that acknowledge only flushed records (flush.on.ack) are an
+exception: they lose acknowledged records only with the disk. Without the exception a power cut of all
+hosts would leave no eligible leader.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,8 +61,8 @@ def _targets_without(
     node: int = -1,
     fresh: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[TopicState, Target]]:
-    """`lost`: a broker that lost its memory, and its disks unless it `keeps_disk`. `fresh`:
-    directories of `node` that were emptied.
+    """Yields the targets without `nodes` in sync. `lost`: a broker that has lost its memory, and its disks
+    unless `keeps_disk`. `fresh`: directories of `node` that were emptied.
     """
     for topic in state.topics.values():
         forget = (
@@ -85,14 +85,14 @@ def _targets_without(
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
-                # it has the only copy: no other replica could have more records
+                # it has the only copy, so no other replica can have more records
                 only = keeps_disk and partition.replicas == (lost,)
                 target.forget = frozenset() if only else gone
                 yield topic, target
 
 
 def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_unable) -> list[Record]:
-    """Fences all of them together: removes them from every in-sync set and elects other leaders for
+    """Fences these brokers together: removes them from all in-sync sets and elects other leaders for
     their partitions (R8).
     """
     unfenced = [node for node in nodes if node in state.brokers and not state.brokers[node].fenced]
@@ -111,8 +111,8 @@ def fence(state: MetadataState, nodes: Iterable[int], unable: Unable = never_una
 
 
 def register(state: MetadataState, message: RegisterBroker, unable: Unable = never_unable) -> list[Record]:
-    """Raises Refusal. No records: it is registered already. The broker's epoch is the offset of its
-    BrokerRegistered record, which is always the first one.
+    """Registers a broker; returns no records if it is already registered. The broker's epoch is the
+    offset of its BrokerRegistered record, which is always the first record. Raises Refusal.
     """
     old = state.brokers.get(message.node_id)
     _check_features(state, message)
@@ -127,7 +127,7 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
     if old is not None and not same_place and not old.fenced:
         raise Refusal(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-            f"Another broker is registered as node {message.node_id} and alive; give this host a node.id of its own.",
+            f"Another broker with node.id {message.node_id} is registered and alive; give this host another node.id.",
         )
     view = View(state, gone=frozenset((message.node_id,)), unable=unable)
     new = _registered(message, state.version, old)
@@ -142,7 +142,7 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
 
 
 def _lost(message: RegisterBroker, clean: bool) -> tuple[int, frozenset[str]]:
-    """R9: (the node, if its logs may have lost records, or -1; its directories that begin empty)."""
+    """R9: returns (the node if its logs may have lost records, else -1; its directories that are empty)."""
     fresh = frozenset(entry.directory_id for entry in message.directories if entry.fresh)
     return -1 if clean else message.node_id, fresh
 
@@ -185,7 +185,7 @@ def _check_features(state: MetadataState, message: RegisterBroker) -> None:
 
 
 def _place_on_new_disks(state: MetadataState, message: RegisterBroker) -> list[Record]:
-    """The host lost its disks: its replicas start empty in its present directories."""
+    """The host has lost its disks: places its replicas, which start empty, in its current directories."""
     found = [
         Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable)
         for entry in message.directories
@@ -214,12 +214,12 @@ def _place_on_new_disks(state: MetadataState, message: RegisterBroker) -> list[R
 
 
 def has_applied_registration(metadata_version: int, broker_epoch: int) -> bool:
-    """R10: whether metadata of this version includes the registration with this broker epoch."""
+    """R10: whether a broker at this metadata version has applied its registration."""
     return metadata_version > broker_epoch
 
 
 def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> list[Record]:
-    """The broker knows its own registration: it may lead partitions without a leader."""
+    """Unfences a broker that has applied its registration: it may lead partitions without a leader."""
     broker = state.brokers[node]
     view = View(state, back=frozenset((node,)), unable=unable)
     targets = (
@@ -234,10 +234,9 @@ def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> l
 def failed(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
-    """The broker is alive but cannot serve these partitions. Another replica that may lead takes
-    over. Where none can, the broker stays in sync, because its copy is the only one; but it no
-    longer leads, so that the partition visibly has no leader (elections.restored_leaders restores it
-    when it can serve again).
+    """The broker is alive but cannot serve these partitions. If another replica may lead, that one takes
+    over. Otherwise the broker stays in sync, because its copy is the only one, but the partition has no
+    leader until elections.restored_leaders finds that it can be served again.
     """
     view = View(state, unable=unable)
 
@@ -253,8 +252,7 @@ def failed(
                 target.in_sync = without(partition.in_sync_replicas, (node,))
                 target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
             elif partition.leader != node or len(state.brokers) == 1:
-                # a host alone reports by itself what it does not serve, and serves it again as soon
-                # as it can
+                # a single host without a quorum is skipped: it serves the partition again as soon as it can
                 continue
             yield topic, target
 
@@ -264,11 +262,10 @@ def failed(
 def full(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
-    """The broker has these partitions but cannot write more to them at present. It leaves the
-    in-sync sets where enough other replicas are in sync. Elsewhere acks=all would be refused either
-    way, so that would not help. It has lost nothing: once there is space it fetches and rejoins. It
-    cannot join earlier: in a new leader epoch a replica counts as having the log only after it has
-    fetched.
+    """The broker cannot write to its replicas of these partitions now, because its disk is full. It
+    leaves an in-sync set if enough other replicas are in sync; otherwise acks=all would be refused
+    without it, too. It has lost no records: once there is space it fetches and rejoins. It cannot
+    rejoin before that, because in a new leader epoch a follower's offset is known only from its fetch.
     """
     view = View(state, unable=unable)
 
@@ -297,9 +294,7 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
 
 
 def _would_refuse(topic: TopicState, partition: PartitionState, view: View, coming: frozenset[int]) -> bool:
-    """Whether acks=all would be refused without this broker, while a replica that is not in sync
-    may soon be.
-    """
+    """Whether acks=all would be refused without this broker, while another replica may soon be in sync."""
     minimum = effective_min_in_sync(view.configured_min(topic), len(partition.replicas), len(partition.adding_replicas))
     return len(partition.in_sync_replicas) == minimum and any(
         other in coming for other in partition.replicas if other not in partition.in_sync_replicas
@@ -309,10 +304,10 @@ def _would_refuse(topic: TopicState, partition: PartitionState, view: View, comi
 def move_away(
     state: MetadataState, node: int, moves_max: int, coming: frozenset[int] = frozenset(), unable: Unable = never_unable
 ) -> tuple[list[Record], bool]:
-    """Returns (changes of at most `moves_max` partitions, whether all are done). The broker leaves
-    their in-sync sets together with its leaderships, so that no leader waits for it when it ends.
-    Partitions that no other replica can lead stay as they are. Those with just enough replicas in
-    sync, while another one is `coming` (its broker sent a heartbeat recently), count as not done.
+    """Returns (changes of at most `moves_max` partitions, whether all are done). The broker gives up its
+    leaderships and leaves the in-sync sets, so that no leader waits for it when it ends. Partitions
+    that no other replica can lead stay as they are. A partition with just enough replicas in sync is
+    not done while another replica is on a `coming` broker (one that sent a heartbeat recently).
     """
     view = View(state, unable=unable)
     targets: list[tuple[TopicState, Target]] = []
@@ -340,12 +335,12 @@ def unregister(state: MetadataState, node: int) -> list[Record]:
     if broker is None:
         raise Refusal(ErrorCode.BROKER_ID_NOT_REGISTERED, f"Broker ID {node} is not currently registered.")
     if not broker.fenced:
-        raise Refusal(ErrorCode.POLICY_VIOLATION, f"Broker {node} is alive; shut it down before it is unregistered.")
+        raise Refusal(ErrorCode.POLICY_VIOLATION, f"Broker {node} is alive; shut it down before you unregister it.")
     held = replica_counts(state).get(node, 0)
     if held:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"Broker {node} still holds {held} replica(s) according to the metadata: drain it (mqd cluster drain"
+            f"Broker {node} still has {held} replica(s) according to the metadata: drain it (mqd cluster drain"
             f" {node}), or wait until they are replicated elsewhere, or reassign them.",
         )
     return [BrokerUnregistered(node)]

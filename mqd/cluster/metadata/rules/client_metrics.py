@@ -1,6 +1,6 @@
-"""Subscriptions to metrics of clients (KIP-714, ConfigResource type 16): metrics, interval and
-clients. Like a Kafka broker without a metrics receiver, this one stores them and requests no
-metrics from clients: it does not have GetTelemetrySubscriptions.
+"""Subscriptions to clients' metrics (KIP-714, ConfigResource type 16): metrics, interval and clients.
+Like a Kafka broker without a metrics receiver, mqd stores the subscriptions but requests no metrics
+from clients: it does not have GetTelemetrySubscriptions.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ INTERVAL_MS_MIN, INTERVAL_MS_MAX = 100, 3_600_000
 
 
 def check(state: MetadataState, name: str, config: Mapping[str, str], rules: ConfigRules) -> None:
-    """Checks what Kafka treats as an invalid request, in its order; other bad values are invalid
-    configurations. Raises Refusal.
+    """Checks the values that Kafka treats as an invalid request, in Kafka's order. Other invalid values
+    are refused as an invalid configuration. Raises Refusal.
     """
     if not name:
         raise Refusal(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
@@ -29,7 +29,7 @@ def check(state: MetadataState, name: str, config: Mapping[str, str], rules: Con
         if not rules.known(RESOURCE_CLIENT_METRICS, key):
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {key}")
     text = config.get(INTERVAL, "").strip()
-    # a text that is no int is an invalid configuration
+    # a text that is not an int is refused later, as an invalid configuration
     number = int(text) if re.fullmatch(r"-?[0-9]{1,10}", text) else INTERVAL_MS_MIN
     if -(2**31) <= number < 2**31 and not INTERVAL_MS_MIN <= number <= INTERVAL_MS_MAX:
         raise Refusal(

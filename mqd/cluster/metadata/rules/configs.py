@@ -32,12 +32,13 @@ class ConfigRules:
         return of_listener and not self.refusal_of(resource_type, name)
 
     def is_kafkas(self, name: str) -> bool:
-        """Whether this is a setting of Apache Kafka's brokers that has another name here, or
-        none."""
+        """Whether this is a broker setting of Apache Kafka that has another name here, or does not
+        exist.
+        """
         return name in kafka_names.ALIASES or name in kafka_names.REFUSED
 
     def is_list(self, resource_type: int, name: str) -> bool:
-        """Whether members can be appended and subtracted: as in Kafka, not of client metrics."""
+        """Whether elements can be appended and subtracted; as in Kafka, not for client metrics."""
         return (
             resource_type != RESOURCE_CLIENT_METRICS and tables.property_of(_TABLES[resource_type], name).kind == "list"
         )
@@ -46,9 +47,8 @@ class ConfigRules:
         return resource_type != RESOURCE_BROKER or tables.property_of(BROKER, name).dynamic
 
     def check(self, resource_type: int, config: Mapping[str, str]) -> dict[str, str]:
-        """The whole configuration of one resource in canonical form. Raises ConfigError, which
-        names the property. Properties that an older version stored and this one does not know are
-        kept.
+        """Returns the whole configuration of one resource in canonical form. Keeps stored properties of
+        older versions that this version does not have. Raises ConfigError, which names the property.
         """
         known = {name: value for name, value in config.items() if self.known(resource_type, name)}
         unknown = {name: value for name, value in config.items() if name not in known}
@@ -71,8 +71,8 @@ class ConfigRules:
         return ""
 
     def default(self, resource_type: int, name: str, dynamic: Mapping[str, str]) -> str | None:
-        """The effective value when the resource does not set the property. `dynamic`: the run-time
-        configuration of the level below.
+        """The effective value when the resource does not set the property. `dynamic`: the brokers' run-time
+        configuration.
         """
         broker = tables.broker_effective(self._static, dynamic)
         if resource_type == RESOURCE_TOPIC:
@@ -84,7 +84,7 @@ class ConfigRules:
         return broker.get(name, tables.property_of(BROKER, name).default)
 
     def built_in(self, name: str) -> str:
-        """The default of a broker's property that is set in no file; "" = none."""
+        """The default of a broker's property; "" = none."""
         return tables.property_of(BROKER, name).default or ""
 
     def broker_value(self, name: str, dynamic: Mapping[str, str]) -> tables.Value | None:

@@ -1,4 +1,4 @@
-"""Which clusters may have topics with dedup.window.ms."""
+"""The rule for topics with dedup.window.ms: all hosts must support it."""
 
 from collections.abc import Mapping
 
@@ -9,8 +9,8 @@ from mqd.protocol.errors import ErrorCode
 
 
 def check(state: MetadataState, config: Mapping[str, str]) -> None:
-    """`config`: the new configuration of a topic. A host of an earlier version would lead its
-    partitions and write every duplicate. Raises Refusal.
+    """`config`: the new configuration of a topic. Raises Refusal, because a leader of an earlier version
+    would write duplicates.
     """
     if config.get("dedup.window.ms", "0") != "0" and levels(state.features)[MQD_VERSION] < DEDUPLICATION_LEVEL:
         raise Refusal(

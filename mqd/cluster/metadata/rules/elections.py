@@ -1,5 +1,5 @@
-"""Leader elections: those that a client requests (KIP-460), unclean ones where the configuration
-allows them, and the return of leaderships to preferred replicas (rules R13, R16).
+"""Leader elections: those that a client requests (KIP-460), unclean ones if the configuration allows
+them, and the return of leaderships to preferred replicas (rules R13, R16).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ UNCLEAN_ENABLE = "unclean.leader.election.enable"
 
 
 def preferred_replica(partition: PartitionState) -> int:
-    """The first replica that stays; -1 if a reassignment removes all of them."""
+    """The first replica that the current reassignment keeps; -1 if it removes all of them."""
     return next(iter(without(partition.replicas, partition.removing_replicas)), -1)
 
 
@@ -39,9 +39,9 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
 
 
 def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange:
-    """An operator's decision to lose records rather than the partition. It may be repeated if the
-    chosen replica turns out to be unable to serve the partition. Raises Refusal:
-    ELECTION_NOT_NEEDED, ELIGIBLE_LEADERS_NOT_AVAILABLE.
+    """Elects a leader uncleanly, at an operator's request: records may be lost. The request can be
+    repeated if the elected replica cannot serve the partition. Raises Refusal: ELECTION_NOT_NEEDED,
+    ELIGIBLE_LEADERS_NOT_AVAILABLE.
     """
     if not _unserved(view, topic, partition):
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
@@ -76,8 +76,8 @@ def needs_election(view: View, kind: int, topic: TopicState, partition: Partitio
 
 
 def restored_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions that had none, because no replica with all records could serve them
-    until now. Skips thousands of partitions on lost hosts quickly, because it runs every second.
+    """Elects leaders for partitions that had none because no replica with all records could serve them
+    until now. Runs every second, so it skips partitions whose hosts are all lost quickly.
     """
     found = []
     for topic in view.state.topics.values():
@@ -91,23 +91,22 @@ def restored_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     return found
 
 
-def allows_unclean(view: View, topic: TopicState, of_file: bool) -> bool:
-    """The setting of the topic, else that for all brokers in the metadata log, else `of_file`: from
-    the active controller's file, as in Kafka.
+def allows_unclean(view: View, topic: TopicState, static: bool) -> bool:
+    """The setting of the topic, else that of all brokers in the metadata log, else `static`, from the
+    active controller's configuration file, as in Kafka.
     """
     value = topic.config.get(UNCLEAN_ENABLE) or view.state.broker_configs.get("", {}).get(UNCLEAN_ENABLE)
-    return value == "true" if value else of_file
+    return value == "true" if value else static
 
 
-def unclean_leaders(view: View, of_file: bool) -> list[tuple[TopicState, PartitionChange]]:
-    """Leaders for partitions without a live replica that has all records, where
-    unclean.leader.election.enable allows it. The records that such a leader lacks are lost,
-    including acknowledged ones. Partitions with another possible leader are not handled here
-    (restored_leaders runs first).
+def unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, PartitionChange]]:
+    """Elects leaders for partitions without a live replica that has all records, if
+    unclean.leader.election.enable allows it. Records that such a leader lacks are lost, including
+    acknowledged ones. restored_leaders() must run first.
     """
     found = []
     for topic in view.state.topics.values():
-        if not allows_unclean(view, topic, of_file):
+        if not allows_unclean(view, topic, static):
             continue
         for partition in topic.partitions:
             if partition.leader >= 0 or not any(map(view.unfenced, partition.replicas)):
@@ -122,16 +121,16 @@ def unclean_leaders(view: View, of_file: bool) -> list[tuple[TopicState, Partiti
 def preferred_leaders(
     view: View, stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Elections of the preferred replica for brokers with more than `percent` of their preferred
-    partitions led by others, at most `moves_max`. `stable`: brokers that have been unfenced for long
-    enough.
+    """Elects preferred replicas, at most `moves_max`, on brokers for which other brokers lead more than
+    `percent` of the partitions that they should lead. `stable`: whether a broker has been unfenced for
+    long enough.
     """
     preferred: dict[int, int] = {}
     elsewhere: dict[int, int] = {}
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.redirect >= 0:
-                continue  # it follows another partition
+                continue  # a retired partition has the leader of its successor
             node = preferred_replica(partition)
             preferred[node] = preferred.get(node, 0) + 1
             if partition.leader != node:

@@ -1,4 +1,4 @@
-"""Where share.fifo may be set: leaders of earlier versions of mqd do not keep the order."""
+"""The rule for groups with share.fifo: all hosts must support it."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,9 @@ from mqd.protocol.errors import ErrorCode
 
 
 def check(state: MetadataState, config: Mapping[str, str], current: Mapping[str, str]) -> None:
-    """`config`: of a group, to replace `current`. Raises Refusal."""
+    """`config`: a group's new configuration; `current`: its current one. Raises Refusal, because leaders
+    of earlier versions of mqd do not keep the order.
+    """
     level = levels(state.features)[MQD_VERSION]
     if config.get(FIFO) and config.get(FIFO) != current.get(FIFO) and level < FIFO_LEVEL:
         raise Refusal(

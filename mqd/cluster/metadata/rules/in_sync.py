@@ -1,13 +1,13 @@
-"""AlterPartition (KIP-497, KIP-903): a leader requests a new in-sync set; applied at most once and
-in order (rules R6, R6b, R7).
+"""AlterPartition (KIP-497, KIP-903): a leader proposes a new in-sync set; proposals are applied at most
+once and in order (rules R6, R6b, R7).
 
-A proposal depends on its leader's knowledge: its own epochs, the partition's, and the registration
-epochs with which the members fetched. If any of them differs from the metadata, the proposal is
-refused and changes nothing, now or later: a copy that arrives after a refusal or after a newer
-proposal has a sequence that was already handled, and gets the old response or none.
+A proposal has the leader's broker epoch, the partition's epochs, and the registration epochs with
+which the members fetched. If one of them differs from the metadata, the proposal is refused for good:
+a copy that arrives after a refusal or after a newer proposal has a sequence that was already handled,
+and gets the old response or OPERATION_NOT_ATTEMPTED.
 
-Handled proposals are remembered for one controller epoch only: each is addressed to one controller
-epoch, and refused in any other.
+Handled proposals are remembered for one controller epoch only: a proposal is addressed to one
+controller epoch, and refused in any other.
 """
 
 from typing import NamedTuple
@@ -23,26 +23,26 @@ from mqd.protocol.errors import ErrorCode
 
 
 class Handled(NamedTuple):
-    """The newest judged proposal of a partition."""
+    """The newest proposal of a partition that was decided."""
 
     broker_epoch: int
     leader_epoch: int
     sequence: int
     result: InSyncResult
-    version: int  # of the state that it was judged against
+    version: int  # of the state with which it was decided
 
 
 class Proposals:
-    """The handled proposals: R6b. At most one entry per partition."""
+    """The handled proposals (R6b), at most one per partition."""
 
     def __init__(self) -> None:
         self._handled: dict[tuple[bytes, int], Handled] = {}
 
-    def judge(
+    def decide(
         self, view: View, node_id: int, broker_epoch: int, proposal: InSyncProposal
     ) -> tuple[InSyncResult, tuple[TopicState, PartitionChange] | None]:
-        """Returns the result to send once the change (or the state it depends on) is committed, and
-        the change.
+        """Returns the result, to be sent once the change and the state that it depends on are committed,
+        and the change or None.
         """
         key = (proposal.topic_id, proposal.index)
         handled = self._handled.get(key)
@@ -90,8 +90,8 @@ class Proposals:
             self._handled = {key: handled for key, handled in self._handled.items() if key[0] in state.topics_by_id}
 
     def on_persist_failed(self, version: int) -> None:
-        """The judgement was based on a state that never came into effect. Its change is in no log
-        and never will be, so a repetition is refused permanently.
+        """Replaces the results that depend on records from `version` on, which will never be in a log: a
+        repetition of such a proposal is refused permanently.
         """
         for key, handled in list(self._handled.items()):
             if handled.version >= version:
@@ -107,20 +107,19 @@ class Proposals:
 
 
 def _is_comparable(handled: Handled, broker_epoch: int, proposal: InSyncProposal) -> bool:
-    """R6b: whether both sequences count the proposals of the same leader."""
+    """R6b: whether both sequences are from the same leader in the same epochs."""
     return (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
 
 
 def _stale(
     broker: BrokerState | None, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal
 ) -> int:
-    """R6: the error if the proposal was made in another state than the current one, else 0."""
+    """R6: the error if the proposal was made in another state than the current one; 0 = none."""
     if broker is None or broker.epoch != broker_epoch:
         return ErrorCode.STALE_BROKER_EPOCH
     if proposal.leader_epoch < partition.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
-    # The leader knows a later state than this controller has decided: one of the two is stale, and
-    # it is not the leader.
+    # The leader has a later state than this controller has decided, so this controller is stale.
     if proposal.leader_epoch > partition.leader_epoch:
         return ErrorCode.NOT_CONTROLLER
     if partition.leader != node_id:

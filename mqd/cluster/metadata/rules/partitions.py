@@ -1,9 +1,9 @@
 """Changes of one partition: in-sync set, eligible leaders, leader and reassignment are decided
 together (KIP-455, KIP-497, KIP-966; rules R6, R8, R14).
 
-compose_change() is the only place that composes a PartitionChange. Callers state what they want (a
-smaller in-sync set, other replicas, another leader), and compose_change() computes the permitted
-change, so that after every change (P7, checked by MetadataState.check()):
+Only compose_change() makes a PartitionChange. Callers set a Target (a smaller in-sync set, other
+replicas, another leader), and compose_change() computes the permitted change, so that after every
+change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
     * in-sync and eligible replicas are disjoint, and replicas
     * no replica is eligible while min.insync.replicas are in sync; when the set falls below that, a
@@ -11,8 +11,8 @@ change, so that after every change (P7, checked by MetadataState.check()):
 and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a
 reassignment ends.
 
-Pure functions. min.insync.replicas is a function of the metadata log alone (topic, then all-brokers
-default, then min(2, replicas)): one host's file must not decide which replicas are eligible,
+Pure functions. min.insync.replicas depends only on the metadata log (topic, then all-brokers default,
+then min(2, replicas)): a host's configuration file must not decide which replicas are eligible,
 because the next controller's file may differ.
 """
 
@@ -22,7 +22,7 @@ from mqd.cluster.metadata.records import PartitionChange, PartitionState
 
 MIN_IN_SYNC = "min.insync.replicas"
 ACKS_REPLICAS = "acks.replicas"
-# of min.insync.replicas and default.replication.factor: depends on the number of replicas or hosts
+# of min.insync.replicas and default.replication.factor: computed from the number of replicas or hosts
 DEFAULT = -1
 REPLICAS_DEFAULT = 3
 ONLINE, PREFERRED, UNCLEAN = "online", "preferred", "unclean"
@@ -33,15 +33,15 @@ def default_replication_factor(host_count: int) -> int:
 
 
 def configured_min_in_sync(topic_config: Mapping[str, str], broker_default: Mapping[str, str]) -> int:
-    """The setting of the topic, else that for all brokers in the metadata log; DEFAULT if neither
-    is set. With acks.replicas at least that many.
+    """The setting of the topic, else that of all brokers in the metadata log, else DEFAULT; at least
+    acks.replicas.
     """
     configured = int(topic_config.get(MIN_IN_SYNC) or broker_default.get(MIN_IN_SYNC) or DEFAULT)
     return max(configured, acks_replicas(topic_config) or DEFAULT)
 
 
 def acks_replicas(topic_config: Mapping[str, str]) -> int:
-    """The number of members at which the in-sync set is kept (R7b); 0: all replicas."""
+    """acks.replicas, the size at which the in-sync set is kept (R7b); 0: all replicas."""
     return int(topic_config.get(ACKS_REPLICAS) or 0)
 
 
@@ -91,9 +91,9 @@ class Target:
         self.forget: frozenset[int] = frozenset()  # replicas that lost their memory (R9)
         self.new_epoch = False
         self.elect = ONLINE
-        self.stays = False  # the leader stays, even if it should hand over leadership
-        self.target_leader = -1  # leads if it may, even if it is to be removed
-        self.held = False  # a reassignment must not end now, even if it could
+        self.stays = False  # the leader stays, even if it is leaving
+        self.target_leader = -1  # this replica leads if it may, even if it is being removed
+        self.held = False  # the reassignment must not end now, even if it could
         self.last_known = old.last_known_eligible
 
 
@@ -102,15 +102,15 @@ def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
 
 
 def replicas_before(partition: PartitionState) -> tuple[int, ...]:
-    """Its replicas when the current reassignment began, whatever targets that has had since: a
-    cancel restores these.
+    """The replicas before the current reassignment, even if its target has changed: a cancel restores
+    these.
     """
     return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
 
 
 def compose_change(target: Target, configured_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
-    """The change that reaches the target; None if nothing changes. `configured_min`:
-    configured_min_in_sync(). `live`: brokers that may lead (unfenced and not shutting down).
+    """Returns the change that leads to the target; None if there is no change. `configured_min`:
+    configured_min_in_sync(). `live`: whether a broker may lead (unfenced and not shutting down).
     """
     old = target.old
     _maybe_complete_reassignment(target, configured_min)
@@ -165,7 +165,7 @@ def _difference(
 
 
 def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(eligible, last known eligible) for this in-sync set."""
+    """Returns (eligible replicas, last known eligible replicas) for this in-sync set."""
     if len(in_sync) >= minimum:
         return (), ()
     old = target.old
@@ -181,8 +181,8 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[t
 def _elected(
     target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]
 ) -> tuple[int, bool]:
-    """(leader or -1, elected uncleanly). R8: an in-sync replica; an eligible one only if none is in
-    sync; otherwise none. The current leader stays if it may.
+    """Returns (leader or -1, whether it was elected uncleanly). R8: an in-sync replica leads; if no
+    replica is in sync, an eligible one; otherwise none. The current leader stays if it may.
     """
     order, leader = target.replicas, target.old.leader
     if (
@@ -215,8 +215,8 @@ def _elected(
 
 
 def _may_complete(target: Target, replicas: tuple[int, ...], in_sync: tuple[int, ...], configured_min: int) -> bool:
-    """R14: all added replicas are in sync, and the remaining ones include min.insync.replicas
-    in-sync ones.
+    """R14: whether all added replicas are in sync, and at least min.insync.replicas of the remaining
+    replicas are.
     """
     enough = len(in_sync) >= effective_min_in_sync(configured_min, len(replicas))
     return enough and all(node in in_sync for node in target.adding)

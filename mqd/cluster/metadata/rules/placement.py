@@ -1,9 +1,10 @@
-"""Placement of replicas: never two on one host; not on a host with full disks while there is
-another; spread over the racks first, then to the hosts with the fewest replicas; leaders are
-balanced separately. Within a host, a replica goes into the directory that holds the fewest.
+"""Placement of replicas: a host gets at most one replica of a partition, and hosts with full disks get
+none while others can. Replicas are spread over the racks first, then over the hosts with the fewest
+replicas; leaders are balanced separately. Within a host, a replica goes into the directory with the
+fewest replicas.
 
-Deterministic: the same state gives the same placement, whichever controller decides. Counts cover the
-whole cluster, so many small topics are spread like one large one.
+Deterministic: every controller makes the same placement for the same state. Counts are those of the
+whole cluster, so many small topics are spread like one large topic.
 """
 
 from collections import Counter
@@ -18,8 +19,8 @@ from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicStat
 FULL_SHARE = 100
 ROOMY_SHARE = 10  # a log directory below this fraction (1/10) of the largest free space is avoided
 BALANCE_MOVES_MAX = 2_000
-# Slots of each host reserved for internal topics: without them a host full of partitions could
-# serve no group and no transaction.
+# Slots of each host reserved for internal topics: without them a host full of partitions could not
+# serve groups and transactions.
 INTERNAL_SLOTS = 256
 PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # of other topics, per host
 
@@ -31,14 +32,14 @@ class Directory(NamedTuple):
     path: str
     free_bytes: int
     usable: bool  # readable, writable, not fenced
-    fresh: bool = False  # held partitions and is empty now: it was recreated
+    fresh: bool = False  # had partitions and is empty now: it was recreated
 
 
 def limits(
     state: MetadataState, nodes: Sequence[int], internal: bool, partitions_max: int = PARTITIONS_MAX
 ) -> dict[int, int]:
-    """The maximum number of replicas for each host, such that internal topics always have
-    INTERNAL_SLOTS. `internal`: for one of these topics.
+    """The maximum number of replicas for each host, which leaves INTERNAL_SLOTS for internal topics.
+    `internal`: the maximum for an internal topic.
     """
     if internal:
         return dict.fromkeys(nodes, partitions_max + INTERNAL_SLOTS)
@@ -63,9 +64,8 @@ class Loads:
         internal: bool = False,
         away: Collection[int] = (),
     ) -> None:
-        """`full`: hosts without space (Directories.full_hosts). `away`: fenced hosts. Both get
-        replicas only if no other host can, the latter last. `internal`: the plan is for an internal
-        topic.
+        """`full`: hosts without space (Directories.full_hosts). `away`: fenced hosts. Both get replicas
+        only if no other host can, first the full ones. `internal`: the plan is for an internal topic.
         """
         self.limits = limits(state, nodes, internal)
         self.nodes = list(nodes)
@@ -87,8 +87,8 @@ class Loads:
 
 
 def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
-    """The replicas of one new partition, leader first; adds them to the load. None = fewer than
-    `factor` hosts have room.
+    """Returns the replicas of one new partition, leader first, and adds them to the loads. None = fewer
+    than `factor` hosts have room.
     """
     free = [node for node in loads.nodes if loads.replicas[node] < loads.limits[node]]
     first = min(
@@ -106,9 +106,8 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
 
 
 def choose_one(loads: Loads, others: Sequence[int]) -> int:
-    """One more replica for a partition that `others` hold: on a host with space, in a rack without
-    one of them if possible (otherwise in the rack with the fewest), then the least loaded host. -1
-    = no host has room.
+    """Returns the host of one more replica for a partition with replicas on `others`: a host with space,
+    in the rack with the fewest of its replicas, with the least load. -1 = no host has room.
     """
     used: dict[str | None, int] = {}
     for node in others:
@@ -131,9 +130,9 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
 
 
 def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]) -> str | None:
-    """The directory that holds the fewest replicas, as in Kafka; among equals the one with more
-    free bytes. None if none is usable. A directory with less than a tenth of the largest free space
-    would fill up first, whatever it holds, so it is used only if there is no other
+    """The directory with the fewest replicas, as in Kafka; among equals the one with more free bytes.
+    None if none is usable. A directory with less than a tenth of the largest free space would fill up
+    first, so it is used only if there is no other
     (docs/decisions/storage/2026-11-21-log-directories.md).
     """
     usable = [directory for directory in directories if directory.usable]
@@ -147,8 +146,8 @@ def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]
 
 
 class Directories:
-    """The directories of every host as last reported; for a host that has not reported yet, as
-    registered and assumed to have space. Counts are updated while one plan is made.
+    """The directories of every host as last reported. If a host has not reported yet, the registered
+    directories, assumed to have space. Counts are updated while one plan is made.
     """
 
     def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
@@ -163,8 +162,8 @@ class Directories:
         self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
 
     def full(self, node: int, directory_id: str) -> bool:
-        """Whether nothing can be copied there at present: the directory has failed or has no space.
-        "": whether no directory of the host has any space.
+        """Whether no replica can be copied to the directory now, because it has failed or has no space.
+        `directory_id` "": whether this is true of all directories of the host.
         """
         reported = self._reported.get(node, ())
         floor = self._floor(node)
@@ -186,11 +185,11 @@ class Directories:
         return frozenset(node for node in nodes if self.full(node, ""))
 
     def _floor(self, node: int) -> int:
-        """Below this number of free bytes the host refuses records, or soon will. Uses the reserve
-        in the metadata log, since the host's own file is not known here.
+        """The number of free bytes below which the host refuses records, or soon will. Uses the reserve
+        in the metadata log, because the host's configuration file is not known here.
         """
         reserve = broker_number(self._state.broker_config(node), "log.dirs.free.bytes.min")
-        # it accepts records again above this much free space (mqd.log.space)
+        # the host accepts records again above this much free space (mqd.log.space)
         kept = reserve + reserve // 4
         return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))
 
@@ -206,8 +205,8 @@ class Directories:
         )
 
     def place(self, node: int) -> str | None:
-        """A directory for one new replica there. "" = the host will choose (it has reported none).
-        None = none is writable.
+        """Returns a directory for one new replica on the host. "" = the host has reported none and will
+        choose. None = none is writable.
         """
         directories = self.of(node)
         if not directories:
@@ -228,7 +227,7 @@ class Directories:
 
 
 class Move(NamedTuple):
-    """A requested assignment of one partition."""
+    """The new replicas of one partition."""
 
     name: str
     index: int  # type: ignore[assignment]  # not tuple's method
@@ -246,17 +245,17 @@ def balance(
     moves_max: int = BALANCE_MOVES_MAX,
     full: Collection[int] = (),
 ) -> list[Move]:
-    """Moves replicas from the hosts with the most to those with the fewest until they differ by at
-    most one; never makes racks worse, and never moves replicas to `full` hosts. Then balances
-    preferred leaderships by the order of the replicas, which copies nothing. At most `moves_max` of
-    each at a time: a plan for hundreds of thousands of partitions would block its controller. The
-    next plan continues from there.
+    """Plans moves of replicas from the hosts with the most to those with the fewest until they differ by
+    at most one; never makes the spread over racks worse, and never moves replicas to `full` hosts.
+    Then balances preferred leaderships by reordering replicas, without copies. Plans at most
+    `moves_max` of each, because a plan for hundreds of thousands of partitions would block the
+    controller. The next plan continues.
     """
     if len(nodes) < 2:
         return []
     loads = Loads(state, nodes, full)
-    # Other partitions follow one partition of a topic that is being retired: moving it moves
-    # several replicas, and the next plan would undo that.
+    # A topic with retired partitions is left out: moving one partition also moves the retired
+    # partitions that belong to it, and the next plan would undo that.
     targets = {
         (topic.name, partition.index): partition.replicas
         for topic in state.topics.values()
@@ -289,8 +288,8 @@ def _even_out(
     held: dict[int, list[tuple[str, int]]],
     moves_max: int,
 ) -> int:
-    """Returns the number of moves. Each host gives away its surplus over the others in one pass
-    over its partitions; repeated until nothing moves any more. About moves times hosts steps.
+    """Returns the number of moves. In each pass every host gives its surplus away; passes are repeated
+    until there are no more moves. Takes about moves times hosts steps.
     """
     count, before = 0, -1
     takers = [node for node in loads.nodes if node not in loads.full]
@@ -306,18 +305,22 @@ def _even_out(
                 if loads.replicas[high] - loads.replicas[low] < 2:
                     break
                 key = mine.pop()
-                to = low if _may_move(loads, targets[key], high, low) else _another(loads, takers, targets[key], high)
+                to = (
+                    low
+                    if _may_move(loads, targets[key], high, low)
+                    else _least_loaded(loads, takers, targets[key], high)
+                )
                 if to < 0:
                     kept.append(key)
                     continue
-                _give(loads, targets, key, high, to)
+                _move_replica(loads, targets, key, high, to)
                 held[to].append(key)
                 count += 1
             mine += reversed(kept)
     return count
 
 
-def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
+def _least_loaded(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
     """The least loaded host that may take the replica, if that improves the balance; -1 = none."""
     fit = [
         node
@@ -327,7 +330,7 @@ def _another(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], hig
     return min(fit, key=lambda node: (loads.replicas[node], node), default=-1)
 
 
-def _give(
+def _move_replica(
     loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int
 ) -> None:
     before = targets[key]
@@ -346,8 +349,8 @@ def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> b
 
 
 def _even_out_leaders(loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:
-    """Moves leaderships from hosts that lead more than the average to those that lead less, so that
-    nothing moves twice.
+    """Moves leaderships from hosts that lead more than the average to those that lead less, each at most
+    once.
     """
     average = sum(loads.leaders.values()) / len(loads.leaders)
     count = 0

@@ -1,13 +1,13 @@
 """Reassignments of replicas (KIP-455; rule R14): those that a client requests, and mqd's own: for a
 lost host's replicas, a drained host, and internal topics that grow.
 
-During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas`
-and `removing_replicas` identify them. compose_change() ends it. When the target changes, replicas
-that were added for the old target but are still needed leave at the end, and are `astray_replicas`
-until then: a cancel restores the replicas from before all of it. A reassignment of mqd's own
-carries `replacing`, the node whose replica it removes, which distinguishes it from a client's and
-allows reverting it when that node returns. One that only adds (an internal topic grows) carries
-none and is never reverted.
+During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas` and
+`removing_replicas` list the added and the leaving ones. compose_change() ends a reassignment. When
+the target changes, replicas that were added for the old target but are still needed leave only at the
+end, and are `astray_replicas` until then: a cancel restores the replicas from before the first
+target. A reassignment of mqd's own has `replacing`, the node whose replica it removes: this
+distinguishes it from a client's, and it is reverted when the node returns. A reassignment that only
+adds replicas (an internal topic grows) has no `replacing` and is never reverted.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,14 +71,14 @@ def reassign(
     directories: Directories,
     replacing: int = -1,
 ) -> PartitionChange | None:
-    """Starts a reassignment to these replicas, replacing any current one. Raises Refusal: a host
-    has no directory for it (KAFKA_STORAGE_ERROR); more than REPLICAS_MAX replicas while it is in
-    progress (INVALID_REPLICA_ASSIGNMENT).
+    """Starts a reassignment to these replicas, which replaces a current one. Raises Refusal: a host has
+    no directory for its replica (KAFKA_STORAGE_ERROR), or there would be more than REPLICAS_MAX
+    replicas during the reassignment (INVALID_REPLICA_ASSIGNMENT).
     """
     spares.check_reassigned(f"{topic.name}-{partition.index}", topic.config, len(replicas))
-    # Replicas that the earlier reassignment was adding and this one does not want are dropped
-    # immediately, except those on which the in-sync set depends and those that hold records of
-    # which too few replicas are in sync. These leave when the reassignment ends.
+    # Replicas that only the earlier target added are dropped immediately, except those on which the
+    # in-sync set depends, and those that hold acknowledged records while fewer than
+    # min.insync.replicas are in sync. These leave when the reassignment ends.
     unwanted = [node for node in partition.adding_replicas if node not in replicas and node not in _needed(partition)]
     in_sync = without(partition.in_sync_replicas, unwanted)
     base_count = len(partition.replicas) - len(partition.adding_replicas)
@@ -109,9 +109,8 @@ def reassign(
 
 
 def _needed(partition: PartitionState) -> tuple[int, ...]:
-    """Replicas that are not in sync but hold acknowledged records, while fewer than
-    min.insync.replicas are in sync. If no replica is known to have all records, the last ones that
-    did.
+    """Replicas that are not in sync but have all acknowledged records, while fewer than
+    min.insync.replicas are in sync. If no replica is known to have all records: the last known ones.
     """
     return partition.eligible_leader_replicas or (() if partition.in_sync_replicas else partition.last_known_eligible)
 
@@ -130,9 +129,9 @@ def _directories(partition: PartitionState, replicas: Sequence[int], directories
 
 
 def cancel(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Restores the replicas from before the reassignment, whatever targets it has had since
-    (KIP-455). None: it is already being cancelled. Raises Refusal: there is no reassignment; or the
-    in-sync set, or the only replicas known to have all records, depend on the added ones.
+    """Restores the replicas from before the reassignment, even if its target has changed since
+    (KIP-455). None: it is already being cancelled. Raises Refusal: there is no reassignment; or without
+    the added replicas too few would be in sync, or none would be known to have all records.
     """
     if not in_progress(partition):
         raise Refusal(
@@ -145,9 +144,9 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
     if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.configured_min(topic), len(base))):
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-            f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} of"
+            f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} replica(s) of"
             f" {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others"
-            " are.",
+            " are in sync.",
         )
     if any(node in partition.adding_replicas for node in _needed(partition)) and not in_sync:
         text = (
@@ -157,8 +156,8 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
         raise Refusal(ErrorCode.INVALID_REPLICA_ASSIGNMENT, text)
     target = Target(partition)
     by_node = dict(zip(partition.replicas, partition.directories))
-    # The removing ones followed the target's order: the first in-sync one of them was most likely
-    # the leader before.
+    # The order from before the reassignment is not stored. In `base`, replicas that the target keeps
+    # come before those that it removes.
     target.replicas = base + astray
     target.directories = tuple(by_node[node] for node in target.replicas)
     target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
@@ -195,20 +194,20 @@ def _failed(partition: PartitionState, directories: Directories) -> bool:
 def _replica_to_replace(
     topic: TopicState, partition: PartitionState, leaving: set[int], failed: bool
 ) -> tuple[int, tuple[int, ...]] | None:
-    """(node to replace, candidate replicas); None: nothing to do. A move of mqd's own that goes to
-    a leaving host or a failed directory gets another target; one that grows an internal topic
-    starts again. One that has filled a disk waits there: the next target might be filled too, and
-    then the first one, which has space again once its copy is deleted, would be chosen after it.
+    """Returns (node to replace, replicas before); None: no move is needed. A move of mqd's own to a
+    leaving host or a failed directory gets another target; one that adds a replica to an internal topic
+    starts again. A move whose target disk is full waits: another target could fill up too, and the
+    move would alternate between the two.
     """
-    # a retired partition follows the partition that takes its records
+    # a retired partition is moved with the partition that takes its records
     if partition.leader < 0 or partition.redirect >= 0:
         return None
     base = replicas_before(partition)
     if in_progress(partition):
-        astray = not leaving.isdisjoint(partition.adding_replicas)
-        if (astray or failed) and partition.replacing in base:
+        to_leaving_host = not leaving.isdisjoint(partition.adding_replicas)
+        if (to_leaving_host or failed) and partition.replacing in base:
             return partition.replacing, base
-        if astray and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
+        if to_leaving_host and topic.name in INTERNAL_TOPICS and not partition.removing_replicas:
             return -1, base
         return None
     node = next((node for node in partition.replicas if node in leaving), -1)
@@ -218,11 +217,10 @@ def _replica_to_replace(
 def replacements(
     view: View, nodes: Sequence[int], directories: Directories, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Starts moving the replicas of these hosts (lost or drained ones) to others, a limited number
-    at a time in the whole cluster. Current reassignments are left alone unless they go to one of
-    these hosts or to a failed directory. Moves that cannot proceed (partitions without a
-    leader, and those for which only hosts without space remain) do not count against the limit;
-    at most the same number of the latter are started in addition.
+    """Starts to move the replicas of these lost or drained hosts to other hosts, at most `moves_max` at a
+    time in the whole cluster. Current reassignments are not changed unless they go to one of these
+    hosts or to a failed directory. Moves of partitions without a leader, and moves for which only hosts
+    without space remain, do not count against the limit; there are at most `moves_max` of the latter.
     """
     leaving = set(nodes)
     found: list[tuple[TopicState, PartitionChange]] = []
@@ -262,8 +260,8 @@ def replacements(
 
 
 def cancel_replacements(view: View, node: int) -> list[tuple[TopicState, PartitionChange]]:
-    """Cancels the moves of replicas away from a host that is back (or no longer drained), except
-    moves whose new replicas are already in sync and needed.
+    """Cancels the moves of replicas away from a host that is back or no longer drained, except moves
+    whose new replicas are already in sync and needed.
     """
     found = []
     for topic in view.state.topics.values():
@@ -282,11 +280,11 @@ def _never(_topic: TopicState, _partition: PartitionState) -> bool:
 def grow_internal_topics(
     view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Adds replicas to internal topics, up to the replication factor that a new topic would have by
-    default: the topics may be older than most hosts. No replica is added on a full host. A new
-    replica whose disk has failed, or has had no space for so long that it has `waited`, is placed
-    on another host with space. Without the wait, a disk that the copy itself has filled, and that
-    has space again when the copy is deleted, would be chosen over and over.
+    """Adds replicas to internal topics, which may be older than most hosts, up to the default replication
+    factor of a new topic. No replica is added on a full host. A new replica is placed on another host
+    if its disk has failed, or if `waited` returns True (the disk has had no space for
+    GROW_ELSEWHERE_MS). Without the wait, a disk that the copy itself has filled would be chosen again
+    and again, since it has space when the copy is deleted.
     """
     nodes = view.nodes()
     full = directories.full_hosts(nodes)

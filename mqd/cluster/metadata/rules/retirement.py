@@ -7,22 +7,22 @@ docs/decisions/cluster/2026-11-21-retired-partitions.md.
     co-located  has a `redirect` and is not sealed yet: its replicas and its leader move to the
                 hosts of the partition that will take its records
     sealed      refuses new records with a retriable error, to give consumers time to read the
-                existing ones (retire_barrier_ms at most)
-    redirected  records that producers send for partition p are appended to p mod M; p is readable
+                existing ones (at most retire_barrier_ms)
+    redirected  records that producers send to partition p are appended to p mod M; p is readable
                 until retention has emptied it
-    hidden      empty: Metadata shows M partitions; producers that still know N are served as before
-                for retire_grace_ms
-All retiring partitions take every step together: no count between N and M is ever visible, so a key
-has at most two partitions, never three. Each step raises the leader epoch, which fences the leader
-of the previous step.
+    hidden      empty; Metadata has M partitions; for retire_grace_ms, producers with older metadata
+                (N partitions) are served as before
+The number of partitions falls from N to M. All retired partitions take each step together: no client
+sees a number between N and M, so a key has at most two partitions. Each step raises the leader epoch,
+which fences the leader of the previous step.
 
 From the first step to the last a retired partition has the same replicas and leader as the partition
-that takes its records, so its leader can redirect records within the host. After a change of one of
-the two leaders this is briefly not so, and clients get a retriable error. Moving replicas takes
-longer: redirects.py keeps the two together in the meantime.
+that takes its records, so its leader can redirect records within the host. When one of the two
+leaders changes, clients briefly get a retriable error. Moving replicas takes longer: redirects.py
+keeps the two together in the meantime.
 
-M must divide N: then a producer that knows M partitions sends the keys of p to p mod M, and no key
-of a remaining partition moves.
+M must divide N: then a producer with M partitions sends the keys of p to p mod M, and no key of a
+remaining partition moves.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.rules.reassignments import reassign
-from mqd.cluster.metadata.rules.redirects import better_leader, followers, in_progress, retiring_from, staying
+from mqd.cluster.metadata.rules.redirects import better_leader, in_progress, retired_into, retiring_from, staying
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, changed
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
@@ -62,10 +62,9 @@ def phase(topic: TopicState) -> int:
 def retire(
     view: View, name: str, partition_count: int, allow_moved_keys: bool, policy_default: str = "delete"
 ) -> list[Record]:
-    """Determines which partitions are removed and which ones take their records. The active
-    controller does the rest (colocate, seal). The caller must check for open transactions on the
-    partitions: only their leaders know them (they refuse to seal, see the decision note).
-    `policy_default`: cleanup.policy of a topic that sets none. Raises Refusal.
+    """Sets which partitions are removed and which ones take their records. The active controller does
+    the next steps (colocate, seal). The caller must have checked the partitions for open transactions,
+    which only their leaders know. `policy_default`: the default cleanup.policy. Raises Refusal.
     """
     topic = view.state.topics.get(name)
     if topic is None:
@@ -73,8 +72,7 @@ def retire(
     if name in INTERNAL_TOPICS:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The internal topic {name} cannot get fewer partitions: committed offsets and transactions of all clients"
-            " are in it.",
+            f"The internal topic {name} cannot have fewer partitions: it has the state of all groups and transactions.",
         )
     current = len(topic.partitions)
     if not 0 < partition_count < current:
@@ -88,7 +86,7 @@ def retire(
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
             f"Partitions {retiring_from(topic)} to {current - 1} of {name} are being retired; wait until they are"
-            " gone.",
+            " removed.",
         )
     if current % partition_count and not allow_moved_keys:
         raise Refusal(
@@ -116,9 +114,9 @@ def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
 
 
 def colocate(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
-    """Changes that move retired partitions to the hosts, current or future, of the partitions that
-    take their records: first replicas, and the leader whether or not replicas are moving. Changes
-    of one partition are in order, each based on the result of the previous one.
+    """Returns changes that move retired partitions to the hosts, current or future, of the partitions
+    that take their records: replicas first, and the leader even while replicas are moving. Each change
+    of a partition is based on the previous one in the list.
     """
     found: list[tuple[TopicState, PartitionChange]] = []
     first = retiring_from(topic)
@@ -130,26 +128,26 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
         return changed(partition, change)
 
     for index in range(first if first < len(topic.partitions) else 0):
-        goal = after(topic.partitions[index], _end_reassignment(view, topic, topic.partitions[index]))
-        goal = after(goal, _move_leadership(view, topic, goal))
-        if goal is not topic.partitions[index]:
+        successor = after(topic.partitions[index], _end_reassignment(view, topic, topic.partitions[index]))
+        successor = after(successor, _move_leadership(view, topic, successor))
+        if successor is not topic.partitions[index]:
             topic = msgspec.structs.replace(
-                topic, partitions=(*topic.partitions[:index], goal, *topic.partitions[index + 1 :])
+                topic, partitions=(*topic.partitions[:index], successor, *topic.partitions[index + 1 :])
             )
-        for partition in followers(topic, index):
+        for partition in retired_into(topic, index):
             moved = after(partition, _move_replicas(view, topic, partition, directories))
             after(moved, _follow_leader(view, topic, moved))
     return found
 
 
-def _end_reassignment(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
+def _end_reassignment(view: View, topic: TopicState, successor: PartitionState) -> PartitionChange | None:
     """Ends a reassignment that waited for the retired partitions (redirects.held)."""
-    return view.change_to(topic, Target(goal)) if in_progress(goal) else None
+    return view.change_to(topic, Target(successor)) if in_progress(successor) else None
 
 
-def _move_leadership(view: View, topic: TopicState, goal: PartitionState) -> PartitionChange | None:
-    """Moves the goal's leadership to a host where more of the retired partitions can be led too."""
-    return _lead_from(view, topic, goal, better_leader(topic, goal, view.may_lead))
+def _move_leadership(view: View, topic: TopicState, successor: PartitionState) -> PartitionChange | None:
+    """Moves the successor's leadership to a host that can lead more of its retired partitions."""
+    return _lead_from(view, topic, successor, better_leader(topic, successor, view.may_lead))
 
 
 def _move_replicas(
@@ -161,12 +159,12 @@ def _move_replicas(
     try:
         return reassign(view, topic, partition, target, directories)
     except Refusal:
-        return None  # another tick will find the disk in a better state
+        return None  # a later tick tries again, when the disk may have recovered
 
 
 def _follow_leader(view: View, topic: TopicState, partition: PartitionState) -> PartitionChange | None:
-    """Gives the retired partition the leader of the partition that takes its records, or ends a
-    reassignment that waited for that one.
+    """Gives the retired partition the leader of its successor, or ends a reassignment that waited for the
+    successor.
     """
     leader = topic.partitions[partition.redirect].leader
     if leader not in (-1, partition.leader) and leader in partition.in_sync_replicas and view.may_lead(leader):
@@ -181,31 +179,34 @@ def _lead_from(view: View, topic: TopicState, partition: PartitionState, node: i
 
 
 def seal(view: View, topic: TopicState) -> list[Record]:
-    """Seals the retiring partitions if all are on the hosts that their records will go to."""
+    """Seals the retired partitions if all of them are on the hosts of their successors."""
     first = retiring_from(topic)
     if phase(topic) != RETIRE_NOT or first == len(topic.partitions):
         return []
     for partition in topic.partitions[first:]:
-        goal = topic.partitions[partition.redirect]
-        if partition.leader < 0 or partition.leader != goal.leader or in_progress(partition) or in_progress(goal):
+        successor = topic.partitions[partition.redirect]
+        if (
+            partition.leader < 0
+            or partition.leader != successor.leader
+            or in_progress(partition)
+            or in_progress(successor)
+        ):
             return []
     return _step(view, topic, first, RETIRE_SEALED)
 
 
 def release(view: View, topic: TopicState) -> list[Record]:
-    """Begins to redirect new records: the seal has lasted long enough. No metadata records if the
-    topic is not sealed.
-    """
+    """Ends the seal: new records are redirected. Returns no metadata records if the topic is not sealed."""
     return _step(view, topic, retiring_from(topic), RETIRE_REDIRECTED) if phase(topic) == RETIRE_SEALED else []
 
 
 def hide(view: View, topic: TopicState) -> list[Record]:
-    """Hides the retiring partitions. They must be empty."""
+    """Hides the retired partitions, which must be empty."""
     return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
 def vanish(view: View, topic: TopicState) -> list[Record]:
-    """Removes the retired partitions. Reassignments that waited for them end."""
+    """Removes the retired partitions, and ends reassignments that waited for them."""
     if phase(topic) != RETIRE_HIDDEN:
         return []
     first = retiring_from(topic)

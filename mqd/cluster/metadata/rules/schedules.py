@@ -1,5 +1,5 @@
-"""The rules for a topic with schedule.to: its records are delivered to another topic, and are kept
-until then.
+"""The rules for topics with schedule.to, whose records are kept until their time and then delivered to
+another topic.
 """
 
 from collections.abc import Mapping
@@ -27,9 +27,9 @@ def check(
         return
     policy = config.get(CLEANUP, rules.default(RESOURCE_TOPIC, CLEANUP, broker_config) or "")
     if "compact" in policy:
-        _refuse(f"{CLEANUP}={policy}: records that wait cannot be compacted; set {CLEANUP}=delete with {SCHEDULE_TO}")
+        _refuse(f"{CLEANUP}={policy}: waiting records must not be compacted; set {CLEANUP}=delete with {SCHEDULE_TO}")
     if name in INTERNAL_TOPICS or target in INTERNAL_TOPICS:
-        _refuse(f"{SCHEDULE_TO}={target}: internal topics have no schedules")
+        _refuse(f"{SCHEDULE_TO}={target}: internal topics cannot have schedules")
     if target == before.get(SCHEDULE_TO):
         return
     if target == name:
@@ -42,7 +42,7 @@ def check(
     while (at := state.topics[at].config.get(SCHEDULE_TO, "") if at in state.topics else "") and at not in passed[1:]:
         passed.append(at)
         if at == name:
-            _refuse(f"{SCHEDULE_TO}={target}: the records would come back, by {' -> '.join(passed)}")
+            _refuse(f"{SCHEDULE_TO}={target}: the topics would form a cycle, {' -> '.join(passed)}")
 
 
 def _refuse(reason: str) -> None:

@@ -1,7 +1,7 @@
 """Rules for access control lists (KIP-140) and users' credentials (KIP-554).
 
 Pure functions of the state and the change, as in topics.py; Refusal carries Kafka's error code.
-The acceptor has already refused rules and filters that are invalid in themselves.
+The acceptor has already refused rules and filters that are invalid in any state.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ def create_acls(state: MetadataState, change: messages.CreateAcls, new_id: Calla
 
 
 def _check(binding: AclBinding) -> None:
-    """Rules that no state may hold, whichever sender they come from."""
+    """Refuses rules that are invalid in any state, in case the acceptor has not checked them."""
     if (
         binding.resource_type not in ResourceType.__members__.values()
         or binding.resource_type in (ResourceType.UNKNOWN, ResourceType.ANY)
@@ -48,7 +48,7 @@ def _check(binding: AclBinding) -> None:
         or binding.permission not in (Permission.ALLOW, Permission.DENY)
         or not binding.name
     ):
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"This is not a rule: {binding}.")
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"This is not a valid rule: {binding}.")
 
 
 def delete_acls(state: MetadataState, change: messages.DeleteAcls, number: int) -> _Decided:
@@ -64,8 +64,8 @@ def delete_acls(state: MetadataState, change: messages.DeleteAcls, number: int) 
 
 
 def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCredentials, number: int) -> _Decided:
-    """A user with an error keeps all credentials as they are. Results as in Kafka: one for each
-    change that is made, one for each user with an error.
+    """If one change of a user has an error, none of that user's changes is made. Returns the results as
+    in Kafka: one for each change that is made, one for each user with an error.
     """
     errors: dict[str, tuple[ErrorCode, str]] = {}
     removals: set[tuple[str, int]] = set()

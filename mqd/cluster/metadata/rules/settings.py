@@ -30,8 +30,8 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 def quota_window_ns(config: Mapping[str, str]) -> int:
-    """How far ahead a quota may be spent: Kafka measures over this many windows before it considers
-    a rate too high.
+    """How much of a quota can be used in advance, as a time: the length of the full windows over which
+    Kafka measures a rate (all of quota.window.num but the current one).
     """
     window_s = broker_number(config, "quota.window.size.seconds")
     return (broker_number(config, "quota.window.num") - 1) * window_s * 1_000_000_000
@@ -41,7 +41,7 @@ def quota_window_ns(config: Mapping[str, str]) -> int:
 
 
 def checked_entity(entity: list[tuple[str, str | None]]) -> Entity:
-    """Ordered by type. Raises Refusal, with Kafka's messages."""
+    """Returns the entity ordered by type. Raises Refusal with Kafka's messages."""
     types = [kind for kind, _ in entity]
     if not entity:
         raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty client quota entity")
@@ -71,7 +71,7 @@ def _check_ip(entity: list[tuple[str, str | None]]) -> None:
     except ValueError:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
-            f"{name} is not a valid IP. Name an address such as 10.0.0.1 or ::1: host names are not resolved",
+            f"{name} is not a valid IP. Use an address such as 10.0.0.1 or ::1: host names are not resolved",
         ) from None
 
 
@@ -106,7 +106,7 @@ def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) 
     if not before and quotas and len(state.client_quotas) >= CLIENT_QUOTA_COUNT_MAX:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"{CLIENT_QUOTA_COUNT_MAX} users, client ids and addresses have quotas of their own, which is the maximum;"
+            f"{CLIENT_QUOTA_COUNT_MAX} users, client ids and addresses have their own quotas, which is the maximum;"
             " remove some, or set a default.",
         )
     return [] if quotas == before else [ClientQuotaSet(entity, quotas)]
@@ -156,14 +156,14 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
             " downgrade.",
         )
     if update.level < current and update.name == "metadata.version" and update.upgrade_type == SAFE_DOWNGRADE:
-        return  # a higher level changes nothing in the stored form
+        return  # the stored form is the same at all levels
     if update.level > current and update.upgrade_type != UPGRADE:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade to a newer version.")
 
 
 def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None:
-    """Hosts of two versions coexist during a rolling upgrade: a level may be set only if every host
-    supports it, including those that are down (V1).
+    """Refuses a level that a host does not support, including hosts that are down (V1): hosts of two
+    versions coexist during a rolling upgrade.
     """
     lacking = []
     for node_id, broker in sorted(state.brokers.items()):
@@ -183,7 +183,7 @@ def _check_brokers(state: MetadataState, update: messages.FeatureUpdate) -> None
 
 
 def move_completed(state: MetadataState, topic_id: bytes, index: int, node_id: int, directory: str) -> list[Record]:
-    """No records if the partition is deleted or already there (a repetition)."""
+    """Returns no records if the partition is deleted, or already in the directory (a repeated request)."""
     name = state.topics_by_id.get(topic_id)
     if name is None or not 0 <= index < len(state.topics[name].partitions):
         return []

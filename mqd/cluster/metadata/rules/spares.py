@@ -1,4 +1,4 @@
-"""Which topics may have acks.replicas: an in-sync set of this size, and the other replicas spares."""
+"""The rules for topics with acks.replicas, the size of the in-sync set; their other replicas are spares."""
 
 from collections.abc import Iterable, Mapping
 
@@ -13,15 +13,15 @@ from mqd.protocol.errors import ErrorCode
 
 
 def check(state: MetadataState, config: Mapping[str, str], replica_counts: Iterable[int]) -> None:
-    """`config`: the new configuration of a topic; `replica_counts`: of its partitions. Raises
-    Refusal.
+    """`config`: the new configuration of a topic. `replica_counts`: the number of replicas of each
+    partition. Raises Refusal.
     """
     count = acks_replicas(config)
     if not count:
         return
     fewest = min(replica_counts, default=count)
     if count == 1:
-        _refuse("it must be at least 2: one replica is what acks=1 waits for")
+        _refuse("it must be at least 2; for one replica, produce with acks=1")
     if count > fewest:
         _refuse(f"{count} is more than the {fewest} replica(s) of a partition of the topic")
     minimum = int(config.get(MIN_IN_SYNC) or state.broker_configs.get("", {}).get(MIN_IN_SYNC) or 0)
@@ -37,7 +37,7 @@ def check(state: MetadataState, config: Mapping[str, str], replica_counts: Itera
 def limited(
     state: MetadataState, config: Mapping[str, str], partitions: tuple[PartitionState, ...]
 ) -> tuple[PartitionState, ...]:
-    """The partitions of a new topic, with at most acks.replicas replicas in sync. Raises Refusal."""
+    """Limits the in-sync sets of a new topic's partitions to acks.replicas. Raises Refusal."""
     check(state, config, (len(one.replicas) for one in partitions))
     count = acks_replicas(config) or None
     return tuple(msgspec.structs.replace(one, in_sync_replicas=one.in_sync_replicas[:count]) for one in partitions)

@@ -3,7 +3,7 @@ token, and until when.
 
 Pure functions of the state and the change, as in topics.py. The acceptor checks whether a principal
 may create a token for another, and computes the password of a token. Times: wall clock of the host
-that got the request; as in Kafka, a token is valid through the millisecond in which it expires.
+that got the request. As in Kafka, a token is still valid in the millisecond of its expiry time.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ def create(state: MetadataState, token: DelegationToken) -> list[Record]:
 def set_expiry(
     state: MetadataState, change: messages.SetTokenExpiry, number: int
 ) -> tuple[messages.Response, str | None, list[Record]]:
-    """Checks in the order of Kafka, which removes a token also after its expiry."""
+    """Changes or removes a token, with Kafka's order of checks: an expired token can still be removed."""
     token = state.delegation_tokens.get(change.token_id)
     removes = change.period_ms < 0 and not change.is_renewal
     is_late = token is not None and is_expired(token, change.now_ms)
@@ -70,6 +70,6 @@ def set_expiry(
 
 
 def expired(state: MetadataState, now_ms: int) -> list[Record]:
-    """The expired tokens, at most one batch of them."""
+    """Removes expired tokens, at most EXPIRED_MAX."""
     found = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
     return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), found)]

@@ -1,7 +1,8 @@
-"""Kafka's rules for metadata changes: translates a change into records, or refuses it.
+"""Kafka's rules for changes of topics and configurations: translates a change into records, or refuses
+it.
 
-Pure functions of the state and the change; Refusal carries the Kafka error code and a message that
-names the topic or property concerned. Sources: the public protocol guide, KIP-107 (DeleteRecords),
+Pure functions of the state and the change; Refusal carries Kafka's error code and a message with the
+topic or property. Sources: the public protocol guide, KIP-107 (DeleteRecords),
 KIP-195 (CreatePartitions), KIP-339 (IncrementalAlterConfigs), KIP-516 (topic ids).
 """
 
@@ -86,13 +87,13 @@ def existing(state: MetadataState, name: str) -> TopicState:
 
 
 def _check_not_internal(name: str, verb: str) -> None:
-    """Groups and transactional ids are hashed to the partitions of these topics: if they were
-    deleted or had another partition count, existing state would not be found again.
+    """Refuses changes of the topics to whose partitions groups and transactional ids are hashed: with
+    another partition count existing state would not be found.
     """
     if name in INTERNAL_TOPICS:
         raise Refusal(
             ErrorCode.POLICY_VIOLATION,
-            f"The internal topic {name} cannot be {verb}: committed offsets and transactions of all clients are in it.",
+            f"The internal topic {name} cannot be {verb}: it has the state of all groups and transactions.",
         )
 
 
@@ -144,12 +145,12 @@ def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> d
 def _keep_min_in_sync(
     state: MetadataState, name: str, config: dict[str, str], replica_count: int, rules: ConfigRules
 ) -> None:
-    """Writes the value of this controller's file to the log with the topic, because the next
-    controller's file may differ (partitions.py).
+    """Adds this controller's min.insync.replicas to the topic's configuration, because the next
+    controller's configuration file may differ (partitions.py).
 
-    If none is set, a new topic of two replicas continues with one of them: 1 is written explicitly,
-    so that older topics keep the 2 that the rule gives them. Internal topics follow the rule: they
-    grow with the cluster.
+    Without such a setting, a new topic of two replicas gets 1, so that it accepts records while one
+    replica is down. This is stored explicitly, because older topics have the computed value 2.
+    Internal topics always have the computed value, because they grow with the cluster.
     """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
@@ -177,11 +178,11 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone."
         )
-    # the requester checked for open transactions on other removed partitions than these
+    # the requester has checked another set of removed partitions for open transactions
     if topic.first_leader_epoch not in (0, change.first_leader_epoch):
         text = (
-            f"The broker that received the request did not know yet of removed partitions of {change.name}, so it"
-            " did not check for open transactions that wrote to them; try again."
+            f"The broker that received the request did not know of removed partitions of {change.name} yet, and could"
+            " not check them for open transactions; try again."
         )
         raise Refusal(ErrorCode.LEADER_NOT_AVAILABLE, text)
     added = change.partition_count - current
@@ -230,7 +231,7 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
 
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
     if not rules.known(resource_type, name):
-        # Unsupported settings of Kafka's brokers are reported as not dynamically updatable.
+        # broker settings of Kafka that mqd does not support are refused as not dynamically updatable
         is_kafkas = resource_type == RESOURCE_BROKER and rules.is_kafkas(name)
         code = ErrorCode.INVALID_REQUEST if is_kafkas else ErrorCode.INVALID_CONFIG
         raise Refusal(code, rules.refusal_of(resource_type, name))
@@ -283,8 +284,8 @@ def alter_config(
             if operation.name == MIN_IN_SYNC or (operation.name == UNCLEAN_ENABLE and operation.operation == "set"):
                 raise Refusal(
                     ErrorCode.INVALID_CONFIG,
-                    f"{operation.name} cannot be set for one broker: a partition moves between them. Set it for a"
-                    " topic, or for all brokers.",
+                    f"{operation.name} cannot be set for one broker, because partitions move between brokers. Set it"
+                    " for a topic, or for all brokers.",
                 )
         if not change.resource_name and config.get(MIN_IN_SYNC) != current.get(MIN_IN_SYNC):
             for topic in state.topics.values():
@@ -298,7 +299,7 @@ def alter_config(
         if not current and len(state.group_configs) >= GROUP_CONFIGS_MAX:
             raise Refusal(
                 ErrorCode.POLICY_VIOLATION,
-                f"{GROUP_CONFIGS_MAX} groups have a configuration of their own already; delete some.",
+                f"{GROUP_CONFIGS_MAX} groups already have a configuration, which is the maximum; delete some.",
             )
         config = _checked(updated, change, rules)
         fifo.check(state, config, current)
@@ -316,8 +317,8 @@ def alter_config(
 
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
-    """R13: with a smaller number the in-sync replicas would be enough, and the eligible ones, which
-    also have every record, would be dropped from the metadata.
+    """R13: refuses a smaller number at which the in-sync replicas would be enough: the eligible replicas,
+    which also have all records, would be dropped from the metadata.
     """
     configured = configured_min_in_sync(config, broker_default)
     for partition in topic.partitions:
@@ -335,8 +336,8 @@ def _check_broker_name(state: MetadataState, name: str) -> None:
     if name and (not name.isascii() or not name.isdigit() or int(name) not in state.brokers or str(int(name)) != name):
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
-            f"Unexpected broker id '{name}', expected one of {sorted(state.brokers)}, or the empty string for the"
-            " default of all.",
+            f"Unexpected broker id '{name}', expected one of {sorted(state.brokers)}, or the empty string for all"
+            " brokers.",
         )
 
 
@@ -361,7 +362,7 @@ def _operated(
 
 def _checked(config: dict[str, str], change: messages.AlterConfig, rules: ConfigRules) -> dict[str, str]:
     checked = _check_config(rules, change.resource_type, config)
-    for operation in change.operations:  # after the values of those that are known, as in Kafka
+    for operation in change.operations:  # after the values of known properties, as in Kafka
         if operation.operation != "delete":
             _check_known(rules, change.resource_type, operation.name)
     return checked
@@ -384,7 +385,7 @@ def _alter_one(
     broker_config: Mapping[str, str],
 ) -> None:
     name, value, verb = operation.name, operation.value, operation.operation
-    if verb == "delete":  # an unknown name too, as in Kafka: tools delete throttles whether they were set or not
+    if verb == "delete":  # also an unknown name, as in Kafka: tools delete throttles that may not be set
         _check_dynamic(rules, resource_type, name)
         config.pop(name, None)
         return

@@ -1,5 +1,5 @@
-"""Views (view.of): topics without partitions of their own. Metadata shows them with those of their
-base topic, which cannot be deleted before them.
+"""Views (view.of): topics without partitions of their own. Metadata returns them with the partitions of
+their base topic, which cannot be deleted before its views.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def of(state: MetadataState, name: str) -> list[str]:
 def create(
     state: MetadataState, change: messages.CreateTopic, config: dict[str, str], new_id: Callable[[], bytes]
 ) -> list[Record]:
-    """`config`: with view.of, already checked on its own."""
+    """`config`: the checked configuration, which has view.of. Raises Refusal."""
     base = state.topics.get(config[VIEW_OF])
     if levels(state.features)[MQD_VERSION] < VIEWS_LEVEL:
         _refuse(
@@ -40,7 +40,9 @@ def create(
     if base.name in INTERNAL_TOPICS:
         _refuse(f"{base.name} is an internal topic")
     if is_view(base):
-        _refuse(f"{base.name} is itself a view, of {base.config[VIEW_OF]}; name that topic, and both conditions")
+        _refuse(
+            f"{base.name} is itself a view, of {base.config[VIEW_OF]}; make a view of that topic, with both conditions"
+        )
     if change.name in INTERNAL_TOPICS:
         _refuse("internal topics cannot be views")
     if change.assignments:
@@ -58,7 +60,7 @@ def create(
 
 
 def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """A reader's offsets are valid only for the filter with which they were read. Raises Refusal."""
+    """Refuses a change of the filter: a consumer's offsets are valid only for the filter of their view."""
     if any(config.get(name) != before.get(name) for name in (VIEW_OF, VIEW_FILTER)):
         _refuse(
             f"{VIEW_OF} and {VIEW_FILTER} are given when the topic is created and never change; create another view"
