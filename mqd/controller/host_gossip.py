@@ -121,7 +121,7 @@ class HostGossip:
         # (node, whole host) -> the last notice that was logged
         self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}
         self._proofs = death_proofs.DeathProofs(key.node_id)
-        self._last_words: death_notice.Notice | None = None
+        self._final_notice: death_notice.Notice | None = None
         self._orders: death_notice.Orders | None = None
         death_notice.write_orders(run_dir, None)
         profile = Profile(
@@ -278,8 +278,8 @@ class HostGossip:
 
     def _write_orders(self) -> None:
         shell = self._shell
-        words = self._last_words = death_proofs.last_words(
-            shell.quorum.core, shell.core.committed, self._incarnation, self._last_words
+        words = self._final_notice = death_proofs.final_notice(
+            shell.quorum.core, shell.core.committed, self._incarnation, self._final_notice
         )
         orders = None
         numbers = tuple(

@@ -216,8 +216,8 @@ class Quorum:
         return self.core.voters
 
     @property
-    def voters_course(self) -> int:
-        return self.core.log.voters_course
+    def voters_history(self) -> int:
+        return self.core.log.voters_history
 
     async def stop(self) -> None:
         self._stopped = True

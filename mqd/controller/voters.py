@@ -113,7 +113,7 @@ class VoterChanges:
                 f"the quorum records the new address of node {moved.node_id}",
             )
             return
-        fit = promotion.candidates(voters, brokers, self._quorum.voters_course)
+        fit = promotion.candidates(voters, brokers, self._quorum.voters_history)
         caught_up = (
             {
                 one.key

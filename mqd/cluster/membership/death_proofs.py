@@ -14,7 +14,7 @@ NOTICES_MAX = 64
 INFORMED_MAX = 64
 
 
-def last_words(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
+def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
     """The facts about this host's controller process and its broker that hold once they have ended,
     for Orders. None: no other host relies on them yet. `before`: the previous result.
 

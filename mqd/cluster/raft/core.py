@@ -3,25 +3,25 @@ majority-granted lease (docs/design/cluster.md, section 3).
 
     role         leaves by
     UNATTACHED   a leader becomes known -> FOLLOWER; a voter's election timeout -> PROSPECTIVE.
-                 Meanwhile queries other hosts by Fetch
-    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> again after a
-                 while (KIP-996)
+                 Queries other hosts by Fetch in the meantime
+    PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> PROSPECTIVE again
+                 after a delay (KIP-996)
     CANDIDATE    a majority has voted -> LEADER; timeout -> PROSPECTIVE
     FOLLOWER     its leader is silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer);
                  EndEpoch, or proof that its leader has died -> UNATTACHED
-    LEADER       a newer epoch, a silent majority, removal, transfer, a refusing disk -> UNATTACHED
+    LEADER       a newer epoch, a silent majority, removal, transfer, a failed write -> UNATTACHED
 
-raft/election.py, raft/leader.py and raft/follower.py implement these roles, raft/replica.py holds
-the state common to all roles; this module performs the transitions.
+raft/election.py, raft/leader.py and raft/follower.py implement these roles, raft/replica.py has the
+state that is common to all roles; this module performs the transitions.
 
 Invariants (check(); tests/sim/raft/quorum_world.py asserts them across all replicas)
     I1  one leader in an epoch: a vote is durable before it is sent, and given once in an epoch
     I2  committed records are the same everywhere, and never truncated
-    I3  a leader has every committed record: votes go only to candidates whose log is at least as
-        new, and a leader commits a record of its own epoch first
+    I3  a leader has all committed records: votes go only to candidates whose log is at least as new,
+        and a leader commits a record of its own epoch first
     I4  (epoch, vote) never regress
     I5  records delivered as Committed are committed, and durable here
-    I6  the epoch only rises
+    I6  the epoch never falls
     L1  at most one valid lease (lease.py)
 
 Single-threaded. `handle` is the only mutator. Times are nanoseconds of this host's CLOCK_BOOTTIME.
@@ -62,7 +62,7 @@ from mqd.protocol.errors import ErrorCode
 class QuorumCore(QuorumTransitions):
     """`key`: this replica. `rng` only randomizes election timeouts.
 
-    Attributes for readers: epoch, leader (node id or -1), high_watermark, applied_offset,
+    Public attributes: epoch, leader (node id or -1), high_watermark, applied_offset,
     log.end_offset, voters, generation, is_leader, is_active, is_voter.
     """
 
@@ -107,14 +107,14 @@ class QuorumCore(QuorumTransitions):
         return now_ns < self.lease_deadline_ns(now_ns)
 
     def describe(self, now_ns: int) -> QuorumView:
-        """On a replica that is not the leader: without replicas."""
+        """The view for DescribeQuorum; without replicas if this replica is not the leader."""
         if self.leading is None:
             return QuorumView(self.leader, self.epoch, self.high_watermark, (), ())
         return self.leading.describe(now_ns)
 
     @property
     def next_deadline_ns(self) -> int:
-        """When a Tick is due; NO_DEADLINE = never."""
+        """The time of the next Tick; NO_DEADLINE = none."""
         deadline = min(self.election_deadline_ns, self._discover_at_ns, self._retry_vote_ns)
         for role in (self.leading, self.following, self.election):
             if role is not None:
@@ -169,7 +169,7 @@ class QuorumCore(QuorumTransitions):
             return isinstance(message, Fetch | FetchResponse | FetchSnapshot | SnapshotChunk)
         if message.generation > self.generation:
             self.emit(events.Outdated(message.generation, sender))
-        elif isinstance(message, Fetch | FetchSnapshot):  # it learns of the newer generation
+        elif isinstance(message, Fetch | FetchSnapshot):  # the response tells it the newer generation
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, message.sequence, 0))
         return False
 
@@ -184,7 +184,7 @@ class QuorumCore(QuorumTransitions):
             self.following.on_disk(now_ns, installed)
 
     def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
-        """The disk is in its state before `sequence`."""
+        """Handles a refused write: the disk is in its state before `sequence`."""
         end, truncated = self.disk_refused(now_ns)
         self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
         if self.leading is not None:
@@ -250,13 +250,12 @@ class QuorumCore(QuorumTransitions):
         )
 
     def may_vote(self, now_ns: int) -> bool:
-        """A leader does not vote, and no replica votes against its promise."""
+        """Whether this replica may vote: it is not the leader, and has no promise to another one."""
         return self.leading is None and not self.promise.holds(now_ns)
 
     def _defer_to_candidate(self, until_ns: int) -> None:
-        """Defers to a candidate that has just started: two simultaneous candidates split the votes.
-        The delay is shorter than a round, which takes twice as long, so this cannot continue
-        forever.
+        """Delays this replica's own candidacy, because two simultaneous candidates split the votes. A
+        round takes twice as long as the delay, so this cannot continue forever.
         """
         if self.following is not None:
             self.following.extend_deadline(until_ns)
@@ -294,7 +293,7 @@ class QuorumCore(QuorumTransitions):
         if message.leader.node_id != sender:
             return
         if message.epoch < self.epoch:
-            self._request(sender)  # so that it learns the newer epoch
+            self._request(sender)  # to send it the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
             self.learn_leader(message.epoch, sender, sender, now_ns)
 
@@ -315,11 +314,10 @@ class QuorumCore(QuorumTransitions):
         self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
-        """Acts as if the leader had resigned, except that it is unknown which replica has the newest
-        log. The others try in the order of their node ids, and one with too old a log learns that
-        from their responses. The event is repeated, because replicas that have not received it refuse
-        to vote. On a repetition only the first in that order tries again; the others keep their
-        deadline.
+        """Acts as if the leader had resigned, except that it is unknown which replica has the newest log.
+        The replicas try to be elected in the order of their node ids; one whose log is too old is
+        refused. The event is repeated, because replicas that have not received it refuse to vote. On a
+        repetition only the first replica tries again; the others keep their deadlines.
         """
         if (
             event.node_id == self.key.node_id
@@ -350,11 +348,11 @@ class QuorumCore(QuorumTransitions):
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
 
     def _overtaken(self, epoch: int, now_ns: int) -> None:
-        """Another replica fetches in a newer epoch. It cannot return to this epoch, so the leader
-        gives up its lease and starts an election in a newer one immediately.
+        """Another replica fetches in a newer epoch, and cannot return to this one. So this leader gives
+        up its lease and immediately starts an election in a newer epoch.
         """
         if self.leading is not None:
-            self.leading.resign(f"a replica is in epoch {epoch} already", now_ns, campaign_again=True)
+            self.leading.resign(f"a replica is already in epoch {epoch}", now_ns, campaign_again=True)
         self.adopt(epoch, now_ns)
         if self.may_stand:
             self.election_deadline_ns = min(
@@ -384,8 +382,8 @@ class QuorumCore(QuorumTransitions):
     # -- roles -------------------------------------------------------------------------------------
 
     def learn_leader(self, epoch: int, leader: int, sender: int, now_ns: int) -> None:
-        """`sender` reports that `leader` (-1: none) leads `epoch`, which is not below ours. A
-        report without a leader does not end the relation to a known one.
+        """`sender` reports that `leader` (-1: none) leads `epoch`, which is not below ours. A report
+        without a leader does not make this replica leave a known leader.
         """
         if leader == self.key.node_id or (leader < 0 and (epoch == self.epoch or self.promise.holds(now_ns))):
             return
@@ -402,19 +400,19 @@ class QuorumCore(QuorumTransitions):
             self.following.maybe_fetch(now_ns)
 
     def doubt_leader(self) -> None:
-        """The leader of this epoch is silent. Until it sends something itself, reports about it do
-        not count; otherwise replicas would keep sending each other back to it.
+        """The leader of this epoch is silent. Until it sends a message itself, other replicas' reports
+        about it are ignored; otherwise replicas would keep referring each other to it.
         """
         self._doubted_epoch = self.epoch
 
     def end_epoch(self) -> None:
-        """The leader of this epoch has resigned. It never leads this epoch again, whatever messages
-        of it are still in flight.
+        """The leader of this epoch has resigned. It never leads this epoch again, even if messages from it
+        are still in flight.
         """
         self._ended_epoch = self.epoch
 
     def adopt(self, epoch: int, now_ns: int) -> None:
-        """Moves to a newer epoch, without a known leader."""
+        """Moves to a newer epoch whose leader is not known."""
         if self.leading is not None:
             self.leading.resign(f"epoch {epoch} has begun", now_ns)
         self.persist_vote(VoteState(epoch, None, self.vote.followed))
@@ -432,9 +430,7 @@ class QuorumCore(QuorumTransitions):
         self.election_deadline_ns = self._discover_at_ns = NO_DEADLINE
 
     def campaign(self, now_ns: int) -> None:
-        """Starts a pre-vote. Has no effect for a replica that is not a voter or has given a
-        promise.
-        """
+        """Starts a pre-vote. Has no effect if this replica is not a voter or has given a promise."""
         if not self.may_stand:
             self.unattach(now_ns, NO_DEADLINE)
         elif self.promise.holds(now_ns) or self._installing is not None:
@@ -457,7 +453,7 @@ class QuorumCore(QuorumTransitions):
         self.leading.begin(now_ns)
 
     def _discover(self, now_ns: int) -> None:
-        """Queries one of the hosts that may know a leader, a different one each time."""
+        """Queries the next of the hosts that may know a leader."""
         nodes = sorted({voter.node_id for voter in self.log.voters} | set(self.peers))
         nodes = [node for node in nodes if node != self.key.node_id]
         self._discover_at_ns = (
@@ -530,7 +526,7 @@ class QuorumCore(QuorumTransitions):
 
 
 def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
-    """force-standalone: the same state in a new generation with these voters, which count as
+    """force-standalone: returns the same snapshot in a new generation with these voters, which count as
     founded. Members of the old generation are refused.
     """
     return SnapshotMeta(meta.offset, meta.epoch, survivors, meta.generation + 1)

@@ -1,7 +1,7 @@
-"""A voter's election: first a pre-vote (KIP-996), and only with a majority's consent a new epoch
-and the requests for votes.
+"""A voter's election: first a pre-vote (KIP-996), then, if a majority agrees, a new epoch and the
+requests for votes.
 
-A round that can no longer succeed, or times out, ends. The next one begins after a random delay,
+A round ends when it can no longer succeed or times out. The next round begins after a random delay,
 again with the pre-vote: an epoch begins only if a majority has lost its leader.
 """
 
@@ -75,8 +75,9 @@ class Election:
             core.elected(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
-        """Timeout. While its own vote is being written to disk, no request for votes has been sent
-        yet."""
+        """Handles the timeout. While this replica's own vote is being written to disk, no request for
+        votes has been sent yet.
+        """
         if self.core.is_vote_pending:
             self.deadline_ns = now_ns + self.core.settings.promise_ns // 4
             return

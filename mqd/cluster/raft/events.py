@@ -1,23 +1,23 @@
 """Events and effects of the quorum core (raft/core.py): the contract between it, the disk, the
 transport and the state machine.
 
-Duties of the shell
+Duties of the caller (mqd/controller)
     order       effects are carried out in the order given. A nested event (a Propose caused by a
                 Committed) may be handled in the middle of a list: disk effects come before all
-                effects that may cause one
+                effects that may cause such an event
     disk        PersistVote, AppendLog, TruncateLog and InstallSnapshot carry rising `sequence`
                 numbers and are carried out one after another, in that order. DiskDone(n) means that
-                everything up to and including n is durable (fdatasync; for a vote: write a
+                all writes up to and including n are durable (fdatasync; for a vote: write a
                 temporary file, fsync, rename, fsync of the directory). One flush may cover many
-                appends. A write that has left nothing on the disk is DiskRefused(n): the shell
-                also drops everything queued behind n, as if it had never been requested. A failed
+                appends. DiskRefused(n) means that write n has left nothing on the disk: the caller
+                also drops all writes queued after n, as if they had never been requested. A failed
                 flush ends the process.
     messages    Send is best effort. Pass on only messages from authenticated connections.
     time        `now_ns` of handle() is CLOCK_BOOTTIME (it counts suspend), never decreasing within
                 a process. Tick no later than next_deadline_ns.
-    state       Committed batches are applied in order, all kinds (control batches only move the
-                version). Nothing else is ever applied. LoadState replaces the state.
-    snapshots   the shell stores a snapshot of its applied state together with
+    state       Committed batches of all kinds are applied in order (control batches only advance the
+                version); no other records are applied. LoadState replaces the state.
+    snapshots   the caller stores a snapshot of its applied state together with
                 QuorumCore.snapshot_meta(offset), then sends SnapshotStored.
 """
 
@@ -34,12 +34,12 @@ NO_DEADLINE = (1 << 63) - 1
 class QuorumSettings(msgspec.Struct, frozen=True):
     """Times in nanoseconds; all are derived from the promise P (docs/design/cluster.md, 3.3)."""
 
-    # P: for this long after a response of the leader, a replica votes for no other one. Also the
+    # P: for this long after a response of the leader, a replica does not vote for another one. Also the
     # time after which it considers its leader lost.
     promise_ns: int = 2 * SECOND_NS
     fetch_bytes_max: int = 1 << 20
-    uncommitted_bytes_max: int = 32 << 20  # proposals beyond it are refused
-    log_bytes_max: int = 20 << 20  # then SnapshotWanted
+    uncommitted_bytes_max: int = 32 << 20  # proposals beyond this are refused
+    log_bytes_max: int = 20 << 20  # a longer log causes SnapshotWanted
     # kept in memory below a snapshot, for replicas that are slightly behind
     retained_bytes: int = 4 << 20
 
@@ -49,7 +49,7 @@ class QuorumSettings(msgspec.Struct, frozen=True):
 
     @property
     def fetch_wait_ns(self) -> int:
-        return self.promise_ns // 4  # how long a response without records waits for some
+        return self.promise_ns // 4  # how long a Fetch waits for records
 
     @property
     def fetch_retry_ns(self) -> int:
@@ -67,8 +67,8 @@ class QuorumSettings(msgspec.Struct, frozen=True):
 
     @property
     def handover_ns(self) -> int:
-        # How long a named successor waits: by then the others should know that their promise has
-        # ended.
+        # how long a named successor waits, so that the other replicas have received EndEpoch, which
+        # releases their promises
         return self.promise_ns // 200
 
 
@@ -77,14 +77,14 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
 
     epoch: int = 0
     voted_for: ReplicaKey | None = None  # in `epoch`
-    # The last leader that was followed, of any epoch: it may hold a promise. None if this replica
-    # has voted since, because then none held one.
+    # The last leader that this replica followed, in any epoch: it may hold a promise. None if this
+    # replica has voted since, because then no leader held one.
     followed: ReplicaKey | None = None
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Contents of the disk at the start. A founded voter always has a snapshot (at offset 0 if need
-    be), which names the voters. With nothing at all, this host is joining.
+    """The contents of the disk at the start. A founding voter always has a snapshot, if only at offset 0,
+    which has the voters. A host without a snapshot and batches is joining.
     """
 
     vote: VoteState = VoteState()
@@ -123,8 +123,8 @@ class DiskRefused(msgspec.Struct, frozen=True):
 
 
 class Propose(msgspec.Struct, frozen=True):
-    """Append these records as one batch. With `base_offset`: only at that offset, because their
-    content depends on it.
+    """Append these records as one batch. With `base_offset`: only at that offset, because the records
+    depend on it.
     """
 
     token: Hashable
@@ -133,14 +133,14 @@ class Propose(msgspec.Struct, frozen=True):
 
 
 class SnapshotStored(msgspec.Struct, frozen=True):
-    """State and meta are durable. The log below may be deleted."""
+    """The state and `meta` are durable. The log below the snapshot may be deleted."""
 
     meta: SnapshotMeta
     size_bytes: int  # of the state's bytes
 
 
 class SnapshotRead(msgspec.Struct, frozen=True):
-    """Answers ReadSnapshot. Empty `data`: that snapshot no longer exists."""
+    """The response to ReadSnapshot. Empty `data`: that snapshot no longer exists."""
 
     request: "ReadSnapshot"
     data: bytes
@@ -164,8 +164,8 @@ class UpdateVoter(msgspec.Struct, frozen=True):
 
 
 class TransferLeadership(msgspec.Struct, frozen=True):
-    """Transfers leadership to `to` (node id), or to the most complete replica if None. Has no
-    effect on a host that does not lead. Deposed reports the end.
+    """Transfers leadership to `to` (node id), or to the replica with the longest log if None. Has no effect
+    on a host that does not lead. Deposed follows when it is done.
     """
 
     to: int | None = None
@@ -181,7 +181,7 @@ class LeaderDied(msgspec.Struct, frozen=True):
 
 
 class PeersKnown(msgspec.Struct, frozen=True):
-    """Node ids of hosts that may know a leader, for a host that knows no voters yet (seeds)."""
+    """Node ids of hosts (seeds) that may know a leader, for a host that does not know the voters yet."""
 
     node_ids: tuple[int, ...]
 
@@ -223,14 +223,16 @@ class AppendLog(msgspec.Struct, frozen=True):
 
 
 class TruncateLog(msgspec.Struct, frozen=True):
-    """Remove everything from `offset` on (never committed records)."""
+    """Remove all batches from `offset` on; committed records are never removed."""
 
     sequence: int
     offset: int
 
 
 class InstallSnapshot(msgspec.Struct, frozen=True):
-    """Make it durable in place of the whole log. An unreadable snapshot is refused by DiskRefused."""
+    """Replace the whole log by this snapshot, durably. An unreadable snapshot is refused with
+    DiskRefused.
+    """
 
     sequence: int
     meta: SnapshotMeta
@@ -238,8 +240,8 @@ class InstallSnapshot(msgspec.Struct, frozen=True):
 
 
 class LoadState(msgspec.Struct, frozen=True):
-    """The installed snapshot is durable: the state machine takes this state. The changes in between
-    are not reported.
+    """The installed snapshot is durable and replaces the state of the state machine. The changes between
+    the two states are not reported.
     """
 
     meta: SnapshotMeta
@@ -255,13 +257,13 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class BecameActive(msgspec.Struct, frozen=True):
-    """This host leads, and everything before its own epoch is committed and has been delivered. It
-    may propose from `next_offset` on.
+    """This host leads, and all records before its own epoch are committed and have been delivered. It may
+    propose from `next_offset` on.
     """
 
     epoch: int
     next_offset: int
-    before: int = -1  # the last earlier epoch whose leader can have been active; 0 = none
+    before: int = -1  # the last earlier epoch in which a leader can have been active; 0 = none
 
 
 class Deposed(msgspec.Struct, frozen=True):
@@ -272,32 +274,29 @@ class Deposed(msgspec.Struct, frozen=True):
 
 
 class ControlAppended(msgspec.Struct, frozen=True):
-    """On an active leader: a control batch has taken the offsets up to here, where the next
-    proposal begins. Precedes all other effects of the same handle(), including the commits that it
-    causes.
+    """An active leader has appended a control batch; the next proposal begins at `next_offset`. Precedes
+    all other effects of the same handle(), including the commits that it causes.
     """
 
     next_offset: int
 
 
 class ProposalRefused(msgspec.Struct, frozen=True):
-    """The proposal is in no log and never will be."""
+    """The proposal will never be in a log."""
 
     token: Hashable
     reason: str
 
 
 class ProposalsDropped(msgspec.Struct, frozen=True):
-    """The disk refused a write: proposals from `offset` on are in no log and never will be. The
-    host still leads.
-    """
+    """The disk refused a write: proposals from `offset` on will never be in a log. The host still leads."""
 
     offset: int
     reason: str
 
 
 class LeaderChanged(msgspec.Struct, frozen=True):
-    """A routing hint, not an authority."""
+    """The leader changed. Only a routing hint."""
 
     leader: int  # node id, -1 = none known
     epoch: int
@@ -324,8 +323,8 @@ class SnapshotWanted(msgspec.Struct, frozen=True):
 
 
 class ReadSnapshot(msgspec.Struct, frozen=True):
-    """Read up to `size_bytes` of the snapshot's state from `position` on; answered by SnapshotRead.
-    May be lost (the replica retries).
+    """Read up to `size_bytes` of the snapshot's state from `position` on, and respond with SnapshotRead.
+    The response may be lost; then the replica retries.
     """
 
     to: int
@@ -339,8 +338,8 @@ class ReadSnapshot(msgspec.Struct, frozen=True):
 
 
 class Outdated(msgspec.Struct, frozen=True):
-    """Another host belongs to a newer generation of the cluster (force-standalone): this one must
-    be emptied and join again.
+    """Another host belongs to a newer generation of the cluster (force-standalone). This host must be
+    emptied and join again.
     """
 
     generation: int
@@ -348,7 +347,7 @@ class Outdated(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """For the log file."""
+    """A line for the log file."""
 
     text: str
     fields: tuple[tuple[str, str], ...] = ()

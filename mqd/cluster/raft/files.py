@@ -1,12 +1,12 @@
 """Encoding of the metadata log's files: the quorum's batches as record batches, snapshots, the
 vote, the mark.
 
-    NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum:
-                                      partition_leader_epoch = its epoch, and base_sequence the same
-                                      number, because that one is under the checksum. Records of the
+    NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum.
+                                      partition_leader_epoch is its epoch, and so is base_sequence,
+                                      because the checksum covers only the latter. Records of the
                                       state machine have no key; a control batch has the control
-                                      attribute and one record, its key version int16 0, type int16
-                                      (2 a leader's first, 6 voters: Kafka's numbers, KIP-595 and
+                                      attribute and one record, whose key is version int16 0, type
+                                      int16 (2 leader change, 6 voters: Kafka's numbers, KIP-595 and
                                       KIP-853)
     NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32,
                                       state bytes uint64 (big-endian), SnapshotMeta in msgpack, the
@@ -49,7 +49,7 @@ _vote_decoder = msgspec.msgpack.Decoder(VoteState)
 
 
 def encode_batch(batch: Batch, now_ms: int) -> bytes:
-    """Uncompressed; `now_ms` is the time of its records."""
+    """Encodes a batch, uncompressed. `now_ms`: the timestamp of its records."""
     if batch.kind == DATA:
         found = [codec.Record(timestamp_ms=now_ms, value=value) for value in batch.values]
     else:
@@ -67,25 +67,25 @@ def encode_batch(batch: Batch, now_ms: int) -> bytes:
 
 
 def read_header(data: bytes, position: int, base_offset: int) -> BatchInfo:
-    """Reads the header of the sound batch at `position`. Raises CorruptBatch."""
+    """Checks the batch at `position` and returns its header. Raises CorruptBatch."""
     if len(data) - position < HEADER_BYTES:
         raise CorruptBatch(f"{len(data) - position} bytes are less than a batch header")
     batch = parse_header(data, position, position)
     if batch.size_bytes > min(BATCH_BYTES_MAX, len(data) - position):
-        raise CorruptBatch(f"a batch of {batch.size_bytes} bytes where {len(data) - position} are left")
+        raise CorruptBatch(f"a batch of {batch.size_bytes} bytes, but the file has only {len(data) - position} more")
     if batch.base_offset != base_offset:
-        raise CorruptBatch(f"base offset {batch.base_offset} where {base_offset} is due")
+        raise CorruptBatch(f"base offset {batch.base_offset} where {base_offset} was expected")
     if native.crc32c(data[position + 21 : position + batch.size_bytes]) != batch.crc:
         raise CorruptBatch("the checksum does not match")
     if batch.record_count != batch.last_offset - batch.base_offset + 1:
         raise CorruptBatch(f"{batch.record_count} records for offsets {batch.base_offset} to {batch.last_offset}")
     if batch.partition_leader_epoch != max(batch.base_sequence, 0):
-        raise CorruptBatch(f"epoch {batch.partition_leader_epoch}, but under the checksum {batch.base_sequence}")
+        raise CorruptBatch(f"epoch {batch.partition_leader_epoch} does not match base sequence {batch.base_sequence}")
     return batch
 
 
 def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
-    """Decodes the batch of a sound header. Raises CorruptBatch."""
+    """Decodes a batch whose header was checked by read_header(). Raises CorruptBatch."""
     found = list(stored_records(header, data[position : position + header.size_bytes]))
     kind = DATA
     if header.control:
@@ -103,8 +103,8 @@ def decode_batch(header: BatchInfo, data: bytes, position: int) -> Batch:
 
 
 def later_batch(data: bytes, position: int, base_offset: int) -> int:
-    """Position of a whole batch with a later offset anywhere after `position`, or -1. The checksum
-    is computed only for candidates with a plausible header.
+    """The position of a complete batch with a later offset after `position`, or -1. Computes the checksum
+    only for candidates with a plausible header.
     """
     at = data.find(b"\2", position + 17)
     while at >= 0:
@@ -145,7 +145,7 @@ def decode_checkpoint(data: bytes) -> CheckpointHead:
             magic, crc, meta_size, size = _CHECKPOINT_2.unpack_from(data)
             start, checked = _CHECKPOINT_2.size + meta_size, data[12:]
             if magic != b"MQDMETA2" or start > len(data):
-                raise ValueError("it is not a checkpoint of the metadata")
+                raise ValueError("it is not a metadata checkpoint")
         if native.crc32c(checked) != crc or len(data) - start != size:
             raise ValueError(f"checksum or length ({len(data) - start} bytes, {size} announced) does not match")
         if data[:8] == b"MQDMETA2":
@@ -177,7 +177,7 @@ def decode_vote(data: bytes) -> VoteState:
 
 class Mark(NamedTuple):
     base_offset: int  # of the log file; -1 = the mark is empty
-    position: int  # everything before it in that file, and all earlier files, is flushed
+    position: int  # that file up to here, and all earlier files, are flushed
     committed_offset: int  # known to be committed
 
 
@@ -187,7 +187,7 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def decode_mark(data: bytes) -> Mark:
-    """The mark is rewritten in place, so it may be torn: then it is empty."""
+    """Returns an empty mark if the bytes are invalid: the file is rewritten in place and can be torn."""
     if (
         data[:8] == b"MQDMARK1"
         and len(data) >= _MARK_1.size

@@ -1,11 +1,11 @@
-"""A replica, voter or observer, that fetches from a leader: the log, a snapshot when it is too far
-behind, truncation where the logs diverge.
+"""A replica, voter or observer, that fetches from a leader: it fetches the log, or a snapshot if it is
+too far behind, and truncates its log if the logs diverge.
 
     Fetch -> response -> promise, records to the disk -> (durable) -> the next Fetch, which repeats
-    the response's stamp and states by its offset that everything before it is on this disk
+    the response's stamp; its offset says that all earlier records are on this disk
 
-One request is in flight at a time; a response to any other is ignored. While its own disk is busy a
-replica does not consider its leader silent.
+One request is in flight at a time; responses to other requests are ignored. While its own disk is
+busy a replica does not consider its leader silent.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ class Following:
     # -- responses ---------------------------------------------------------------------------------
 
     def _on_leader_contact(self, sender: ReplicaKey, sent_ns: int, now_ns: int) -> None:
-        """A response to a request: from now on this replica votes for no other one during P. The
-        leader may rely on it once the stamp comes back.
+        """Gives the promise after a response: for P this replica does not vote for another one. The leader
+        may rely on it once the stamp comes back.
         """
         core = self.core
         core.promise.give(core.epoch, now_ns, core.settings.promise_ns)
-        # a successor of this process must know that it may have given a promise
+        # the next process of this host must know that this one may have given a promise
         if core.vote.followed != sender:
             core.persist_vote(VoteState(core.epoch, core.vote.voted_for, sender))
         self._contact_ns, self._stamp_ns, self.sequence = now_ns, sent_ns, None
@@ -145,8 +145,8 @@ class Following:
         self.maybe_fetch(now_ns)
 
     def _truncate_to(self, epoch: int, end_offset: int, now_ns: int) -> None:
-        """The leader's log has no records of our last epoch beyond that offset (KIP-595): the logs
-        agree below the lesser of both ends of `epoch`.
+        """Truncates this log where it diverges from the leader's (KIP-595). The logs agree up to the
+        smaller of both end offsets of `epoch`.
         """
         core = self.core
         own = core.log.epoch_end(epoch)
@@ -156,7 +156,7 @@ class Following:
         else:
             self._pause(
                 now_ns,
-                f"the leader reports that the logs diverge at offset {end_offset} of epoch {epoch}; this one ends at"
+                f"the leader reports that the logs diverge at offset {end_offset} of epoch {epoch}; this log ends at"
                 f" {core.log.end_offset}",
             )
 
@@ -208,8 +208,8 @@ class Following:
             and len(chunk.data) <= download.size_bytes - download.position
         )
         if not sound or not chunk.data:
-            self._download = None  # deleted or damaged: start again
-            self._pause(now_ns, "the snapshot could not be fetched to its end")
+            self._download = None  # the snapshot is deleted or damaged: start again
+            self._pause(now_ns, "the snapshot could not be fetched completely")
         else:
             download.chunks.append(chunk.data)
             download.position += len(chunk.data)

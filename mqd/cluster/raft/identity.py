@@ -1,8 +1,8 @@
 """Identity of this replica of the metadata quorum: node id and the id of its metadata directory,
 kept in DATA_DIR/metadata/meta.properties.
 
-An emptied directory gets a new id. A host that lost its metadata is therefore a new one, and not a
-voter of any quorum, whatever its node id (docs/design/cluster.md, 3.1).
+An emptied directory gets a new id. A host that lost its metadata is therefore a new host and not a
+voter, even with the same node id (docs/design/cluster.md, 3.1).
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -15,8 +15,8 @@ TOPIC_DIRECTORY = "__cluster_metadata-0"
 
 
 class MetadataCorrupt(RuntimeError):
-    """The metadata directory is damaged or incomplete. The message names the file, the
-    position and the remedy.
+    """The metadata directory is damaged or incomplete. The message has the file, the position and the
+    remedy.
     """
 
 
@@ -28,7 +28,7 @@ def directory_bytes(text: str) -> bytes:
     """Raises ValueError."""
     found = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if len(found) != 16:
-        raise ValueError(f"{text!r} is no directory id")
+        raise ValueError(f"{text!r} is not a directory id")
     return found
 
 
@@ -45,7 +45,7 @@ def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaK
         if (directory / TOPIC_DIRECTORY / "vote").exists():
             raise MetadataCorrupt(
                 f"{path} is missing, but this replica has voted: restore it from a copy; or empty {directory}, then"
-                " this host joins its cluster as a new one"
+                " this host joins its cluster as a new host"
             ) from None
         directory.mkdir(parents=True, exist_ok=True)
         native.file_replace(path, f"version=1\nnode.id={node_id}\ndirectory.id={directory_text(new_id)}\n".encode())
@@ -56,6 +56,7 @@ def load_or_create_key(directory: Path, node_id: int, new_id: bytes) -> ReplicaK
         raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy") from error
     if key.node_id != node_id:
         raise MetadataCorrupt(
-            f"{path} has node.id {key.node_id}, this broker has node.id {node_id}: the directory is another broker's"
+            f"{path} has node.id {key.node_id}, but this broker has node.id {node_id}: the directory belongs to"
+            " another broker"
         )
     return key

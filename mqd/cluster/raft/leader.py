@@ -1,14 +1,14 @@
-"""The leader of an epoch: serves fetches, commits, maintains its lease and its majority, and
-resigns when it loses them.
+"""The leader of an epoch: serves fetches, commits records, checks that a majority follows it, and
+resigns otherwise.
 
 Invariants (check())
-    D1  a replica's position is the offset that it reported as durable in this epoch, validated
-        against this log; it does not fall
+    D1  a replica's position is the offset that it reported as durable in this epoch, if it matches
+        this log; it does not fall
     D2  the high watermark moves to the offset up to which a majority of the newest voter set is
         durable, and only beyond the first record of this epoch (Raft, section 5.4.2)
     D3  at most one Fetch is parked per replica; it is answered when there are new records or a
         new high watermark for it, or after fetch_wait
-    D4  a leader that resigns informs all its followers, after it has stopped relying on its lease
+    D4  a leader that resigns stops using its lease first, then informs all its followers
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from mqd.cluster.raft.progress import QuorumView, Replica
 from mqd.cluster.raft.replica import QuorumTransitions
 from mqd.cluster.raft.voters import VoterChanges
 
-REPLICAS_MAX = 4_096  # voters and observers that are tracked; the longest silent one is dropped
+REPLICAS_MAX = 4_096  # tracked voters and observers; beyond it, the longest silent one is dropped
 
 
 class Leadership:
@@ -59,17 +59,16 @@ class Leadership:
         self.began_ns = now_ns
         self.is_active = False
         self.epoch_start_offset = core.log.end_offset
-        # An active leader has committed a record of its own epoch first, and this log holds it
-        # (I3).
+        # an active leader has committed a record of its own epoch, and this log has it (I3)
         self.epoch_before = core.log.last_epoch
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)
-        self._exposed_offset = core.log.end_offset  # below it other replicas may have our records
+        self._exposed_offset = core.log.end_offset  # other replicas may have records below it
         self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; oldest first
         self._retry_after_ns = now_ns
         self._transfer: tuple[int | None, int] | None = None  # (target, deadline)
-        # Other replicas have flushed records that our own disk lacks: we could commit them, but
-        # apply nothing.
+        # since when other replicas have flushed records that our own disk does not have: they can be
+        # committed, but not applied here
         self._stalled_since_ns = NO_DEADLINE
 
     # -- time --------------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ class Leadership:
         )
 
     def _majority_contact_ns(self, now_ns: int) -> int:
-        """The latest time since which a majority of the voters, this one included, has been heard."""
+        """The latest time after which a majority of the voters, including this one, has fetched."""
         heard = {voter.key: max(self.began_ns, self._contact_ns(voter.key)) for voter in self.core.voters}
         return majority_value(self.core.voters, {**heard, self.core.key: now_ns}, self.began_ns)
 
@@ -111,7 +110,7 @@ class Leadership:
         if now_ns >= self._retry_after_ns:
             self._announce(now_ns)
         if self.misses_quorum(now_ns):
-            self.resign("a majority of the voters has not fetched for too long", now_ns)
+            self.resign("a majority of the voters has stopped fetching", now_ns)
             return
         if now_ns >= self._stalled_until_ns:
             self.resign("its disk is too slow", now_ns)
@@ -159,11 +158,11 @@ class Leadership:
         if not self.is_active or self._transfer is not None:
             return "the leadership of the metadata quorum is changing"
         if proposal.base_offset is not None and proposal.base_offset != core.log.end_offset:
-            return f"it was made for offset {proposal.base_offset}, the log ends at {core.log.end_offset}"
+            return f"it was made for offset {proposal.base_offset}, but the log ends at {core.log.end_offset}"
         if not proposal.values or size > BATCH_BYTES_MAX:
             return f"{size} bytes in one change; at most {BATCH_BYTES_MAX}"
         if core.log.bytes_after(core.high_watermark) + size > core.settings.uncommitted_bytes_max:
-            return "too much waits to be committed"
+            return "too many bytes wait to be committed"
         return ""
 
     def propose(self, values: tuple[bytes, ...], now_ns: int) -> None:
@@ -209,14 +208,14 @@ class Leadership:
             self.core.emit(BecameActive(self.epoch, self.core.log.end_offset, self.epoch_before))
 
     def on_disk_refused(self, end_offset: int, reason: str, now_ns: int) -> None:
-        """Our disk holds only `end_offset` records. Proposals that no other replica has seen are
-        dropped as if never made; otherwise a new epoch must resolve it.
+        """Our disk has only the records below `end_offset`. Proposals that no other replica has are
+        dropped as if never made; if another replica may have them, the leader resigns.
         """
         if self._exposed_offset <= end_offset and self.is_active:
             self.changes.dropped(end_offset)
             self.core.emit(ProposalsDropped(end_offset, reason))
         else:
-            self.resign(f"its disk refuses: {reason}", now_ns)
+            self.resign(f"its disk refused a write: {reason}", now_ns)
 
     # -- fetches -----------------------------------------------------------------------------------
 
@@ -254,8 +253,7 @@ class Leadership:
             self._respond_to(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
-        """Records when the response that the replica accepted was sent, not when its acknowledgement
-        arrives."""
+        """Stores the time at which the response was sent that the replica has accepted."""
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns
 
@@ -344,9 +342,7 @@ class Leadership:
     # -- resignation ------------------------------------------------------------------------------
 
     def transfer(self, to: int | None, now_ns: int) -> None:
-        """Refuses proposals from now on; the successor gets the remaining records, then the lease
-        is given up.
-        """
+        """Refuses proposals from now on; when the successor has all records, gives up the lease."""
         others = [voter.node_id for voter in self.core.voters if voter.key != self.core.key]
         if not others or (to is not None and to not in others):
             self.core.emit(
@@ -365,7 +361,7 @@ class Leadership:
             self.resign("handed over", now_ns, to if to is not None else ready[0])
 
     def _best_first(self) -> list[ReplicaKey]:
-        """The other voters that have fetched, the most complete log first."""
+        """The other voters that have fetched, the longest log first."""
         known = [voter.key for voter in self.core.voters if voter.key != self.core.key and voter.key in self.replicas]
         return sorted(known, key=lambda key: (-self.replicas[key].position, key))
 

@@ -3,20 +3,20 @@ served from it.
 
 Invariants (check())
     G1  batches are gapless from start_offset to end_offset; epochs do not fall
-    G2  epochs[i] = (epoch, offset of its first record), both rising, all above start_epoch, the one
-        of the record before start_offset
-    G3  voter sets: the first is the one in force at start_offset, the others belong to batches in
-        the log; the course of each follows from the sets before it, and is kept with the first when
-        those are dropped
+    G2  epochs[i] = (epoch, offset of its first record); both ascend, and all epochs are above
+        start_epoch, that of the record before start_offset
+    G3  the first voter set is the one in force at start_offset, the others belong to batches in the
+        log. Each has its history (messages.FOUNDED ...), which depends on the earlier sets and is
+        kept when these are dropped
 """
 
 from bisect import bisect_left, bisect_right
 
-from mqd.cluster.raft.messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Voters, course_after, voters_of
+from mqd.cluster.raft.messages import FOUNDED, VOTERS, Batch, SnapshotMeta, Voters, history_after, voters_of
 
 
 class MemoryLog:
-    """`snapshot` None: a joining host that has no state yet."""
+    """`snapshot` None: a joining host, which has no state yet."""
 
     def __init__(self, snapshot: SnapshotMeta | None, snapshot_bytes: int) -> None:
         self.reset(snapshot, snapshot_bytes)
@@ -31,8 +31,8 @@ class MemoryLog:
         self._batches: list[Batch] = []
         self._bases: list[int] = []
         self._epochs: list[tuple[int, int]] = []
-        first = (-1, snapshot.voters, snapshot.course) if snapshot is not None else (-1, (), FOUNDED)
-        self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its course)
+        first = (-1, snapshot.voters, snapshot.history) if snapshot is not None else (-1, (), FOUNDED)
+        self._voters: list[tuple[int, Voters, int]] = [first]  # (base offset of the batch, set, its history)
 
     @property
     def last_epoch(self) -> int:
@@ -43,7 +43,7 @@ class MemoryLog:
         return self._voters[-1][1]
 
     @property
-    def voters_course(self) -> int:
+    def voters_history(self) -> int:
         """FOUNDED, GROWING or SHRUNK: the history of the newest voter set's size."""
         return self._voters[-1][2]
 
@@ -55,12 +55,12 @@ class MemoryLog:
     def append(self, batch: Batch) -> None:
         if batch.base_offset != self.end_offset or batch.epoch < self.last_epoch or not batch.values:
             raise ValueError(
-                f"a batch of epoch {batch.epoch} at offset {batch.base_offset} after epoch {self.last_epoch}, offset"
-                f" {self.end_offset}"
+                f"a batch of epoch {batch.epoch} at offset {batch.base_offset}, but the log ends in epoch"
+                f" {self.last_epoch} at offset {self.end_offset}"
             )
         if batch.kind == VOTERS:
             voters = voters_of(batch)
-            self._voters.append((batch.base_offset, voters, course_after(self.voters_course, self.voters, voters)))
+            self._voters.append((batch.base_offset, voters, history_after(self.voters_history, self.voters, voters)))
         if batch.epoch > self.last_epoch:
             self._epochs.append((batch.epoch, batch.base_offset))
         self._batches.append(batch)
@@ -69,10 +69,12 @@ class MemoryLog:
         self.size_bytes += batch.size_bytes
 
     def truncate(self, offset: int) -> None:
-        """Removes everything from `offset` on, which must be the start of a batch."""
+        """Removes all batches from `offset` on, which must be the start of a batch."""
         index = bisect_left(self._bases, offset)
         if offset != self.end_offset and (index == len(self._bases) or self._bases[index] != offset):
-            raise ValueError(f"offset {offset} begins no batch of {self.start_offset} to {self.end_offset}")
+            raise ValueError(
+                f"no batch begins at offset {offset} in the log from {self.start_offset} to {self.end_offset}"
+            )
         self.size_bytes -= sum(batch.size_bytes for batch in self._batches[index:])
         del self._batches[index:], self._bases[index:]
         self.end_offset = offset
@@ -82,8 +84,8 @@ class MemoryLog:
             self._voters.pop()
 
     def snapshot_stored(self, meta: SnapshotMeta, size_bytes: int, retained_bytes: int) -> None:
-        """A newer snapshot replaces everything below its offset; up to `retained_bytes` of that are
-        kept for replicas that are slightly behind.
+        """A newer snapshot replaces the batches below its offset; up to `retained_bytes` of them are kept
+        for replicas that are slightly behind.
         """
         self.snapshot, self.snapshot_bytes = meta, size_bytes
         spare = (
@@ -103,8 +105,8 @@ class MemoryLog:
         self._voters[0] = (-1, *self._voters[0][1:])
 
     def read(self, offset: int, end_offset: int, bytes_max: int) -> tuple[Batch, ...]:
-        """Whole batches from `offset`, which must be the start of one, up to `end_offset`; at least
-        one if there is any.
+        """Returns whole batches from `offset`, which must be the start of a batch, up to `end_offset`; at
+        least one if there is any.
         """
         found: list[Batch] = []
         index, size = bisect_left(self._bases, offset), 0
@@ -118,7 +120,7 @@ class MemoryLog:
         return tuple(found)
 
     def bytes_after(self, offset: int) -> int:
-        """Bytes of the batches from `offset` on: cheap near the end."""
+        """The size of the batches from `offset` on; fast near the end of the log."""
         size, index = 0, len(self._batches) - 1
         while index >= 0 and self._bases[index] >= offset:
             size += self._batches[index].size_bytes
@@ -128,8 +130,8 @@ class MemoryLog:
     # -- epochs ------------------------------------------------------------------------------------
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
-        """(the largest epoch here that is at most `epoch`, its end offset). None: all epochs known
-        here are newer.
+        """Returns (the largest epoch in the log that is at most `epoch`, its end offset). None: all epochs
+        in the log are newer.
         """
         index = bisect_right(self._epochs, (epoch, 1 << 62))
         end = self._epochs[index][1] if index < len(self._epochs) else self.end_offset
@@ -138,21 +140,21 @@ class MemoryLog:
         return (self.start_epoch, end) if self.start_epoch <= epoch else None
 
     def epoch_before(self, offset: int) -> int:
-        """Epoch of the record before `offset`, which must be in the log or at either end of it."""
+        """The epoch of the record before `offset`, which must be in the log or at one of its ends."""
         index = bisect_left(self._epochs, offset, key=lambda entry: entry[1])
         return self._epochs[index - 1][0] if index > 0 else self.start_epoch
 
     def boundary(self, offset: int) -> int:
-        """Start of the batch that contains `offset`, or the end of the log."""
+        """The start of the batch that contains `offset`, or the end of the log."""
         index = bisect_right(self._bases, offset)
         return offset if offset >= self.end_offset or index == 0 else self._bases[index - 1]
 
     def voters_before(self, offset: int) -> Voters:
-        """The set in force after all records below `offset`."""
+        """The voter set in force after all records below `offset`."""
         return self._voters_at(offset)[1]
 
-    def course_before(self, offset: int) -> int:
-        """The course of that set."""
+    def history_before(self, offset: int) -> int:
+        """The history of the set that voters_before() returns."""
         return self._voters_at(offset)[2]
 
     def _voters_at(self, offset: int) -> tuple[int, Voters, int]:

@@ -1,12 +1,12 @@
 """The data types and messages of the metadata quorum: voters, batches, and the messages of a pull
 Raft with pre-vote and a lease.
 
-The shape is KRaft's (KIP-595, KIP-853, KIP-996): voters and observers fetch; the leader never
-pushes. Every message names the generation of the cluster, which only an operator's
-`force-standalone` raises: members of different generations do not communicate. Delivery is best
-effort: lost, repeated and reordered messages are harmless.
+The protocol is like KRaft's (KIP-595, KIP-853, KIP-996): voters and observers fetch; the leader never
+pushes. Every message has the generation of the cluster, which only an operator's `force-standalone`
+raises: members of different generations do not communicate. Delivery is best effort: lost, repeated
+and reordered messages are harmless.
 
-Bounds: a batch is at most BATCH_BYTES_MAX of values, a response to Fetch FETCH_BYTES_MAX unless its
+Bounds: a batch has at most BATCH_BYTES_MAX of values, a response to Fetch FETCH_BYTES_MAX unless its
 first batch alone is larger, a snapshot's chunk SNAPSHOT_CHUNK_BYTES. All offsets are those of the
 metadata log; control batches (leader changes, voter sets) take offsets like others. Stamps are
 nanoseconds of the leader's CLOCK_BOOTTIME.
@@ -20,11 +20,11 @@ BATCH_BYTES_MAX = 8 << 20
 FETCH_BYTES_MAX = 1 << 20
 SNAPSHOT_CHUNK_BYTES = 1 << 20
 SNAPSHOT_BYTES_MAX = 1 << 30
-VOTERS_MAX = 7  # five, and two more during a change
+VOTERS_MAX = 7  # five, plus two during a change
 
 DATA, LEADER_CHANGE, VOTERS = 0, 1, 2
-"""Kinds of a batch: the state machine's records; the first of a leader's epoch; a new voter set, in
-force from the moment it is in a log, committed or not.
+"""Kinds of a batch: the state machine's records; the first batch of a leader's epoch; a new voter set,
+which is in force as soon as it is in a log, even if it is not committed.
 """
 
 
@@ -32,8 +32,8 @@ force from the moment it is in a log, committed or not.
 
 
 class ReplicaKey(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A member of the quorum. A host that lost its disk has a new directory id: it is a different
-    member, and never a voter under its old identity.
+    """A member of the quorum. A host that lost its disk has a new directory id, so it is another member
+    and not a voter.
     """
 
     node_id: int
@@ -54,20 +54,20 @@ Voters = tuple[Voter, ...]  # sorted; node ids are unique
 
 FOUNDED, GROWING, SHRUNK = 0, 1, 2
 """The history of a voter set's size. FOUNDED: as founded, or unknown; GROWING: voters were added;
-SHRUNK: an operator has removed one, and there have not been VOTERS_TARGET voters since.
+SHRUNK: an operator has removed a voter, and there have not been VOTERS_TARGET voters since.
 """
 VOTERS_TARGET = 3
 
 
-def course_after(course: int, before: Voters, voters: Voters) -> int:
-    """The course of `voters`, which follow a set with `course`. Only an operator removes a voter,
-    so a removal defines the wanted number, even while the removed voter is being replaced.
+def history_after(history: int, before: Voters, voters: Voters) -> int:
+    """The history of `voters`; `history` is that of the set `before`. Only an operator removes a voter, so
+    a removal sets the wanted number, even while the removed voter is being replaced.
     """
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:
         return SHRUNK
-    if not new - old or (course == SHRUNK and len(new) < VOTERS_TARGET):
-        return course
+    if not new - old or (history == SHRUNK and len(new) < VOTERS_TARGET):
+        return history
     return GROWING
 
 
@@ -75,9 +75,7 @@ def course_after(course: int, before: Voters, voters: Voters) -> int:
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """Records that were appended together by the leader of `epoch`: either all of them are
-    committed or none.
-    """
+    """Records that the leader of `epoch` appended together: all of them are committed, or none."""
 
     base_offset: int
     epoch: int
@@ -128,11 +126,11 @@ def voters_of(batch: Batch) -> Voters:
 class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
     """Stored with the state in a snapshot, which replaces the log's records below `offset`."""
 
-    offset: int  # the first offset that it does not cover
-    epoch: int  # of the last record that it covers; 0 if none
+    offset: int  # the first offset that is not in the snapshot
+    epoch: int  # of the last record in the snapshot; 0 if there is none
     voters: Voters  # in force at `offset`
     generation: int  # of the cluster, from 1
-    course: int = FOUNDED  # of `voters`; versions that do not know this field ignore and omit it
+    history: int = FOUNDED  # of `voters`; versions without this field ignore and omit it
 
 
 # -- elections -------------------------------------------------------------------------------------
@@ -146,7 +144,7 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
     generation: int
     epoch: int
     candidate: ReplicaKey
-    voter: ReplicaKey  # the intended voter; a replica with another directory must not answer
+    voter: ReplicaKey  # the intended voter; a replica with another directory must not respond
     log_end_offset: int
     log_end_epoch: int
     pre_vote: bool
@@ -164,8 +162,8 @@ class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
 
 
 class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
-    """The sender leads `epoch` and requests fetches. Sent to voters that have not fetched in it
-    yet.
+    """The sender leads `epoch`; the receiver should fetch. Sent to voters that have not fetched in this
+    epoch yet.
     """
 
     generation: int
@@ -174,8 +172,8 @@ class BeginEpoch(msgspec.Struct, frozen=True, tag="q.begin"):
 
 
 class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
-    """The sender no longer leads `epoch` and holds no lease: promises to it are released.
-    `successors`: node ids, the best first; they try in this order.
+    """The sender no longer leads `epoch` and has no lease: promises to it end. `successors`: node ids in
+    the order in which they try to be elected, the best first.
     """
 
     generation: int
@@ -188,8 +186,8 @@ class EndEpoch(msgspec.Struct, frozen=True, tag="q.end"):
 
 
 class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
-    """Everything below `offset` is on the sender's disk. A receiver that is not the leader names
-    the leader in its response.
+    """All records below `offset` are on the sender's disk. A receiver that is not the leader returns the
+    leader in its response.
     """
 
     generation: int  # 0: has no snapshot yet and accepts the leader's
@@ -198,14 +196,14 @@ class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
     sequence: int  # rises with every request of a replica; repeated in the response
     offset: int
     last_epoch: int  # of the record before `offset`
-    high_watermark: int  # known to the sender
+    high_watermark: int  # that the sender has
     stamp_ns: int  # of the newest response that the sender has accepted in this epoch; 0 = none
 
 
 class FetchResponse(msgspec.Struct, frozen=True, tag="q.fetched"):
     generation: int
     epoch: int
-    # node id of the leader of `epoch`, -1 = not known; the sender leads only if it is named here
+    # node id of the leader of `epoch`, -1 = not known; it can be another host than the sender
     leader: int
     sender: ReplicaKey
     sequence: int

@@ -27,15 +27,15 @@ class QuorumView(msgspec.Struct, frozen=True):
 class Replica(msgspec.Struct):
     key: ReplicaKey
     position: int = -1  # D1
-    stamp_ns: int = 0  # newest stamp of ours that it has repeated
+    stamp_ns: int = 0  # the newest stamp of this leader that it has repeated
     heard_ns: int = -1
-    caught_up_ns: int = -1  # when it last had everything in this log (KIP-836)
-    fetched_ns: int = -1  # its last Fetch of records ...
-    fetched_end_offset: int = -1  # and the end of this log at that time
+    caught_up_ns: int = -1  # when it last had all records of this log (KIP-836)
+    fetched_ns: int = -1  # time of its last Fetch of records
+    fetched_end_offset: int = -1  # the end of this log at that time
 
     def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
-        """A replica that follows a constantly growing log is never at its end: having reached the
-        end as of its previous fetch counts as caught up at that time.
+        """Updates `caught_up_ns`. In a log that grows constantly a replica never reaches the end; so it
+        counts as caught up at its previous fetch if it has now reached the end as of that fetch.
         """
         if offset >= end_offset:
             self.caught_up_ns = now_ns

@@ -1,11 +1,10 @@
 """Automatic promotion to voter: a cluster that has grown from one host to three gets three voters,
 one at a time.
 
-Pure. No voter is ever removed automatically, and a number of voters that an operator has chosen is
-kept: two founding voters, four, five or more, and those left after a removal. Only a single voter
-grows to three, via two. Whether that growth is in progress follows from the voter sets
-in the metadata log (log_memory.py: their course), which every controller has, whichever one began
-it.
+Pure. No voter is removed automatically, and a number of voters that an operator has chosen is kept:
+two founding voters, four, five or more, and those that remain after a removal. Only a single voter
+grows to three, via two. The history of the voter sets in the metadata log (log_memory.py) shows
+whether that growth is in progress, so any controller can continue it.
 """
 
 from collections.abc import Iterable
@@ -16,23 +15,21 @@ from mqd.cluster.raft.messages import GROWING, SHRUNK, VOTERS_TARGET, ReplicaKey
 
 
 def key_of(broker: BrokerState) -> ReplicaKey | None:
-    """The quorum identity of a registered broker. None: the version that registered it did not
-    supply one.
-    """
+    """The quorum identity of a registered broker. None: the version that registered it did not send one."""
     try:
         return ReplicaKey(broker.node_id, directory_bytes(broker.directory_id))
     except ValueError:
         return None
 
 
-def candidates(voters: Voters, brokers: Iterable[BrokerState], course: int) -> list[Voter]:
-    """Hosts in service, reachable by the others and not voters yet; lowest node id first. Empty if
-    there are not enough hosts for three, or if no growth is wanted. `course`: the history of the
-    number of voters. Two voters are growing if one of them was added; two founding voters, or one or
-    two that are left, are deliberate.
+def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> list[Voter]:
+    """The unfenced hosts with an address that are not voters yet; lowest node id first. Empty if there are
+    not enough hosts for three voters, or if the number of voters must not grow. `history`: that of the
+    voter set. Two voters grow only if one of them was added (GROWING); two founding voters, or voters
+    that remain after a removal, are the operator's choice.
     """
     count = len(voters)
-    if count >= VOTERS_TARGET or course == SHRUNK or (count == 2 and course != GROWING):
+    if count >= VOTERS_TARGET or history == SHRUNK or (count == 2 and history != GROWING):
         return []
     nodes = {voter.node_id for voter in voters}
     fit = []

@@ -1,12 +1,12 @@
-"""The state of a quorum replica in any role: the vote, the log, completed and pending disk writes,
-the committed and delivered offsets, the outgoing messages.
+"""The state of a quorum replica that is common to all roles: the vote, the log, completed and pending
+disk writes, the committed and delivered offsets, the outgoing messages.
 
-raft/core.py is the replica itself; its invariants are listed there. This module mainly ensures
+raft/core.py is the replica itself and lists the invariants. This module ensures
     I1  a vote is durable before it is sent: send() holds back all messages until then
     I2  truncate() refuses to remove committed records
     I4  persist_vote() never regresses
     I5  Committed is delivered only for records that are both committed and durable here
-The disk works in the order of the sequence numbers; `_disk` lists the unreported writes.
+The disk works in the order of the sequence numbers; `_disk` has the writes without a result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.Instal
 
 
 class QuorumBroken(AssertionError):
-    """Two replicas contradict each other about committed records. No action of this process could
-    be right, so it ends.
+    """Two replicas have different committed records. This process cannot continue correctly, so it
+    ends.
     """
 
 
 def _rank(effect: Effect) -> int:
-    """Disk effects come before effects that others see: those may cause proposals immediately, and
-    the disk's order is that of the log.
+    """Sorts disk effects before all others: these may cause proposals immediately, and the writes must
+    have the order of the log.
     """
     return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
@@ -71,7 +71,7 @@ class QuorumReplica:
 
     @property
     def voters(self) -> Voters:
-        """The newest set in the log, committed or not."""
+        """The newest voter set in the log, committed or not."""
         return self.log.voters
 
     @property
@@ -80,8 +80,8 @@ class QuorumReplica:
 
     @property
     def may_stand(self) -> bool:
-        """A voter, or one whose removal is in its log but may not be committed: it may be the only
-        replica that can win (Raft dissertation 4.2.2).
+        """Whether this replica may be a candidate: it is a voter, or its removal is in its log but may not
+        be committed. In the latter case it may be the only one that can win (Raft dissertation 4.2.2).
         """
         log = self.log
         if self.is_voter:
@@ -99,20 +99,20 @@ class QuorumReplica:
         return self.log.end_offset
 
     def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """The meta of a snapshot of the state at `offset`, an applied offset not before the last
-        snapshot's.
+        """The meta of a snapshot of the state at `offset`, which must be applied and not before the last
+        snapshot.
         """
         if not self.log.start_offset <= offset <= self.applied_offset:
             raise ValueError(
-                f"no snapshot at offset {offset}: the log begins at {self.log.start_offset}, {self.applied_offset} is"
-                " applied"
+                f"no snapshot can be made at offset {offset}: the log begins at {self.log.start_offset}, and the"
+                f" applied offset is {self.applied_offset}"
             )
         return SnapshotMeta(
             offset,
             self.log.epoch_before(offset),
             self.log.voters_before(offset),
             self.generation,
-            self.log.course_before(offset),
+            self.log.history_before(offset),
         )
 
     # -- effects -----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class QuorumReplica:
         self._effects.append(effect)
 
     def send(self, to: int, message: QuorumMessage) -> None:
-        """Messages wait until the vote on which they depend is durable."""
+        """Sends a message, after the vote on which it depends is durable."""
         if to == self.key.node_id:
             return
         if self.is_vote_pending:
@@ -150,7 +150,7 @@ class QuorumReplica:
     def _emit_vote(self) -> None:
         vote = self.vote
         writes = [effect for effect in self._effects if type(effect) in _DISK]
-        # of the same event: one write is enough
+        # two votes in one event need only one write
         if writes and isinstance(writes[-1], events.PersistVote):
             self._effects[self._effects.index(writes[-1])] = events.PersistVote(writes[-1].sequence, vote)
             return
@@ -163,11 +163,11 @@ class QuorumReplica:
         self._disk_effect("append", self.log.end_offset, lambda sequence: events.AppendLog(sequence, batches))
 
     def truncate(self, offset: int) -> None:
-        """Removes records that no majority has. Raises QuorumBroken."""
+        """Removes uncommitted records from `offset` on. Raises QuorumBroken."""
         if offset < self.high_watermark:
             raise QuorumBroken(
-                f"the leader of epoch {self.epoch} (node {self.leader}) diverges from this log at offset {offset}, but"
-                f" {self.high_watermark} records are committed"
+                f"the log of the leader of epoch {self.epoch} (node {self.leader}) diverges from this log at offset"
+                f" {offset}, but all records below {self.high_watermark} are committed"
             )
         self.log.truncate(offset)
         self.durable_offset = min(self.durable_offset, offset)
@@ -181,9 +181,11 @@ class QuorumReplica:
         return self._installing is not None
 
     def install(self, meta: SnapshotMeta, data: bytes) -> None:
-        """The log stays unchanged until the snapshot is durable."""
+        """Installs a snapshot. The log stays unchanged until the snapshot is durable."""
         if meta.offset < self.applied_offset:
-            raise QuorumBroken(f"a snapshot at offset {meta.offset} where {self.applied_offset} records are applied")
+            raise QuorumBroken(
+                f"a snapshot at offset {meta.offset}, which is below the applied offset {self.applied_offset}"
+            )
 
         def make(sequence: int) -> events.InstallSnapshot:
             self._installing = events.InstallSnapshot(sequence, meta, data)
@@ -223,7 +225,7 @@ class QuorumReplica:
 
     def disk_refused(self, now_ns: int) -> tuple[int, bool]:
         """Drops the refused writes. Returns (new end of the log, whether the disk must be truncated
-        there). The vote is retried after a while.
+        there). The vote is retried later.
         """
         truncated = [end for _, what, end in self._disk if what == "truncate"]
         if any(what == "install" for _, what, _ in self._disk):
@@ -234,7 +236,7 @@ class QuorumReplica:
         return min([self.durable_offset, *truncated]), bool(truncated)
 
     def cut_back(self, end_offset: int, on_disk_too: bool) -> None:
-        """Drops the part that was only in memory, as if this process had crashed before the flush."""
+        """Drops the batches that were only in memory, as if this process had crashed before the flush."""
         self.durable_offset = min(self.durable_offset, end_offset)
         if self.log.end_offset > end_offset:
             self.log.truncate(end_offset)
@@ -244,7 +246,7 @@ class QuorumReplica:
     # -- commits ----------------------------------------------------------------------------------
 
     def commit(self, offset: int) -> None:
-        """Everything below `offset` is committed, and up to there this log equals the leader's."""
+        """Commits the records below `offset`; up to there this log must equal the leader's."""
         self.high_watermark = max(self.high_watermark, offset)
         self._apply()
 
@@ -266,10 +268,10 @@ class QuorumReplica:
                 self.emit(events.SnapshotWanted(self.applied_offset))
 
     def on_applied(self) -> None:
-        """Everything that can be delivered has been."""
+        """Called when all committed and durable records have been delivered."""
 
     def check(self, log_too: bool = True) -> None:
-        """Asserts the invariants. With the log this takes time proportional to its length."""
+        """Asserts the invariants. `log_too`: also those of the log, in time proportional to its length."""
         if log_too:
             self.log.check()
         assert (self._durable_vote.epoch, self._durable_vote.voted_for is not None) <= (
@@ -282,8 +284,8 @@ class QuorumReplica:
 
 
 class QuorumTransitions(QuorumReplica, abc.ABC):
-    """The transitions that a role requests. QuorumCore implements them, and it alone knows the
-    roles; `leading` and `election` are there for a role to see whether it is still in force.
+    """The transitions that a role can request; QuorumCore implements them. From `leading` and `election` a
+    role can see whether it is still the current one.
     """
 
     leading: object

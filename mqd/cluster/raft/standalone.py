@@ -1,10 +1,9 @@
-"""force-standalone: one host continues alone after a majority of the quorum's voters was
-permanently lost. Offline, by an operator's order, and with known losses: changes that the lost
-majority had committed and this host lacked are gone; uncommitted changes in this host's log take
-effect (docs/design/cluster.md, 3.5).
+"""force-standalone: one host continues alone after a majority of the quorum's voters is permanently
+lost. An operator runs it offline and accepts losses: committed changes that this host does not have
+are lost; uncommitted changes in this host's log take effect (docs/design/cluster.md, 3.5).
 
-It raises the generation of the cluster, so that a lost voter that returns is refused instead of
-electing a second leader.
+It raises the generation of the cluster, so that a lost voter that returns is refused and cannot take
+part in an election.
 """
 
 from pathlib import Path
@@ -20,7 +19,7 @@ from mqd.cluster.raft.store import QuorumStore, encode_state
 class Standalone(NamedTuple):
     generation: int
     offset: int
-    known_committed: int  # changes between this and `offset` may never have been committed
+    known_committed: int  # changes from here to `offset` may not have been committed
     voters_before: tuple[int, ...]
 
 
@@ -29,13 +28,13 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
     MetadataCorrupt, OSError.
     """
     if not (directory / "meta.properties").exists():
-        raise MetadataCorrupt(f"{directory} holds no metadata of a cluster")
+        raise MetadataCorrupt(f"{directory} has no metadata of a cluster")
     key = load_or_create_key(directory, node_id, b"\0" * 16)
     store = QuorumStore(directory, key)
     try:
         stored, state, _ = store.open()
         if stored.snapshot is None:
-            raise MetadataCorrupt(f"{directory} holds no metadata yet: there is nothing to continue with")
+            raise MetadataCorrupt(f"{directory} has no metadata yet, so this host cannot continue alone")
         voters = stored.snapshot.voters
         for batch in stored.batches:
             for value in batch.values if batch.kind == DATA else ():

@@ -1,5 +1,5 @@
-"""The quorum's store on disk: the metadata log, its snapshots, the vote. Nothing takes effect
-before it is flushed; damaged files are refused, never skipped.
+"""The quorum's store on disk: the metadata log, its snapshots, the vote. A write takes effect only when
+it is flushed; damaged files are refused, never skipped.
 
     DIRECTORY/                            (DATA_DIR/metadata)
         meta.properties                   node.id, directory.id: identity of this replica. An
@@ -11,24 +11,23 @@ before it is flushed; damaged files are refused, never skipped.
             vote                              epoch, the replica voted for, the leader followed
             committed                         offsets up to which the log is known to be flushed,
                                               and committed
-            reserve                           ballast: deleted when the disk is full, so that
+            reserve                           reserved space: deleted when the disk is full, so that
                                               DeleteTopics and configuration changes still work
 
 Invariants
-    M1  append returns after fdatasync; a write that fails leaves the files as before (definite); a
-        flush that fails leaves the outcome unknown: the process ends, and its successor reads what
-        the disk holds
-    M2  `committed` is written after the flush that it records, and lowered (flushed) before a
-        truncation, so it never claims too much; it may lag behind after a power cut
-    M3  bytes below the mark were flushed: a batch that is unreadable there is corruption, and the
-        controller refuses to start. Bytes after it are the torn end of an unacknowledged write and
-        are cut off, unless a whole batch follows them (that is corruption too)
-    M4  bytes beyond the mark that are kept are written and flushed again before anything depends on
-        them: after a failed flush the page cache is unreliable
-    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the log
-        file that continues after an installed checkpoint is created before it
-    M6  a vote is durable before it is sent; a missing or damaged vote file is an error where one
-        must exist: this replica could vote twice in one epoch
+    M1  append() returns after fdatasync. After a failed write the files are as before. After a failed
+        flush the outcome is unknown: the process ends, and the next one reads the disk
+    M2  `committed` (the mark) is written after the flush that it records, and lowered and flushed
+        before a truncation, so it is never too high; after a power cut it can be too low
+    M3  bytes below the mark were flushed: an unreadable batch there is corruption, and the controller
+        refuses to start. Unreadable bytes after the mark are the torn end of an unacknowledged write
+        and are cut off, unless a complete batch follows them, which is corruption, too
+    M4  bytes beyond the mark that are kept are written and flushed again before they are used, because
+        the page cache is unreliable after a failed flush
+    M5  a checkpoint is complete and durable before the log that it replaces is deleted; the log file
+        that continues after an installed checkpoint is created before the checkpoint
+    M6  a vote is durable before it is sent; if the vote file of a member is missing or damaged, that
+        is an error, because this replica could vote twice in one epoch
 
 Single-threaded: one call at a time, off the event loop.
 """
@@ -56,15 +55,13 @@ _snapshot_decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 class FlushFailed(RuntimeError):
-    """The disk did not confirm a flush: whether the change survives is unknown. The controller must
-    exit.
-    """
+    """A flush has failed, so it is unknown whether the change is on the disk. The controller must exit."""
 
 
 class Recovered(NamedTuple):
     stored: Stored  # for the quorum; `stored.snapshot` None: the directory is empty
-    state: MetadataState  # as in the snapshot
-    cut_bytes: int  # torn end that was removed
+    state: MetadataState  # that of the snapshot
+    cut_bytes: int  # size of the torn end that was cut off
 
 
 # -- the state's bytes -----------------------------------------------------------------------------
@@ -81,7 +78,7 @@ def decode_state(data: bytes, offset: int) -> MetadataState:
     except Exception as error:  # any error here means that the bytes are invalid
         raise ValueError(str(error)) from error
     if state.version != offset:
-        raise ValueError(f"it holds the state at offset {state.version}")
+        raise ValueError(f"it has the state at offset {state.version}")
     return state
 
 
@@ -94,8 +91,8 @@ class _File(NamedTuple):
 
 
 class QuorumStore:
-    """open() recovers; found() starts on an empty directory; append(), truncate(), install(),
-    write_vote() carry out the quorum's decisions; store_snapshot() bounds the log.
+    """open() recovers the log; found() starts in an empty directory; append(), truncate(), install() and
+    write_vote() carry out the quorum's effects; store_snapshot() limits the log's size.
     """
 
     def __init__(self, directory: Path, key: ReplicaKey, reserve_bytes: int = RESERVE_BYTES) -> None:
@@ -130,7 +127,7 @@ class QuorumStore:
     # -- recovery ----------------------------------------------------------------------------------
 
     def open(self) -> Recovered:
-        """Raises MetadataCorrupt, OSError."""
+        """Recovers and returns the contents. Raises MetadataCorrupt, OSError."""
         self._make_directory()
         meta, state, state_bytes = self._newest_checkpoint()
         mark = self._read_mark()
@@ -161,8 +158,8 @@ class QuorumStore:
             native.file_sync_directory(self.directory.parent)
 
     def _newest_checkpoint(self) -> tuple[SnapshotMeta | None, MetadataState, int]:
-        """The newest checkpoint; an empty state if there is none. A damaged one is never skipped:
-        an older one plus a truncated log would lack changes.
+        """The newest checkpoint; an empty state if there is none. A damaged checkpoint is never skipped,
+        because an older one and the remaining log would lack changes.
         """
         paths = sorted(path for path in self.directory.glob("*.checkpoint") if path.stem.isdigit())
         if not paths:
@@ -172,13 +169,13 @@ class QuorumStore:
         try:
             head = files.decode_checkpoint(data)
             if head.meta is not None and head.meta.offset != int(path.stem):
-                raise ValueError(f"it holds the state at offset {head.meta.offset}")
+                raise ValueError(f"it has the state at offset {head.meta.offset}")
             return head.meta, decode_state(data[head.state_position :], int(path.stem)), head.state_bytes
         except ValueError as error:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
 
     def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
-        """Adopts a log written by a release without clusters: this host is its only voter."""
+        """Takes over the log of a release without clusters, with this host as its only voter."""
         meta = SnapshotMeta(state.version, 0, (Voter(self.key, "", 0),), 1)
         if not self._vote_path.exists():
             native.file_replace(self._vote_path, files.encode_vote(VoteState()))
@@ -197,7 +194,7 @@ class QuorumStore:
             reason = f"is damaged ({error})"
         raise MetadataCorrupt(
             f"{self._vote_path} {reason}, so this replica could vote twice: restore it from a copy; or empty"
-            f" {self.directory.parent}, then this host joins its cluster as a new one"
+            f" {self.directory.parent}, then this host joins its cluster as a new host"
         )
 
     def _read_mark(self) -> Mark:
@@ -207,8 +204,8 @@ class QuorumStore:
             return Mark(-1, 0, 0)
 
     def _chain(self, snapshot_offset: int) -> list[_File]:
-        """The log files from the one on that contains the snapshot's offset. An empty file above
-        all others is the remainder of a snapshot that a crash interrupted.
+        """The log files that follow the snapshot, and the one that contains its offset. An empty file
+        after all others remains from a snapshot whose installation a crash interrupted.
         """
         found = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
         later = [file for file in found if file.base_offset > snapshot_offset]
@@ -224,8 +221,8 @@ class QuorumStore:
         return here + later
 
     def _read_files(self, snapshot_offset: int, mark: Mark) -> tuple[list[Batch], int]:
-        """All batches from the snapshot's offset on, and the number of bytes of torn end that were
-        cut off.
+        """Returns all batches from the snapshot's offset on, and the size of the torn end that was cut
+        off.
         """
         known = [file.base_offset for file in self._files]
         if mark.position > 0 and mark.base_offset >= snapshot_offset and mark.base_offset not in known:
@@ -259,7 +256,7 @@ class QuorumStore:
             )
             successors_empty = all(later.path.stat().st_size == 0 for later in self._files[number + 1 :])
             offset, cut_bytes = self._read_file(file, flushed, successors_empty, batches)
-        # the checkpoint is ahead of the log before it, so that log cannot continue
+        # the log ends before the checkpoint, so it cannot continue in this file
         if offset < snapshot_offset:
             self._files = [_File(snapshot_offset, self._log_path(snapshot_offset))]
             self._position, self.next_offset = 0, snapshot_offset
@@ -268,8 +265,8 @@ class QuorumStore:
         return [batch for batch in batches if batch.base_offset >= snapshot_offset], cut_bytes
 
     def _read_file(self, file: _File, flushed: int, may_be_torn: bool, batches: list[Batch]) -> tuple[int, int]:
-        """Appends the file's batches. `flushed`: number of bytes that were flushed (-1 = all).
-        Returns (offset after the last batch, bytes of torn end).
+        """Appends the file's batches to `batches`. `flushed`: number of bytes that were flushed (-1 =
+        all). Returns (offset after the last batch, size of the torn end).
         """
         data = file.path.read_bytes()
         flushed = len(data) if flushed < 0 else flushed
@@ -296,27 +293,27 @@ class QuorumStore:
     def _check_torn_end(
         self, path: Path, data: bytes, position: int, offset: int, flushed: int, reason: str, may_be_torn: bool
     ) -> None:
-        """An unreadable batch: returns if it is a torn end, raises if it is corruption (M3)."""
+        """Returns if the unreadable batch is a torn end, raises MetadataCorrupt if it is corruption (M3)."""
         later = files.later_batch(data, position, offset)
         if position >= flushed and later < 0 and may_be_torn:
             return
         known = (
-            f"a sound batch follows at byte {later}"
+            f"a valid batch follows at byte {later}"
             if later >= 0
             else "the log continues in the next file"
             if not may_be_torn
             else f"the first {flushed} bytes were flushed"
         )
         raise MetadataCorrupt(
-            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is no interrupted"
+            f"{path} is corrupt at byte {position} (offset {offset}): {reason}; {known}, so this is not an interrupted"
             f" write. Restore the file from a copy. To continue without the changes from offset {offset} on: stop the"
             f" broker, cut the file to {position} bytes and delete {self._mark_path}"
         )
 
     @staticmethod
     def _rewrite(path: Path, data: bytes, position: int) -> None:
-        """M4: rewrites the same bytes in place, so that the flush covers them. Cuts off the bytes
-        that follow.
+        """M4: rewrites the bytes before `position` in place, so that they are flushed again, and cuts off
+        the rest.
         """
         fd = native.file_open_append(path, len(data))
         try:
@@ -337,8 +334,8 @@ class QuorumStore:
     # -- founding ---------------------------------------------------------------------------------
 
     def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:  # noqa: B008 (frozen)
-        """On an empty directory: this replica starts with the empty state and these voters. Raises
-        OSError: nothing has taken effect, and the next start finds an empty directory.
+        """Starts in an empty directory with the empty state and these voters. If it raises OSError, the
+        next start finds an empty directory.
         """
         assert self._snapshot is None and meta.offset == 0
         native.file_replace(self._vote_path, files.encode_vote(vote))
@@ -352,16 +349,16 @@ class QuorumStore:
     # -- writing -----------------------------------------------------------------------------------
 
     def write_vote(self, vote: VoteState) -> None:
-        """Durable on return. Raises OSError: the previous vote remains."""
+        """Writes the vote durably. If it raises OSError, the previous vote remains."""
         data = files.encode_vote(vote)
         self._with_reserve(lambda: native.file_replace(self._vote_path, data))
 
     def append(self, batches: Sequence[Batch], now_ms: int, committed_offset: int = 0) -> None:
-        """On return the batches are on disk. `committed_offset`: offset known to be committed.
-        Raises OSError: nothing was written; FlushFailed: the outcome is unknown.
+        """Appends batches durably. `committed_offset`: an offset known to be committed. Raises OSError if
+        no batch was written, FlushFailed if the outcome is unknown.
         """
         if batches[0].base_offset != self.next_offset:
-            raise ValueError(f"append at offset {batches[0].base_offset}, the log ends at {self.next_offset}")
+            raise ValueError(f"append at offset {batches[0].base_offset}, but the log ends at {self.next_offset}")
         data = b"".join(files.encode_batch(batch, now_ms) for batch in batches)
         self._with_reserve(lambda: native.file_append(self._fd, data, self._position))
         self._flush(self._fd)
@@ -371,7 +368,7 @@ class QuorumStore:
         self._write_mark()
 
     def _with_reserve(self, write) -> None:
-        """On a full disk, deletes the ballast first."""
+        """Calls `write`; if the disk is full, deletes the reserve and calls it again."""
         try:
             write()
         except OSError as error:
@@ -392,17 +389,16 @@ class QuorumStore:
         except OSError:
             if flush:
                 raise
-            return  # it only improves recovery (M2)
+            return  # a lower mark is also valid (M2)
         if flush:
             self._flush(self._mark_fd)
 
     def truncate(self, offset: int) -> None:
-        """Removes every batch that reaches beyond `offset`; none of them was committed. Raises
-        FlushFailed.
-        """
+        """Removes the batches from `offset` on, none of which is committed. Raises FlushFailed."""
         if offset < self._committed or offset > self.next_offset:
             raise ValueError(
-                f"truncation to {offset}; committed are {self._committed}, the log ends at {self.next_offset}"
+                f"truncation to {offset}, but the log is committed up to {self._committed} and ends at"
+                f" {self.next_offset}"
             )
         try:
             self._truncate(offset)
@@ -425,7 +421,7 @@ class QuorumStore:
 
     @staticmethod
     def _end_before(file: _File, offset: int) -> tuple[int, int]:
-        """(position, offset) of the end of the last batch that does not reach beyond `offset`."""
+        """Returns (position, offset) of the end of the last batch that ends at or before `offset`."""
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             position, end_offset = 0, file.base_offset
@@ -445,8 +441,8 @@ class QuorumStore:
         return True
 
     def restore_reserve(self) -> None:
-        """Called periodically: recreates the ballast when there is room again. The log works
-        without it, so this raises nothing.
+        """Recreates the reserve when there is space again; called periodically. Never raises, because the
+        log works without the reserve.
         """
         try:
             if not self._reserve_bytes or self._reserve_path.exists():
@@ -464,8 +460,8 @@ class QuorumStore:
     # -- snapshots ---------------------------------------------------------------------------------
 
     def store_snapshot(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Stores this replica's state at a committed offset: the log continues in a new file, and
-        what the snapshot covers is deleted. Raises OSError: the old log continues; FlushFailed.
+        """Stores this replica's state at a committed offset. The log continues in a new file, and the files
+        below the snapshot are deleted. Raises OSError (the old log continues), FlushFailed.
         """
         if self._snapshot is not None and meta.offset <= self._snapshot.offset:
             return
@@ -478,8 +474,8 @@ class QuorumStore:
         self._drop_older()
 
     def begin_generation(self, meta: SnapshotMeta, state: bytes) -> None:
-        """Offline, by an operator's order: stores the state of the whole log with other voters, in a
-        new generation. Raises OSError, FlushFailed: the old one remains.
+        """For force-standalone: stores the state of the whole log with other voters, in a new generation.
+        Raises OSError, FlushFailed; then the old generation remains.
         """
         assert (
             self._snapshot is not None
@@ -515,8 +511,8 @@ class QuorumStore:
             raise
 
     def install(self, meta: SnapshotMeta, state: bytes) -> MetadataState:
-        """Replaces everything by a snapshot of the leader's. Returns its state. Raises ValueError:
-        it is unreadable; OSError: the old log remains; FlushFailed.
+        """Replaces the log by the leader's snapshot. Returns its state. Raises ValueError if the snapshot
+        is unreadable, OSError (the old log remains), FlushFailed.
         """
         found = decode_state(state, meta.offset)
         before = self._files, self._position
@@ -545,9 +541,7 @@ class QuorumStore:
         return found
 
     def _undo_install(self, before: list[_File], position: int) -> None:
-        """Removes the file that would have continued after an installed snapshot; the old log
-        remains.
-        """
+        """Removes the log file that was created for the snapshot; the old log remains."""
         native.file_close(self._fd)
         self._fd = -1
         for file in self._files[len(before) :]:
@@ -557,7 +551,7 @@ class QuorumStore:
             self._fd = native.file_open_append(before[-1].path, position)
 
     def read_snapshot(self, offset: int, epoch: int, position: int, size_bytes: int) -> bytes:
-        """Part of the state's bytes; b"": the snapshot no longer exists. Raises OSError."""
+        """Returns a part of the state's bytes; b"": the snapshot no longer exists. Raises OSError."""
         if self._snapshot is None or (self._snapshot.offset, self._snapshot.epoch) != (offset, epoch):
             return b""
         path = self._checkpoint_path(offset)
@@ -567,8 +561,8 @@ class QuorumStore:
             return os.pread(file.fileno(), size_bytes, start + position)
 
     def _drop_older(self) -> None:
-        """Deletes log files and checkpoints that the newest checkpoint replaces (M5), and the
-        remainder of an unfinished one.
+        """Deletes log files and checkpoints that the newest checkpoint replaces (M5), and unfinished
+        checkpoints.
         """
         assert self._snapshot is not None
         while len(self._files) > 1 and self._files[1].base_offset <= self._snapshot.offset:

@@ -1,10 +1,10 @@
 """Changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2), by the
 leader.
 
-A set is in force from the moment its batch is in a log. Two sets in force at the same time differ by one
-voter, so their majorities meet. For that (invariant V1) a change begins only when the previous one
-is committed and the leader has committed a record of its own epoch (otherwise two successive
-leaders may each have one in flight: the error in the first published single-server change).
+A set is in force as soon as its batch is in a log. Two sets in force at the same time differ by one
+voter, so their majorities overlap. For that (invariant V1) a change begins only when the previous one
+is committed and the leader has committed a record of its own epoch. Without the latter condition two
+successive leaders could each have a change in flight (the error in Raft's first published algorithm).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CATCH_UP_PROMISES = 15  # a new voter may take this many times P to catch up
 
 class _Change(NamedTuple):
     token: Hashable
-    voter: Voter | None  # to be added when it has caught up
-    target_offset: int  # ... up to this offset
+    voter: Voter | None  # the voter to add, when it has caught up
+    target_offset: int  # the offset that it must reach
     deadline_ns: int
     end_offset: int  # of its batch; -1 = not appended yet
 
@@ -81,7 +81,7 @@ class VoterChanges:
     def _add(self, event: AddVoter, now_ns: int) -> None:
         voters, key = self._core.voters, event.voter.key
         if any(voter.key == key for voter in voters):
-            self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is a voter already.")
+            self._end(event.token, ErrorCode.DUPLICATE_VOTER, f"Node {key.node_id} is already a voter.")
         elif any(voter.node_id == key.node_id for voter in voters):
             self._end(
                 event.token,
@@ -104,9 +104,7 @@ class VoterChanges:
                 self.on_fetched(replica, now_ns)
 
     def on_fetched(self, replica: Replica, now_ns: int) -> None:
-        """A new voter gets its vote when it has caught up with the log as of the request, and is
-        active now.
-        """
+        """Adds the new voter when it has caught up with the log as of the request, and is active now."""
         change = self._change
         if change is None or change.voter is None or change.end_offset >= 0 or change.voter.key != replica.key:
             return
@@ -131,7 +129,7 @@ class VoterChanges:
             self._end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
-                "A majority of the remaining voters is unreachable or lags, so nothing could be committed any"
+                "A majority of the remaining voters is unreachable or lags, so no change could be committed any"
                 " more. Bring them back first, and try again.",
             )
         else:
@@ -142,8 +140,8 @@ class VoterChanges:
         return there >= majority(len(voters))
 
     def _keeps_up(self, key: ReplicaKey, now_ns: int) -> bool:
-        """Whether the replica fetches and keeps up: one that fetches but cannot write, with a full
-        disk, commits nothing.
+        """Whether the replica fetches and keeps up. A replica with a full disk fetches, but cannot make
+        records durable.
         """
         replica = self._leading.replicas.get(key)
         return (
@@ -189,9 +187,9 @@ class VoterChanges:
             )
 
     def dropped(self, end_offset: int) -> None:
-        """The log was truncated to that offset."""
+        """Ends the change if its batch was truncated; the log now ends at `end_offset`."""
         if self._change is not None and self._change.end_offset > end_offset:
-            self.failed("The disk refused the change of the voters; nothing was changed.")
+            self.failed("The disk refused the change of the voters; the voters are unchanged.")
 
     def failed(self, reason: str) -> None:
         if self._change is not None:

@@ -31,7 +31,7 @@ from mqd.cluster.host.messages import (
     Subscribe,
 )
 from mqd.cluster.membership.death_notice import Notice
-from mqd.cluster.membership.death_proofs import DeathProofs, last_words
+from mqd.cluster.membership.death_proofs import DeathProofs, final_notice
 from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.core import MetadataCore
 from mqd.cluster.metadata.records import decode_record, encode_record
@@ -82,7 +82,7 @@ class ControllerProcess:
         self._subscribers: dict[int, tuple[Process, Any, str]] = {}  # client number -> process, receiver, its role
         self._clients = 0
         self._proofs = DeathProofs(host.node)
-        self._last_words: Notice | None = None
+        self._final_notice: Notice | None = None
         host.orders = None
 
     def start(self) -> None:
@@ -264,8 +264,8 @@ class ControllerProcess:
         self._leave_orders()
 
     def _leave_orders(self) -> None:
-        self._last_words = self.host.orders = last_words(
-            self.quorum, self.metadata.committed, self.host.incarnation, self._last_words
+        self._final_notice = self.host.orders = final_notice(
+            self.quorum, self.metadata.committed, self.host.incarnation, self._final_notice
         )
 
     def on_notice(self, notice: Notice) -> None:

@@ -13,7 +13,7 @@ import pytest
 from mqd.base import cluster_config
 from mqd.cluster.membership import death_notice
 from mqd.cluster.membership.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
-from mqd.cluster.membership.death_proofs import INFORMED_MAX, last_words, recipients
+from mqd.cluster.membership.death_proofs import INFORMED_MAX, final_notice, recipients
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.messages import ReplicaKey, Voter
@@ -193,15 +193,15 @@ def broker(node: int, epoch: int, incarnation: int = 4, controller_host: str = "
 
 def test_last_words_have_the_current_registration_and_epoch() -> None:
     state = MetadataState()
-    assert last_words(Quorum(2, 7), state, 4, None) is None, "no other host counts on this one yet"
+    assert final_notice(Quorum(2, 7), state, 4, None) is None, "no other host counts on this one yet"
     state.brokers[1] = broker(1, 30)
-    assert last_words(Quorum(2, 7), state, 5, None) is None, "that was another life of it"
-    following = last_words(Quorum(2, 7), state, 4, None)
-    leading = last_words(Quorum(1, 8), state, 4, following)
+    assert final_notice(Quorum(2, 7), state, 5, None) is None, "that was another life of it"
+    following = final_notice(Quorum(2, 7), state, 4, None)
+    leading = final_notice(Quorum(1, 8), state, 4, following)
     assert following == Notice(1, 30, 7, 0, False) and leading == Notice(1, 30, 8, 0, True)
-    assert last_words(Quorum(-1, 9), state, 4, leading) == leading, "between two leaders the last word is valid"
+    assert final_notice(Quorum(-1, 9), state, 4, leading) == leading, "between two leaders the last word is valid"
     state.brokers[1] = broker(1, 40)
-    assert last_words(Quorum(-1, 9), state, 4, leading) is None, "but not for another registration"
+    assert final_notice(Quorum(-1, 9), state, 4, leading) is None, "but not for another registration"
 
 
 def test_all_hosts_are_notified_and_voters_first() -> None:

@@ -182,7 +182,7 @@ class GrowingCluster:
         )  # noqa: E731
         quorum = SimpleNamespace(
             voters=self.log.voters,
-            voters_course=self.log.voters_course,
+            voters_history=self.log.voters_history,
             core=SimpleNamespace(describe=describe),
             change_voters=self.change,
         )

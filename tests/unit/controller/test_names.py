@@ -104,7 +104,7 @@ def test_hung_lookups_delay_neither_orders_nor_gossips_input(
     monkeypatch.setattr(death_proofs, "recipients", lambda *_arguments: places)
     monkeypatch.setattr(
         death_proofs,
-        "last_words",
+        "final_notice",
         lambda *_arguments: SimpleNamespace(node_id=1, broker_epoch=2, controller_epoch=3, led=True),
     )
     monkeypatch.setattr(death_notice, "write_orders", lambda _directory, written: orders.append(written))
@@ -114,7 +114,7 @@ def test_hung_lookups_delay_neither_orders_nor_gossips_input(
         one = object.__new__(HostGossip)
         one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), core=SimpleNamespace(committed=None))  # type: ignore[assignment]
         one._places, one._resolved, one._lookups = (), {}, {}
-        one._incarnation, one._cluster_id, one._run_dir, one._orders, one._last_words = (
+        one._incarnation, one._cluster_id, one._run_dir, one._orders, one._final_notice = (
             1,
             "cluster",
             Path("/nowhere"),
