@@ -1,8 +1,8 @@
-"""A pipeline in Spark's declarative form: the flights of a topic go into a Parquet table. From there,
-those that can be decoded go to a topic, the others unchanged, with the reason, to a dead-letter topic.
+"""A declarative Spark pipeline: it copies the records of a topic to a Parquet table. From there, flights
+that can be decoded go to a topic; the other records go unchanged to a dead-letter topic, with the reason.
 
-This file declares the results. `spark-pipelines run` computes what is missing and ends; the next run
-continues where this one ended. docs/spark.md, "Declarative", has the commands.
+This file declares the results. `spark-pipelines run` processes the new records and ends; the next run
+continues from there. docs/spark.md, "Declarative", has the commands.
 """
 
 import os
@@ -18,14 +18,14 @@ BOOTSTRAP = os.environ.get("MQD_BOOTSTRAP", "127.0.0.1:9092")
 FLIGHT = "carrier STRING, origin STRING, dep_delay INT, broken STRING"
 
 
-@dp.table(comment="The topic as it is: key, value, place, time and headers of each record.")
+@dp.table(comment="The topic's records: key, value, partition, offset, timestamp and headers of each.")
 def flight_records() -> DataFrame:
     reader = (
         spark.readStream.format("mqd")
         .option("kafka.bootstrap.servers", BOOTSTRAP)
         .option("groupId", "flights-declarative")
     )
-    # leaves out what failed attempts of a sink have left in the log
+    # leaves out records of failed attempts of a sink, whose transactions were aborted
     reader = reader.option("kafka.isolation.level", "read_committed")
     return (
         reader.option("subscribe", "flights")
@@ -47,7 +47,7 @@ def header(name: str, text: Column) -> Column:
     return f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value"))
 
 
-# The functions below are called as soon as they are decorated, so what they use is defined before them.
+# The decorators call the functions below immediately, so everything that they use is defined above.
 dp.create_sink("good", "mqd", {"kafka.bootstrap.servers": BOOTSTRAP, "topic": "flights-good"})
 dp.create_sink("dead", "mqd", {"kafka.bootstrap.servers": BOOTSTRAP, "topic": "flights-dead"})
 

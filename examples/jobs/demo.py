@@ -1,10 +1,10 @@
-"""`make demo-queue`: a broker of its own, a thousand jobs - slow, flaky, poisonous, urgent and delayed
-ones among them - and workers that are killed; then a table of the results, and a picture of which
+"""`make demo-queue`: starts a broker and workers, sends a thousand jobs, some of them slow, flaky,
+failing, urgent or delayed, and kills workers. Then it prints a table of the results and draws which
 worker did which job.
 
     python demo.py [--jobs 1000] [--workers 4] [--kills 12] [--seed 1] [--picture queue.svg]
 
-Ends with 1 when a job has no result, a wrong one, or was done after it had been given up.
+The exit code is 1 if a job has no result, a wrong result, or was both done and given up.
 """
 
 import argparse
@@ -30,7 +30,7 @@ PATIENCE_S = 300
 
 
 class Workers:
-    """`count` workers at a time. Each process writes its lines to a file of its own."""
+    """`count` workers at a time. Each process writes its output to its own file."""
 
     def __init__(self, directory: Path, bootstrap: str, count: int):
         self.directory, self.started, self.running = directory, 0, {}
@@ -55,12 +55,12 @@ class Workers:
             process.wait(60)
 
     def busy(self, attempts: list[dict]) -> list[int]:
-        """The places whose worker is working on a job."""
+        """The places of the workers that are working on a job."""
         at_work = {one["worker"] for one in attempts if "end" not in one}
         return [place for place, process in self.running.items() if process.pid in at_work]
 
     def attempts(self) -> list[dict]:
-        """In the order in which they began: job, attempt, place, begin, end and how it ended."""
+        """The attempts in the order of their begin: job, attempt, place, begin, end, and `fate`."""
         found = []
         for file in self.directory.glob("*.jsonl"):
             begun = {}
@@ -75,7 +75,7 @@ class Workers:
 
 
 def send(count: int, chance: random.Random) -> dict:
-    """Results by kind and number."""
+    """Sends `count` jobs. Returns their Results by kind and number."""
     import tasks
 
     tasks.queue.create()
@@ -96,7 +96,7 @@ def send(count: int, chance: random.Random) -> dict:
 
 
 def collect(sent: dict) -> list[str]:
-    """What is wrong with the results."""
+    """Waits for all results. Returns the errors in them, as text."""
     expected = {"slow": lambda n: -n, "flaky": lambda n: n}
     wrong = []
     for (kind, number), result in sent.items():
@@ -111,7 +111,7 @@ def collect(sent: dict) -> list[str]:
 
 
 def summary(sent: dict, attempts: list[dict], kills: int) -> list[str]:
-    """A table of the results of the jobs, by kind."""
+    """The lines of a table of the results, by kind of job."""
     by_job = collections.defaultdict(list)
     for one in attempts:
         by_job[one["job"]].append(one["fate"])
@@ -129,7 +129,7 @@ def summary(sent: dict, attempts: list[dict], kills: int) -> list[str]:
 
 
 def picture(attempts: list[dict], title: str) -> str:
-    """SVG: a row for each place of a worker, a bar for each attempt."""
+    """The picture as SVG: a row for each worker, a bar for each attempt."""
     first = min(one["begin"] for one in attempts)
     last = max(one.get("end", one["begin"]) for one in attempts)
     places = 1 + max(one["place"] for one in attempts)
@@ -149,7 +149,7 @@ def picture(attempts: list[dict], title: str) -> str:
         begin, y = 110 + (one["begin"] - first) * scale, 66 + 46 * one["place"]
         wide = max((one.get("end", one["begin"]) - one["begin"]) * scale, 1)
         label = escape(f"{one['job'][:8]}, attempt {one['attempt']}: {WORDS[one['fate']]}")
-        if one["fate"] == "killed":  # the whole height, to be seen
+        if one["fate"] == "killed":  # the whole height of the row, to be visible
             y, wide = y - 4, 3
         tall = 38 if one["fate"] == "killed" else 30
         out.append(

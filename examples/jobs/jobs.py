@@ -1,20 +1,20 @@
-"""A small Celery over a share group: functions become jobs, now or later, urgent or not; failures are
-retried, slow jobs keep their locks, and results are returned.
+"""A small job queue, like Celery, on a share group: functions become jobs, immediate, delayed or urgent;
+failed jobs are retried, slow jobs renew their locks, and results are returned.
 
     queue = Queue("images", "127.0.0.1:9092")       # in tasks.py
 
     @queue.task
     def resize(name, width): ...
 
-    resize.delay("cat.png", width=80).get(timeout=10)                   # anywhere
+    resize.delay("cat.png", width=80).get(timeout=10)                   # in any process
     resize.apply_async(["cat.png"], {"width": 80}, countdown=60)        # in a minute
-    resize.apply_async(["cat.png"], {"width": 80}, urgent=True)         # before those that are not
+    resize.apply_async(["cat.png"], {"width": 80}, urgent=True)         # before jobs that are not urgent
 
-    python jobs.py tasks:queue                      # a worker; as many as you like, killed at any time
+    python jobs.py tasks:queue                      # a worker; there can be several, killed at any time
 
-A job is done at least once: a worker that dies between the work and the acknowledgement leaves it
-to another. Its result is the last record of its id in the topic NAME-results. Prints a line of
-JSON for each attempt that begins or ends.
+A job is done at least once: if a worker dies between the work and the acknowledgement, another worker
+does the job again. Its result is the last record with its id in the topic NAME-results. A worker
+prints a line of JSON at the begin and end of each attempt.
 """
 
 import importlib
@@ -31,13 +31,14 @@ from mqd.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResourc
 
 
 class JobFailed(Exception):
-    """What the last attempt raised, as text."""
+    """The exception of the last attempt, as text."""
 
 
 class Queue:
-    """Jobs in the topics `name` and `name`-urgent, and until they are due in `name`-later; the share
-    group `name` works on them. `attempts`: below the broker's group.share.delivery.count.limit, for
-    which a worker's death counts too. `renew_s`: a third of share.record.lock.duration.ms.
+    """Jobs are in the topics `name` and `name`-urgent, delayed jobs in `name`-later until they are due; the
+    share group `name` works on them. `attempts` must be below the broker's
+    group.share.delivery.count.limit, which also counts deliveries to workers that die. `renew_s`: a third
+    of share.record.lock.duration.ms.
     """
 
     def __init__(self, name: str, bootstrap: str, attempts: int = 4, renew_s: float = 10.0, retry_s: float = 0.1):
@@ -47,7 +48,7 @@ class Queue:
         self._producer, self._unwritten, self._reader, self._found = None, [], None, {}
 
     def create(self, partitions: int = 3, replicas: int = 1) -> None:
-        """Creates the topics, and a group that also gets jobs sent before its first worker started."""
+        """Creates the topics, and configures the group to get jobs sent before its first worker started."""
         admin = AdminClient(self.servers)
         for name, count, config in (
             (self.name, partitions, {}),
@@ -75,11 +76,11 @@ class Queue:
     # -- the sender --------------------------------------------------------------------------------
 
     def send(self, task: str, args=(), more=None, countdown: float = 0.0, urgent: bool = False) -> "Result":
-        """`countdown`: how many seconds later the job is to begin."""
+        """Sends a job. `countdown`: the delay in seconds."""
         if countdown and urgent:
-            raise ValueError("an urgent job has no countdown")
+            raise ValueError("an urgent job cannot have a countdown")
         job = {"id": uuid.uuid4().hex, "task": task, "args": list(args), "more": more or {}}
-        self._open_reader()  # before the job can be done: it reads from the end
+        self._open_reader()  # before the job is sent, because it reads from the end of the results
         topic = self.later if countdown else self.urgent if urgent else self.name
         self._produce(topic, job["id"], job, {"mqd-delay-ms": str(int(1000 * countdown))} if countdown else None)
         return Result(self, job["id"])
@@ -126,7 +127,7 @@ class Queue:
         with ShareConsumer({**self.servers, **mode}) as consumer, futures.ThreadPoolExecutor(1) as thread:
             consumer.subscribe([self.name, self.urgent])
             while not is_over():
-                for message in consumer.consume(1, timeout=0.5):  # the rest is for other workers
+                for message in consumer.consume(1, timeout=0.5):  # one job at a time
                     running = thread.submit(self._attempt, message)
                     while not futures.wait([running], timeout=self.renew_s).done:
                         consumer.renew([message])
@@ -136,8 +137,8 @@ class Queue:
     def _attempt(self, message) -> AcknowledgeType:
         """Runs the job once. Returns the acknowledgement of its record."""
         self.attempt, key = message.delivery_count(), (message.key() or b"").decode()
-        says = {"job": key, "attempt": self.attempt, "worker": os.getpid()}
-        print(json.dumps({**says, "event": "begin", "at": time.time()}), flush=True)
+        fields = {"job": key, "attempt": self.attempt, "worker": os.getpid()}
+        print(json.dumps({**fields, "event": "begin", "at": time.time()}), flush=True)
         try:
             job = json.loads(message.value())
             result = {"value": self.tasks[job["task"]](*job["args"], **job["more"])}
@@ -148,9 +149,9 @@ class Queue:
         if kind != AcknowledgeType.RELEASE:
             self._unwritten.clear()
             self._produce(self.results, key, {**result, "attempt": self.attempt})
-            if self._producer.flush() or self._unwritten:  # without its result it is not done
+            if self._producer.flush() or self._unwritten:  # a job is done only with its result
                 kind = AcknowledgeType.RELEASE
-        print(json.dumps({**says, "event": kind.name.lower(), "at": time.time()}), flush=True)
+        print(json.dumps({**fields, "event": kind.name.lower(), "at": time.time()}), flush=True)
         return kind
 
 
@@ -159,7 +160,7 @@ class Result:
         self.queue, self.id = queue, job_id
 
     def get(self, timeout: float = 60.0):
-        """What the function returned. Raises JobFailed; TimeoutError."""
+        """Returns the function's result. Raises JobFailed, TimeoutError."""
         found = self.queue.result_of(self.id, timeout)
         if "error" in found:
             raise JobFailed(f"{found['error']} (attempt {found['attempt']})")

@@ -1,4 +1,4 @@
-"""Jobs for the demo: quick ones, slow ones, ones that fail at first, and poison."""
+"""Jobs for the demo: quick jobs, slow jobs, jobs that fail at first, and jobs that always fail."""
 
 import os
 import time
@@ -23,7 +23,7 @@ def slow(number, seconds):
 @queue.task
 def flaky(number):
     if queue.attempt < 3:
-        raise ConnectionError(f"no luck with attempt {queue.attempt}")
+        raise ConnectionError(f"attempt {queue.attempt} failed")
     return number
 
 

@@ -1,5 +1,5 @@
-"""A work queue, written for pika: durable, confirmed, one job at a time; requeued after a transient
-error, dead-lettered after a permanent one.
+"""A work queue that was written for pika: durable messages, publisher confirms, one job at a time; jobs
+are requeued after a transient error and dead-lettered after a permanent error.
 
     mqd topic create images -p 3
     mqd topic create dlq.images -c errors.deadletterqueue.group.enable=true

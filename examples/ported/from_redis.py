@@ -1,5 +1,5 @@
-"""Page views that a group counts, written for Redis Streams and redis-py. Records that a member took
-and never acknowledged go to another.
+"""A group that counts page views, written for Redis Streams and redis-py. Records that a member has not
+acknowledged are delivered to another member.
 
     mqd topic create views -p 1 -c retention.bytes=100000000
     mqd config set group/counters share.auto.offset.reset=earliest share.record.lock.duration.ms=15000
@@ -34,7 +34,7 @@ def count_views(consumer: ShareConsumer, count: int) -> collections.Counter[str]
     found: collections.Counter[str] = collections.Counter()
     while found.total() < count:
         # xreadgroup("counters", NAME, {"views": ">"}, count=10, block=2000); xautoclaim() is not
-        # needed: what another member left comes here, its delivery_count() is 2 then
+        # needed: unacknowledged records of another member are delivered, with delivery_count() 2
         for message in consumer.consume(10, timeout=2.0):
             found[dict(message.headers())["page"].decode()] += 1
             consumer.acknowledge(message)  # xack("views", "counters", id)
@@ -48,7 +48,7 @@ if __name__ == "__main__":
     while not (taken := dead.consume(10, timeout=2.0)):
         pass
     del dead  # without an acknowledgement; the lock ends after 15 s
-    print(f"{len(taken)} taken and never acknowledged")
+    print(f"{len(taken)} records taken and not acknowledged")
     with member(sys.argv[1]) as consumer:
         for page, views in sorted(count_views(consumer, 30).items()):
             print(page, views)

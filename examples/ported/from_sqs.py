@@ -1,5 +1,5 @@
-"""Payments from a FIFO queue, written for boto3's SQS: in order for each account (MessageGroupId), once
-for each id (MessageDeduplicationId), ten at a time.
+"""Payments from a FIFO queue, written for boto3's SQS: in order for each account (MessageGroupId),
+deduplicated by id (MessageDeduplicationId), ten at a time.
 
     mqd topic create payments -p 3 -c dedup.window.ms=300000 \
         -c message.timestamp.type=LogAppendTime -c compression.type=uncompressed
@@ -31,7 +31,7 @@ def send(bootstrap: str, payments: list[dict]) -> None:
 
 
 def book(bootstrap: str, count: int) -> dict[str, list[int]]:
-    """The amounts that were booked, by account, in their order."""
+    """Books `count` payments. Returns the booked amounts by account, in order."""
     settings = {"bootstrap.servers": bootstrap, "group.id": "payments", "share.acknowledgement.mode": "explicit"}
     booked: dict[str, list[int]] = collections.defaultdict(list)
     with ShareConsumer(settings) as consumer:
@@ -41,7 +41,7 @@ def book(bootstrap: str, count: int) -> dict[str, list[int]]:
             for message in consumer.consume(10, timeout=20.0):
                 payment = json.loads(message.value())
                 if payment["amount"] == 3 and message.delivery_count() == 1:  # ApproximateReceiveCount
-                    # change_message_visibility(VisibilityTimeout=0): the account's later ones wait
+                    # change_message_visibility(VisibilityTimeout=0): later payments of the account wait
                     consumer.acknowledge(message, AcknowledgeType.RELEASE)
                     continue
                 booked[payment["account"]].append(payment["amount"])
@@ -59,6 +59,6 @@ if __name__ == "__main__":
         for account in ("anna", "bert")
     ]
     send(sys.argv[1], payments)
-    send(sys.argv[1], payments)  # again, by a sender that was restarted: not written twice
+    send(sys.argv[1], payments)  # sent again, as by a restarted sender: not written twice
     for account, amounts in sorted(book(sys.argv[1], len(payments)).items()):
         print(account, amounts)

@@ -278,7 +278,7 @@ class HostGossip:
 
     def _write_orders(self) -> None:
         shell = self._shell
-        words = self._final_notice = death_proofs.final_notice(
+        notice = self._final_notice = death_proofs.final_notice(
             shell.quorum.core, shell.core.committed, self._incarnation, self._final_notice
         )
         orders = None
@@ -287,15 +287,15 @@ class HostGossip:
                 number for place in self._places if place in self._resolved for number in self._resolved[place].found
             )
         )
-        if words is not None and numbers:
+        if notice is not None and numbers:
             orders = death_notice.Orders(
                 self._incarnation,
-                words.node_id,
-                words.broker_epoch,
-                words.controller_epoch,
+                notice.node_id,
+                notice.broker_epoch,
+                notice.controller_epoch,
                 self._cluster_id,
                 numbers,
-                words.led,
+                notice.led,
             )
         if orders != self._orders:
             self._orders = orders

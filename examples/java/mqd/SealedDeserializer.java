@@ -15,13 +15,13 @@ import org.apache.kafka.common.utils.Utils;
  * <pre>
  * value.deserializer              mqd.SealedDeserializer
  * encryption.key.provider         file:PATH or env:NAME
- * encryption.value.deserializer   deserializer of the opened bytes; by default they are returned as they are
+ * encryption.value.deserializer   deserializer of the opened bytes; by default ByteArrayDeserializer
  * encryption.topic.names          COPY=ORIGINAL,...: the original names of copied topics
- * encryption.plaintext.allow      true: values that are not sealed are returned as they are
+ * encryption.plaintext.allow      true: values that are not sealed are passed to that deserializer
  * </pre>
  *
- * <p>A deserializer does not see the record's key, so it does not check that the value was sealed for it:
- * {@link SealedValues#open} does.
+ * <p>A deserializer does not get the record's key, so it does not check that the value was sealed for this
+ * key: {@link SealedValues#open} does.
  */
 public class SealedDeserializer<T> implements Deserializer<T> {
     private SealedValues values;

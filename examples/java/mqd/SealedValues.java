@@ -20,13 +20,13 @@ import javax.crypto.spec.GCMParameterSpec;
 import javax.crypto.spec.SecretKeySpec;
 
 /**
- * Opens values that mqd's clients have sealed: docs/payload-encryption.md, version 1, with the JDK alone.
+ * Opens values that mqd's clients have sealed (docs/payload-encryption.md, version 1). Needs only the JDK.
  *
- * <p>It supports the codecs that the JDK has: none and gzip. For keys elsewhere than in a key file, override
+ * <p>Supports the codecs of the JDK: none and gzip. For keys that are not in a key file, override
  * {@link #unwrap}. Not thread-safe.
  */
 public class SealedValues {
-    /** A value cannot be opened; the message says why. */
+    /** A value cannot be opened; the message has the reason. */
     public static class SealedException extends RuntimeException {
         private static final long serialVersionUID = 1;
 
@@ -125,8 +125,8 @@ public class SealedValues {
             cipher.init(Cipher.UNWRAP_MODE, key);
             return cipher.unwrap(wrapped, "AES", Cipher.SECRET_KEY);
         } catch (GeneralSecurityException | RuntimeException wrong) {
-            throw new SealedException("its key '" + keyId + "' does not open it: the data was changed, or sealed by"
-                    + " another key of that name");
+            throw new SealedException("the key '" + keyId + "' does not unwrap the data key: the value was changed, or"
+                    + " sealed with another key of that id");
         }
     }
 
@@ -137,7 +137,7 @@ public class SealedValues {
 
     private static byte[] unpack(int codec, byte[] text) {
         if (codec != GZIP)
-            throw new SealedException("its codec " + codec + " is not in the JDK: encryption.compression=gzip, or none");
+            throw new SealedException("the JDK does not have codec " + codec + ": set encryption.compression=gzip or none");
         long size = text.length < 4 ? Long.MAX_VALUE : ByteBuffer.wrap(text).getInt() & 0xffffffffL;
         if (size > VALUE_BYTES_MAX) throw new SealedException("its stated size is " + size + " bytes, above the maximum");
         try (InputStream in = new GZIPInputStream(new ByteArrayInputStream(text, 4, text.length - 4))) {

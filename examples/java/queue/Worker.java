@@ -15,8 +15,8 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * docs/queues.md's sender and worker with Apache Kafka's own client (4.1 or later): a hundred jobs, one
- * of which fails once, and one always.
+ * The sender and worker of docs/queues.md with Apache Kafka's client (4.1 or later): a hundred jobs, of
+ * which one fails once and another always.
  *
  * <pre>java -cp 'kafka-clients.jar:...' Worker.java 127.0.0.1:9092 jobs workers</pre>
  */
@@ -52,7 +52,7 @@ public final class Worker {
         int accepted = 0, rejected = 0, released = 0;
         try (var consumer = new KafkaShareConsumer<>(settings, new StringDeserializer(), new StringDeserializer())) {
             consumer.subscribe(List.of(topic));
-            while (accepted + rejected < JOBS) { // a worker of yours has no end
+            while (accepted + rejected < JOBS) { // a real worker would not end
                 ConsumerRecords<String, String> records = consumer.poll(Duration.ofSeconds(1));
                 for (ConsumerRecord<String, String> job : records) {
                     if (job.value().equals("job-13")) { // will never succeed

@@ -1,19 +1,18 @@
 """This host as a broker: registers, renews its lease by heartbeats, fences itself, and forwards its
 processes' requests to the active controller. Sans-I/O.
 
-Every host has one, including the active controller's host: the shell delivers messages for this
-host's node id to its own metadata core. A restart of the controller process loses all state except
-what the shell passes with Started (node id, directory id, incarnation) and what the metadata log
-holds.
+Every host has one, including the active controller's host: mqd/controller delivers messages for this
+host's node id to its own metadata core. When the controller process restarts, only the values in
+Started (node id, directory id, incarnation, ...) and the metadata log remain.
 
 Invariants (check())
-    B1  the lease deadline is at most sent_ms + lease of an answered heartbeat of the current
-        registration; it never depends on the arrival time of a response
-    B2  ready (R10) only while the committed metadata holds this incarnation's own registration, and
-        this host's workers have applied it
+    B1  the lease deadline is at most sent_ms + lease of a heartbeat of the current registration that
+        got a response; it never depends on the arrival time of the response
+    B2  the broker is ready (R10) only while the committed metadata has this incarnation's registration,
+        and this host's workers have applied it
     B3  the proposal for a partition is the newest one of its worker; each leader epoch and sequence
-        is answered once
-    B4  a client's change is sent at most once; its client is answered exactly once
+        gets one response
+    B4  a client's change is sent at most once; its client gets exactly one response
 Bounds: CHANGES_WAITING_MAX changes in flight; further ones are refused with a retriable error. One
 proposal per partition.
 """
@@ -55,8 +54,7 @@ from mqd.cluster.host import messages
 from mqd.cluster.metadata.rules import brokers as broker_rules
 from mqd.protocol.errors import ErrorCode
 
-# A proposal refused with one of these left its partition unchanged, and no copy of it can ever take
-# effect.
+# a proposal refused with one of these errors has had no effect, and no copy of it can have one
 SAFE_REFUSALS = frozenset({ErrorCode.INELIGIBLE_REPLICA, ErrorCode.OPERATION_NOT_ATTEMPTED})
 INT64_MAX = (1 << 63) - 1
 CHANGES_WAITING_MAX = 10_000
@@ -68,14 +66,14 @@ class BrokerCore(Reports):
     """`state`: MetadataCore.committed; read-only, and always the same object."""
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
-        """`now_ms`: CLOCK_BOOTTIME, which continues while the machine is suspended."""
+        """`now_ms`: CLOCK_BOOTTIME, which advances while the machine is suspended."""
         if self._ended:
             return []
         return [*_HANDLERS[type(event)](self, event, now_ms), *self._report()]
 
     def _report(self) -> list[Action]:
-        """Reports each change to the control segment. A controller process that has just restarted
-        leaves its predecessor's values there until it has newer ones.
+        """Writes changes to the control segment. A restarted controller process leaves the values of its
+        predecessor there until it has newer ones.
         """
         if self.broker_epoch < 0 and self._reported is None:
             return []
@@ -119,7 +117,7 @@ class BrokerCore(Reports):
             return []
         actions = self._changes_lost()
         if self._controller >= 0:
-            # the new controller has no report of directories and would consider all of them usable
+            # without a report the new controller would consider all directories usable
             self._directories = tuple(self._registration.directories) if self._registration is not None else None
             actions += (
                 self._register(now_ms)
@@ -173,8 +171,8 @@ class BrokerCore(Reports):
         )
 
     def _on_heartbeat_response(self, message: peer.BrokerHeartbeatResponse, now_ms: int) -> list[Action]:
-        """Accepts only the response to a heartbeat that this process sent in this registration, and
-        that is newer than the last answered one.
+        """Accepts only the response to a heartbeat that this process sent in this registration, and that
+        is newer than the last one with a response.
         """
         if message.broker_epoch != self.broker_epoch or not self._answered_ms < message.sent_ms <= self._sent_ms:
             return []
@@ -191,7 +189,7 @@ class BrokerCore(Reports):
         elif message.lease_ms > 0:
             self._lease_until_ms = max(self._lease_until_ms, message.sent_ms + message.lease_ms)
         if message.should_shutdown:
-            return self._end("every host knows that this host leads nothing any more")
+            return self._end("all hosts know that this host leads no partitions any more")
         if self._shutdown_since_ms >= 0:
             self._heartbeat_at_ms = min(self._heartbeat_at_ms, now_ms + self._options.heartbeat_ms // 20)
         return []
@@ -224,10 +222,10 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        # the next response carries the lease
+        # the response to the next heartbeat has the lease
         returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
-            actions += self._heartbeat(now_ms)  # the controller waits for this
+            actions += self._heartbeat(now_ms)  # the controller waits for this version
         for number, change in list(self._changes.items()):
             if change.answered is not None and change.answered.version <= self.in_force_version:
                 actions += self._answered(number, change.answered)
@@ -262,8 +260,8 @@ class BrokerCore(Reports):
         return [] if self._proposing else self._propose_new(now_ms)
 
     def _propose_new(self, now_ms: int) -> list[Action]:
-        """Proposals that arrive while a message is in flight go with the next one. Ten thousand
-        simultaneous changes then take a few messages and a few batches of the log.
+        """Sends the new proposals in one message, unless one is in flight: then they wait for the next.
+        So ten thousand simultaneous changes take a few messages and a few batches of the log.
         """
         return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
@@ -292,17 +290,16 @@ class BrokerCore(Reports):
         )
 
     def _on_alter_partition_response(self, message: peer.AlterPartitionResponse, now_ms: int) -> list[Action]:
-        """A success is a fact, whichever controller reports it. A refusal counts only from the
-        controller that got the newest copy: an older controller cannot know what another one may
-        still do with it (R6b).
+        """A success is accepted from any controller. A refusal is accepted only from the controller to
+        which the newest copy was sent: another controller may still apply that copy (R6b).
 
-        A refusal because the partition has changed (its epochs, its leader) proves nothing about an
-        earlier copy. That copy may have caused the change, under a controller that ended before it
-        answered. The worker gets no response, keeps the union, and learns the outcome from the
-        metadata.
+        A refusal because the partition has changed (its epochs, its leader) does not show that an
+        earlier copy had no effect: that copy may have caused the change, under a controller that ended
+        before it responded. The worker gets no response, keeps the union of both sets, and learns the
+        outcome from the metadata.
         """
         if message.error:
-            return []  # sent again once this broker is registered or the controller is known
+            return []  # the proposals are sent again once this broker is registered or the controller known
         actions: list[Action] = []
         self._proposing = False
         for result in message.results:
@@ -339,7 +336,7 @@ class BrokerCore(Reports):
             return [Reply(event.client, messages.Response(event.request.request_id, int(error), text))]
 
         if self._controller < 0 or self.broker_epoch < 0:
-            return refuse(ErrorCode.NOT_CONTROLLER, "No active controller is known at present; try again.")
+            return refuse(ErrorCode.NOT_CONTROLLER, "No active controller is known; try again.")
         if len(self._changes) >= CHANGES_WAITING_MAX:
             return refuse(ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._change_number += 1
@@ -363,8 +360,8 @@ class BrokerCore(Reports):
         return [Reply(change.client, response, message.topic_name)]
 
     def _changes_lost(self) -> list[Action]:
-        """Another controller is active. Whether these changes were made is unknown, and they will
-        not be answered.
+        """Another controller is active, so there will be no responses to these changes: it is not known
+        whether they were made.
         """
         lost = [number for number, change in self._changes.items() if change.answered is None]
         text = "The active controller has changed; whether the change was made is not known."
@@ -385,7 +382,7 @@ class BrokerCore(Reports):
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
-            self._answered_ms = self._sent_ms  # earlier grants, before the proof, no longer count
+            self._answered_ms = self._sent_ms  # leases granted before the proof are not valid any more
             return self._repeat(now_ms)
         return self._heartbeat(now_ms)
 
@@ -396,7 +393,9 @@ class BrokerCore(Reports):
         return self._heartbeat(now_ms) if self.broker_epoch >= 0 else self._end("this broker is not registered")
 
     def _end(self, reason: str) -> list[Action]:
-        """The only output after this is the last write to the control segment: no lease."""
+        """Ends this broker. The only output after this is the last write to the control segment (no
+        lease).
+        """
         epoch = self.broker_epoch
         self.fenced, self.ready, self._lease_until_ms = True, False, 0
         report = self._report()
@@ -409,9 +408,7 @@ class BrokerCore(Reports):
             self._shutdown_since_ms >= 0
             and now_ms - self._shutdown_since_ms >= self._options.shutdown_wait_ms + self._options.session_ms
         ):
-            return self._end(
-                "no controller has agreed in time; the other hosts will notice when this broker's session ends"
-            )
+            return self._end("no controller has agreed in time; the other hosts wait until this broker's session ends")
         if self.broker_epoch < 0 and now_ms >= self._register_at_ms:
             actions += self._register(now_ms)
         elif now_ms >= self._heartbeat_at_ms:

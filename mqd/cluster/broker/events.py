@@ -11,15 +11,15 @@ from mqd.cluster.host import messages
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First event. `registration`: ready to send, directories included; its incarnation is the
-    keeper's generation. `process`: a number that no earlier controller process of this host had
-    (its start time, CLOCK_BOOTTIME in ns). The lease of a predecessor stays valid, so that clients
-    do not notice its end.
+    """The first event. `registration`: complete, with the directories; its incarnation is the keeper's
+    generation. `process`: a number that no earlier controller process of this host had (its start time,
+    CLOCK_BOOTTIME in ns). The lease of the previous process stays valid, so that clients do not notice
+    its end.
     """
 
     registration: peer.RegisterBroker
     process: int = 0
-    # a predecessor's value in the control segment, in the same incarnation; -1 = none
+    # the previous process's value in the control segment, in the same incarnation; -1 = none
     broker_epoch: int = -1
     lease_until_ms: int = 0
 
@@ -40,7 +40,7 @@ class PeerReceived(msgspec.Struct, frozen=True):
 
 
 class MetadataApplied(msgspec.Struct, frozen=True):
-    """This host's workers have applied the committed metadata up to here (HostCore's
+    """This host's workers have applied the committed metadata up to `version` (HostCore's
     AppliedEverywhere).
     """
 
@@ -49,8 +49,8 @@ class MetadataApplied(msgspec.Struct, frozen=True):
 
 class MetadataCommitted(msgspec.Struct, frozen=True):
     """MetadataCore.committed has advanced (sent after each Publish, and after HostCore has handled
-    it). `known_version`: HostCore's version of the newest change that concerned the workers. Once
-    they have applied it, they have applied everything up to `version`.
+    it). `known_version`: HostCore's version, that of the newest change for the workers. Once they have
+    applied it, they have applied all changes up to `version`.
     """
 
     version: int
@@ -63,7 +63,7 @@ class InSyncProposed(msgspec.Struct, frozen=True):
 
 
 class ChangeRequested(msgspec.Struct, frozen=True):
-    """A client's change. The shell passes it here when this host is not the active controller."""
+    """A client's change, while this host is not the active controller."""
 
     client: Hashable
     request: messages.Request
@@ -90,8 +90,8 @@ class ReplicaMoved(msgspec.Struct, frozen=True):
 
 
 class ReplicasFailed(msgspec.Struct, frozen=True):
-    """All partitions that one worker does not serve because their disk failed or their data is
-    damaged (HostCore's Report).
+    """The complete set of partitions that one worker does not serve because their disk failed or their
+    data is damaged (HostCore's Report).
     """
 
     worker: int
@@ -99,17 +99,15 @@ class ReplicasFailed(msgspec.Struct, frozen=True):
 
 
 class DirectoriesFull(msgspec.Struct, frozen=True):
-    """The log directories (ids) to which one worker currently writes nothing: always the complete
-    set.
-    """
+    """The complete set of log directories (ids) to which one worker cannot write now."""
 
     worker: int
     directories: frozenset[str]
 
 
 class PartitionEmptied(msgspec.Struct, frozen=True):
-    """A worker reports that a retired partition that it leads has no records any more. For a hidden
-    partition it reports that no client has written to it for the grace period.
+    """A worker reports that a retired partition that it leads has no records any more; for a hidden
+    partition, that no client has written to it for the grace period.
     """
 
     topic_id: bytes
@@ -122,8 +120,8 @@ class DirectoriesSeen(msgspec.Struct, frozen=True):
 
 
 class HostDied(msgspec.Struct, frozen=True):
-    """All processes of this host except keeper and controller have ended (the keeper's proof): the
-    host is fenced immediately, before a lease runs out. `dead` False: they are back.
+    """The keeper has proven that all processes of this host except keeper and controller have ended: the
+    host is fenced immediately, before its lease ends. `dead` False: they are back.
     """
 
     dead: bool = True
@@ -134,7 +132,7 @@ class ShutdownRequested(msgspec.Struct, frozen=True):
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """At least every heartbeat interval / 4."""
+    """Sent at least every heartbeat interval / 4."""
 
 
 Event = (
@@ -161,7 +159,7 @@ Event = (
 
 
 class SendPeer(msgspec.Struct, frozen=True):
-    """To the metadata core of `node_id`. For this host's own id, to its own core
+    """A message to the metadata core of `node_id`, which can be this host's
     (mqd.cluster.metadata.events.PeerReceived).
     """
 
@@ -170,9 +168,9 @@ class SendPeer(msgspec.Struct, frozen=True):
 
 
 class SetBroker(msgspec.Struct, frozen=True):
-    """Goes to the control segment. Until `lease_until_ms` (own CLOCK_BOOTTIME; INT64_MAX = no end;
-    0 = never) this host may act as a leader. With `ready` False (R10) it serves no produce, no
-    leadership and no replica fetch, whatever the metadata says.
+    """Write this to the control segment. Until `lease_until_ms` (own CLOCK_BOOTTIME; INT64_MAX = no end;
+    0 = no lease) this host may act as a leader. With `ready` False (R10) it does not lead and serves no
+    produce and no replica fetch, even if it leads according to the metadata.
     """
 
     broker_epoch: int  # -1 = not registered
@@ -184,18 +182,18 @@ class SetBroker(msgspec.Struct, frozen=True):
 
 class ToWorker(msgspec.Struct, frozen=True):
     client: Hashable
-    response: messages.InSyncResponse  # the shell takes `partition` from HostCore
+    response: messages.InSyncResponse
 
 
 class Reply(msgspec.Struct, frozen=True):
     client: Hashable
     response: messages.Response
-    topic_name: str | None = None  # the shell adds this topic's image
+    topic_name: str | None = None  # mqd/controller adds this topic's image
 
 
 class ShutDown(msgspec.Struct, frozen=True):
-    """This host leads nothing any more, and every broker knows it. Flush, write the clean marker
-    with this broker epoch, exit. -1: not registered, so no marker.
+    """This host leads no partitions any more, and all brokers know it. Flush, write the clean mark with
+    this broker epoch, exit. -1: not registered, so no mark.
     """
 
     broker_epoch: int
@@ -203,14 +201,14 @@ class ShutDown(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The cluster rejects this broker permanently. The process exits with this message."""
+    """The cluster refuses this broker permanently. The process exits with this message."""
 
     message: str
 
 
 class NotYetRegistered(msgspec.Struct, frozen=True):
-    """Another host is registered under this node id. Registration is retried until that host's
-    session ends, forever if it stays alive. Logged once per wait.
+    """Another host is registered with this node id. Registration is retried until that host's session
+    ends, which is never if it stays alive. Logged once per wait.
     """
 
     message: str

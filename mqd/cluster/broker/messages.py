@@ -1,10 +1,10 @@
 """Messages between a broker and the active controller: registration, heartbeats, in-sync sets,
 forwarded changes, deaths. Part of the union in peer_messages.
 
-Every message is best effort and may come late, twice or never. Each one therefore carries the
-epochs by which its receiver refuses stale ones: the broker's (`broker_epoch`, the offset of its
-registration record) and, in messages to the broker, the controller's. Times are milliseconds of the
-sender's CLOCK_BOOTTIME; the receiver only echoes them.
+Every message is best effort and may arrive late, twice or never. So each has epochs by which its
+receiver refuses stale messages: the broker's (`broker_epoch`, the offset of its registration record)
+and, in messages to the broker, the controller's. Times are milliseconds of the sender's
+CLOCK_BOOTTIME; the receiver only echoes them.
 
 Responses identify their request by (incarnation | sent_ms | sequence | request_id); a response
 without a matching request is dropped.
@@ -22,7 +22,7 @@ class DirectoryReport(msgspec.Struct, frozen=True):
     path: str
     free_bytes: int
     usable: bool
-    # it held partitions and is empty now: data that others relied on is lost (R9)
+    # it had partitions and is empty now: records on which other replicas relied are lost (R9)
     fresh: bool = False
 
 
@@ -30,13 +30,13 @@ class DirectoryReport(msgspec.Struct, frozen=True):
 
 
 class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
-    """Sent until it is answered. The same (node id, directory id, incarnation) registers only once,
-    however often it is sent.
+    """Sent until there is a response. The same (node id, directory id, incarnation) is registered only
+    once, even if it is sent several times.
     """
 
     node_id: int
     directory_id: str  # of its metadata directory
-    incarnation: int  # of its keeper: a new one means that all processes of the host were restarted
+    incarnation: int  # of its keeper: changes when all processes of the host are restarted
     host: str
     port: int
     rack: str | None
@@ -46,10 +46,10 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     controller_port: int
     worker_count: int
     directories: list[DirectoryReport]
-    clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = no clean shutdown (R9)
+    clean_epoch: int  # broker epoch in its clean mark; -1 = no clean shutdown (R9)
     features: dict[str, tuple[int, int]]
     flush_on_ack: bool = False  # the host's own default for topics
-    # by listener name, where its clients reach this host; the first listener's is `host`, `port`
+    # by listener name: the address for clients; that of the first listener is `host`, `port`
     endpoints: dict[str, tuple[str, int]] = {}
 
 
@@ -57,8 +57,8 @@ class RegisterBrokerResponse(msgspec.Struct, tag="RegisterBrokerAnswer", frozen=
     controller_epoch: int
     node_id: int
     incarnation: int
-    # 0; NOT_CONTROLLER; DUPLICATE_BROKER_REGISTRATION (its predecessor's session is still valid:
-    # try again later); other codes are final
+    # 0; NOT_CONTROLLER; DUPLICATE_BROKER_REGISTRATION (the session of another incarnation is still
+    # valid: try again later); other codes are final
     error: int
     message: str = ""
     broker_epoch: int = -1
@@ -68,9 +68,9 @@ class Heartbeat(msgspec.Struct, tag=True, frozen=True):
     node_id: int
     broker_epoch: int
     sent_ms: int  # echoed
-    metadata_version: int  # the sender's workers have applied everything up to here
+    metadata_version: int  # that the sender's workers have applied
     want_shutdown: bool = False
-    directories: list[DirectoryReport] = []  # when they have changed, and periodically
+    directories: list[DirectoryReport] = []  # sent after changes, and periodically
 
 
 class BrokerHeartbeatResponse(msgspec.Struct, tag="HeartbeatAnswer", frozen=True):
@@ -78,19 +78,19 @@ class BrokerHeartbeatResponse(msgspec.Struct, tag="HeartbeatAnswer", frozen=True
     node_id: int
     broker_epoch: int
     sent_ms: int
-    # lease duration from sent_ms on, during which it may act as a leader; 0 = no lease
+    # duration of the lease from sent_ms on, in which the broker may act as a leader; 0 = no lease
     lease_ms: int
     fenced: bool
-    should_shutdown: bool = False  # every broker knows that it leads nothing any more
+    should_shutdown: bool = False  # all brokers know that it leads no partitions any more
     error: int = 0  # NOT_CONTROLLER | STALE_BROKER_EPOCH: register again | BROKER_ID_NOT_REGISTERED
 
 
 class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
-    """The sender's keeper saw all broker processes of its own host end (pidfd): no process acts for
-    this broker epoch any more. Only the same host can prove it. The proof is void after a heartbeat
-    that was sent later, because the host may be back and hold a lease. For the same reason it is
-    void for a controller other than that of `controller_epoch`, unless `led` says that this
-    controller ended with the broker.
+    """The sender's keeper has seen all broker processes of its host end (pidfd): no process acts for this
+    broker epoch any more. Only the same host can prove this. The proof is not valid after a heartbeat
+    that was sent later, because the host may be back and have a lease. For the same reason only the
+    controller of `controller_epoch` accepts it, or the next one if `led` says that this controller ended
+    with the broker.
     """
 
     node_id: int
@@ -101,14 +101,14 @@ class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
 
 
 class WorkersDied(msgspec.Struct, tag=True, frozen=True):
-    """The processes that led these partitions died. Each partition needs a new leader epoch before
-    a process there serves it again. Repeated until the sender sees the new epochs.
+    """The processes that led these partitions have died. Each partition needs a new leader epoch before
+    another process of the host serves it. Repeated until the metadata has the new epochs.
     """
 
     node_id: int
     broker_epoch: int
-    partitions: list[tuple[bytes, int, int]]  # topic id, index, the leader epoch that died
-    # partitions that these processes followed: topic id, index, partition epoch in which in sync
+    partitions: list[tuple[bytes, int, int]]  # topic id, index, the leader epoch that has ended
+    # partitions that these processes followed in sync: topic id, index, partition epoch
     followed: list[tuple[bytes, int, int]] = []
 
 
@@ -120,11 +120,11 @@ class InSyncProposal(msgspec.Struct, frozen=True):
     index: int
     leader_epoch: int
     partition_epoch: int
-    # Number of this leader's proposal for the partition. It rises with every proposal and never
-    # falls within a broker epoch (R6b).
+    # number of this leader's proposal for the partition: rises with every proposal, and never falls
+    # within a broker epoch (R6b)
     sequence: int
     in_sync: list[tuple[int, int]]  # (node id, broker epoch as seen in its fetches)
-    recovered: bool = False  # the leader has done what an unclean election requires
+    recovered: bool = False  # the leader has completed the recovery after an unclean election
 
 
 class AlterPartition(msgspec.Struct, tag=True, frozen=True):
@@ -132,28 +132,28 @@ class AlterPartition(msgspec.Struct, tag=True, frozen=True):
     the same contents.
     """
 
-    controller_epoch: int  # of the intended controller; any other one refuses it
+    controller_epoch: int  # of the intended controller; other controllers refuse the message
     node_id: int
     broker_epoch: int
     proposals: list[InSyncProposal]
 
 
 class InSyncResult(msgspec.Struct, frozen=True):
-    """`error` 0: committed. Otherwise the fields carry the committed state instead (-1 if the
-    partition is unknown).
+    """`error` 0: committed. The fields have the new state, or after an error the committed state (-1 if
+    the partition is unknown).
     """
 
     topic_id: bytes
     index: int
     sequence: int
     # INVALID_UPDATE_VERSION, FENCED_LEADER_EPOCH, NOT_LEADER..., INELIGIBLE_REPLICA,
-    # UNKNOWN_TOPIC_ID, OPERATION_NOT_ATTEMPTED = older than one already handled
+    # UNKNOWN_TOPIC_ID, OPERATION_NOT_ATTEMPTED = older than a proposal already handled
     error: int
     leader: int = -1
     leader_epoch: int = -1
     partition_epoch: int = -1
     in_sync_replicas: list[int] = []
-    proposed_in: int = -1  # leader epoch of the proposal: sequences restart with each
+    proposed_in: int = -1  # leader epoch of the proposal: sequences restart in each epoch
 
 
 class AlterPartitionResponse(msgspec.Struct, tag="AlterPartitionAnswer", frozen=True):
@@ -168,8 +168,8 @@ class AlterPartitionResponse(msgspec.Struct, tag="AlterPartitionAnswer", frozen=
 
 
 class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
-    """A request of a client of the sender's host. Never repeated, because a change must not be made
-    twice; without a response the client gets REQUEST_TIMED_OUT.
+    """A request of a client of the sender's host. Never repeated, because the change could be made twice;
+    without a response the client gets REQUEST_TIMED_OUT.
     """
 
     node_id: int
@@ -180,8 +180,8 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
 
 
 class ChangeResponse(msgspec.Struct, tag="ChangeAnswered", frozen=True):
-    """The response depends on the log up to `version`: the requesting host answers its client once
-    its own workers have applied that.
+    """The response depends on the log up to `version`: the requesting host passes it to its client once
+    its own workers have applied that version.
     """
 
     controller_epoch: int
@@ -190,12 +190,12 @@ class ChangeResponse(msgspec.Struct, tag="ChangeAnswered", frozen=True):
     incarnation: int
     version: int
     response: messages.Response = msgspec.field(name="answer")
-    topic_name: str | None = None  # the topic to show with it
+    topic_name: str | None = None  # the topic to return with the response
 
 
 class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
-    """The sender's replica is in this log directory now (KIP-113, KIP-858). Repeated until the
-    sender sees it in the metadata.
+    """The sender's replica is in this log directory now (KIP-113, KIP-858). Repeated until the metadata
+    has it.
     """
 
     node_id: int
@@ -206,10 +206,10 @@ class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
 
 
 class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
-    """The sender cannot serve its replicas of these partitions: their disk failed, or their data is
-    damaged. Other replicas lead them if there are any. Repeated until they do. `full`: the replicas
-    are complete but cannot take more writes at present. Others lead them and do not wait for this
-    one, where enough are in sync without it.
+    """The sender cannot serve its replicas of these partitions, because their disk failed or their data
+    is damaged. Other replicas lead them if there are any; repeated until then. `full`: the replicas are
+    complete, but no records can be written to them now. If enough others are in sync, they lead and do
+    not wait for this replica.
     """
 
     node_id: int
@@ -219,9 +219,8 @@ class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
-    """Retired partitions that the sender leads and whose log start has reached the log end.
-    Repeated until they are hidden. For hidden ones: no client has written to them for the grace
-    period.
+    """Retired partitions that the sender leads and that have no records any more. Repeated until they are
+    hidden. For hidden partitions: no client has written to them for the grace period.
     """
 
     node_id: int

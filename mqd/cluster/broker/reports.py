@@ -1,4 +1,4 @@
-"""Reports that a host repeats to the active controller until the metadata shows them: leaderships
+"""Reports that a host repeats to the active controller until the metadata reflects them: leaderships
 that ended with a worker, replicas that failed, moved or were emptied, its proof of death.
 """
 
@@ -31,14 +31,14 @@ class Proposal(msgspec.Struct):
     proposal: messages.ProposeInSync
     sent_epoch: int = -1  # controller epoch of the newest copy; -1 = none was sent
     sent_ms: int = 0
-    refused: bool = False  # the metadata will bring the new state; not sent again
+    refused: bool = False  # not sent again: the metadata will have the new state
 
 
 class Change(msgspec.Struct):
     client: Hashable
     request: messages.Request
     since_ms: int
-    # waits until this host's workers have applied its version
+    # a response that waits until this host's workers have applied its version
     answered: peer.ChangeResponse | None = None
 
 
@@ -53,19 +53,18 @@ class Reports:
         self._state = state
         self._options = options
         self._registration: peer.RegisterBroker | None = None
-        # distinguishes this process's requests from those of its predecessor, which had the same
-        # numbers
+        # distinguishes this process's requests from those of the previous process with the same numbers
         self._process = 0
         self._controller, self._controller_epoch, self._alone = -1, -1, False
         self._lease_until_ms = 0
-        self._inherited = (-1, 0)  # (broker epoch, lease) that a predecessor left in the control segment
+        self._inherited = (-1, 0)  # (broker epoch, lease) of the previous process, from the control segment
         self._reported: SetBroker | None = None
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
-        self._wait_logged = False  # logged that another host has the node id
-        # earlier heartbeats are not this process's own: a proof of death may have been sent since (A4)
+        self._wait_logged = False  # whether it was logged that another host has the node id
+        # heartbeats sent before are not this process's own: a proof of death may have followed (A4)
         self._started_ms = -1
-        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest answered one
+        self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest one with a response
         self._heartbeats = 0
         self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
         self._shutdown_since_ms = -1
@@ -81,7 +80,7 @@ class Reports:
         self._emptied: dict[tuple[bytes, int], int] = {}
         # worker -> partitions it does not serve
         self._failed: dict[int, tuple[tuple[bytes, int], ...]] = {}
-        # worker -> directories to which it currently writes nothing
+        # worker -> directories to which it cannot write now
         self._full: dict[int, frozenset[str]] = {}
         self._repeat_at_ms = 0
 
@@ -91,7 +90,7 @@ class Reports:
 
     @property
     def in_force_version(self) -> int:
-        """This host's workers have applied everything committed up to here."""
+        """The version up to which this host's workers have applied the committed metadata."""
         return self._committed if self._applied >= self._known_version else min(self._applied, self._committed)
 
     def _to_controller(self, message: peer.ToActiveController) -> list[Action]:
@@ -130,8 +129,8 @@ class Reports:
         self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
 
     def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
-        """A proposal is pending until the metadata has a newer state of the partition. That state
-        ends every proposal based on an older one, and the worker receives it too.
+        """Whether the proposal is still pending. It ends when the metadata has a newer state of the
+        partition than the proposal is based on; the worker receives that state, too.
         """
         partition = self._partition(key)
         return (
@@ -156,8 +155,8 @@ class Reports:
         )
 
     def _followed_by(self, workers: Collection[int]) -> dict[tuple[bytes, int], int]:
-        """Partitions that these workers followed in sync: partition -> its epoch. Their leaders
-        need not wait for them.
+        """Partition -> its epoch, for the partitions that these workers followed in sync. The leaders need
+        not wait for these workers.
         """
         if not workers:
             return {}
@@ -186,8 +185,8 @@ class Reports:
         return self._repeat(now_ms)
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
-        """Partitions in a full directory of their owner whose in-sync set has this replica and is
-        large enough without it. The controller applies the same test.
+        """Partitions in a full directory whose in-sync set has this replica and is large enough without
+        it. The controller checks the same.
         """
         state, node = self._state, self.node_id
         return [
@@ -201,8 +200,8 @@ class Reports:
         ]
 
     def _check_directories(self) -> None:
-        """No worker serves partitions in a directory that is unusable or gone; those count as
-        failed too.
+        """Adds the partitions in unusable or missing directories to the failed ones; no worker serves
+        them.
         """
         self._failed.pop(NO_WORKER, None)
         if self._registration is None:
@@ -222,8 +221,8 @@ class Reports:
             )
 
     def _relied_on(self) -> list[tuple[bytes, int]]:
-        """The failed partitions for which other hosts still rely on this replica, or may choose it
-        because there is no leader.
+        """The failed partitions in which this replica is still in sync or eligible, or which have no
+        leader.
         """
         failed = [key for keys in self._failed.values() for key in keys]
         found = [(key, self._partition(key)) for key in failed]
@@ -253,8 +252,8 @@ class Reports:
             followed = [(topic_id, index, epoch) for (topic_id, index), epoch in self._followed.items()]
             actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, followed))
             if not self._lost:
-                # Sent as often as the leaderships were. If it is lost, the leaders detect the
-                # failure on their own.
+                # Sent as often as the leaderships. If the message is lost, the leaders detect the
+                # failure themselves.
                 self._followed.clear()
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]

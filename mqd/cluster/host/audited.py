@@ -1,4 +1,4 @@
-"""The lines of logs/audit.log, (event, fields), for a change of rules, users or tokens."""
+"""The lines of logs/audit.log for a change of rules, users or tokens, as (event, fields)."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ Line = tuple[str, dict[str, str]]
 
 
 def lines(change: messages.Change, response: messages.Response) -> Iterator[Line]:
-    """Only for changes that were made according to the controller's response."""
+    """Yields lines only for changes that were made according to the controller's response."""
     match change:
         case messages.CreateAcls():
             for binding in change.bindings if not response.error else ():

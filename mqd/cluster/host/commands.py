@@ -1,5 +1,5 @@
-"""Commands from clients to the owners of single partitions, forwarded by the host core. None of
-them is in the metadata log. Part of the host core (mqd/cluster/host/core.py).
+"""Clients' commands to the owners of single partitions, forwarded by the host core. They are not in
+the metadata log. Part of the host core (mqd/cluster/host/core.py).
 """
 
 from collections.abc import Hashable
@@ -21,7 +21,7 @@ class Subscriber(msgspec.Struct):
     index: int
     applied_version: int = -1
     held: bool = False  # H3: waits for new leader epochs
-    failed: bool = True  # it or its predecessor may have reported that it does not serve something
+    failed: bool = True  # it or its predecessor may have reported partitions that it does not serve
 
 
 class Command(msgspec.Struct):
@@ -78,7 +78,7 @@ class HostCommands:
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
                 f"The worker that owns {change.name}-{change.partition} is being restarted; try again.",
             )
-        # the directory could not be recorded
+        # the directory is not registered, so the move could not be recorded
         if isinstance(change, messages.MoveReplica) and change.log_dir not in self._log_dirs.values():
             return refuse(
                 ErrorCode.KAFKA_STORAGE_ERROR,
@@ -97,8 +97,8 @@ class HostCommands:
         ]
 
     def _on_move_ended(self, event: MoveEnded, now_ms: int) -> list[Action]:
-        """Accepted only from the live worker (H3: its successor receives the partition after
-        everything that was recorded for it), and only for a partition that it owns.
+        """Accepts the report only from a live worker, and only for a partition that it owns. (After its
+        death, the next worker receives the partition with all that was recorded before: H3.)
         """
         worker = self._subscribers.get(event.client)
         image = self._published((event.moved.topic_id, event.moved.index))
@@ -134,7 +134,7 @@ class HostCommands:
             number for number, command in self._commands.items() if now_ms - command.since_ms >= COMMAND_WAIT_MS_MAX
         ]:
             command = self._commands.pop(number)
-            text = f"The worker has not answered within {COMMAND_WAIT_MS_MAX // 1000} s."
+            text = f"The worker has not responded within {COMMAND_WAIT_MS_MAX // 1000} s."
             actions.append(
                 Send(command.client, messages.Response(command.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
             )

@@ -1,35 +1,34 @@
 """Applies committed metadata on one host: assigns partition slots and owners, notifies the host's
 processes, and tracks when all of them have applied it. Sans-I/O.
 
-The metadata core holds the state of the cluster. This core, one per host, derives the host's part:
-a slot in the control segment and an owning worker for each partition with a replica here (not
-logged: they last as long as the control segment), messages to subscribers, and the version that
-each subscriber has applied. Subscribers receive all partitions of the cluster, because a client may
-ask any host for a partition's leader.
+The metadata core has the state of the cluster. This core, one per host, derives the host's part: a
+slot in the control segment and an owning worker for each partition with a replica here (not logged:
+they last as long as the control segment), messages to subscribers, and the version that each
+subscriber has applied. Subscribers receive all partitions of the cluster, because a client can
+request a partition's leader from any host.
 
-When a replica is added and the metadata names no log directory for it, one is chosen and recorded
-first (a host that forgot its choice would start an empty log elsewhere). Then it gets a slot, and
-its owner opens it. When a replica is removed its image gets slot -1, its owner deletes the files,
-and the slot is free once all workers have applied that.
+When a replica is added for which the metadata has no log directory, one is chosen and recorded first:
+otherwise a restarted host could choose another one and start an empty log there. Then the replica
+gets a slot, and its owner opens it. When a replica is removed its image gets slot -1, its owner
+deletes the files, and the slot is free once all workers have applied that.
 
 Invariants (check())
     H1  a slot is free, used by one partition, or retiring; never two of them
-    H2  a retiring slot is freed only after every worker that was alive when it retired has applied
-        the removal or has died
-    H3  a worker whose predecessor died receives nothing until each partition that the predecessor
+    H2  a retiring slot is freed only when each worker that was alive when it began to retire has
+        applied the removal or has died
+    H3  a worker whose predecessor died receives no metadata until each partition that the predecessor
         led has a new leader epoch (or is deleted). Followed partitions continue in the same epoch:
         the predecessor had reported only records that it had written
     H4  the applied version never falls, and rises only to a version that every live worker has
         applied
-    H5  the owner of a partition is a function of topic id, index and worker count alone
+    H5  the owner of a partition depends only on topic id, index and worker count
     H6  subscribers know the partitions of each topic, except those at its end that wait for their
-        first slot; a partition has a slot exactly if this host has a replica of it, in a recorded
+        first slot; a partition has a slot if and only if this host has a replica of it, in a recorded
         directory, and a slot was free
     H7  all changes of one version reach a subscriber in one message
-    H8  when a worker is instructed to serve a partition, the slot already names it, the log
-        directory and the leader epoch (or a newer one): all workers read according to the slot. A
-        controller that starts therefore completes what its predecessor wrote to slots but did not
-        finish
+    H8  before a worker is told to serve a partition, its slot has the owner, the log directory and the
+        leader epoch (or a newer one), because all workers read according to the slot. A controller
+        that starts therefore completes slots that its predecessor began to write
 Bounds: COMMANDS_MAX commands in flight.
 """
 
@@ -123,8 +122,8 @@ class HostCore(TopicImages):
                 lost.append(seen)
         self._adopt_torn(event, used)
         self._slots.end_adoption(used)
-        # A stale slot is left alone until its new epoch is committed: it is the only evidence of
-        # the death if this controller dies first.
+        # A stale slot is unchanged until its new epoch is committed: if this controller dies before
+        # that, the slot is the only evidence of the worker's death.
         with paused():
             for topic in event.state.topics.values():
                 actions += self._put(topic, in_place)
@@ -135,9 +134,9 @@ class HostCore(TopicImages):
         return actions + self._free_retired() + self._unfence() + self._maybe_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
-        """A torn slot was being assigned to a partition that has no other slot. A partition that
-        workers already know (it had a new epoch) takes precedence over one that no worker received.
-        If there is no such partition the slot was being cleared and is unused.
+        """Assigns the torn slots, which the previous controller was writing, to partitions without a slot.
+        Partitions that workers already know (those with a later epoch) come first. A torn slot for
+        which there is no partition was being cleared and is unused.
         """
         without_slot = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
@@ -152,10 +151,9 @@ class HostCore(TopicImages):
     # -- metadata ----------------------------------------------------------------------------------
 
     def _on_publish(self, event: Publish, now_ms: int) -> list[Action]:
-        """`self._state` is the metadata core's committed state and has already moved; this event
-        describes the change. A change that concerns no subscriber (a block of producer ids) does
-        not advance the version: all processes of the host always agree on the version of the last
-        relevant change.
+        """`self._state` is the metadata core's committed state and has already changed; the event describes
+        the change. A change that concerns no subscriber (a block of producer ids) does not advance the
+        version: the version is that of the last relevant change, in all processes of the host.
         """
         if (
             event.topics
@@ -245,9 +243,9 @@ class HostCore(TopicImages):
         return []
 
     def _publish_withheld(self, actions: list[Action], version: int) -> list[Action]:
-        """The acceptor must not consider a topic deleted just because it has not received it. It
-        learns that a topic is withheld before the changes that follow from the topic, and that it
-        no longer is after the topic itself.
+        """Adds messages about withheld topics, which the acceptor must not consider deleted. It learns that
+        a topic is withheld before the changes that depend on the topic, and that it is not withheld any
+        more after the topic itself.
         """
         before, now = self._withheld, self._names_waiting()
         meanwhile = sorted({*before, *now})
@@ -326,7 +324,7 @@ class HostCore(TopicImages):
 
     def _on_worker_died(self, event: WorkerDied, now_ms: int) -> list[Action]:
         if self._generations.get(event.index, event.generation) != event.generation:
-            return []  # its successor has subscribed: the death was noticed then
+            return []  # the next worker has subscribed, which was handled as this death
         self._generations.pop(event.index, None)
         return [*self._worker_died(event.index), *self._maybe_applied()]
 
@@ -343,7 +341,7 @@ class HostCore(TopicImages):
             for partition in image.partitions:
                 if partition.owner == index and partition.leader == self.node_id:
                     lost[image.topic_id, partition.index] = partition.leader_epoch
-                elif partition.owner == index:  # belongs to its successor immediately
+                elif partition.owner == index:  # the next worker can follow it immediately
                     actions.append(
                         AssignSlot(
                             partition.slot,
@@ -394,8 +392,9 @@ class HostCore(TopicImages):
         return actions + self._maybe_applied()
 
     def _maybe_applied(self) -> list[Action]:
-        """A live worker that has not (re)subscribed serves some older version. Right after a
-        restart of the controller this is true of all workers.
+        """Returns AppliedEverywhere when all live workers have applied a newer version. A live worker that
+        has not (re)subscribed may serve any older version, as all workers do right after a restart of
+        the controller.
         """
         applied = {
             subscriber.index: subscriber.applied_version

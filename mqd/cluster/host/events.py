@@ -27,7 +27,7 @@ class SlotSeen(NamedTuple):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First event: the committed state and what the control segment held."""
+    """The first event: the committed state and the contents of the control segment."""
 
     state: MetadataState
     slots: tuple[SlotSeen, ...]
@@ -36,8 +36,8 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class StateReplaced(msgspec.Struct, frozen=True):
-    """The committed state was replaced as a whole (by a snapshot from the quorum's leader): every
-    subscriber gets a new image.
+    """The committed state was replaced by a snapshot from the quorum's leader: all subscribers get a new
+    image.
     """
 
 
@@ -65,7 +65,7 @@ class WorkerApplied(msgspec.Struct, frozen=True):
 
 
 class CommandRequested(msgspec.Struct, frozen=True):
-    """An operation that the owner of one partition carries out without any record being written."""
+    """An operation that the owner of one partition carries out, without a metadata record."""
 
     client: Hashable
     request_id: int
@@ -118,8 +118,8 @@ class AssignSlot(msgspec.Struct, frozen=True):
     owner: int
     log_dir: int
     leader_epoch: int
-    # Only the log directory of a partition that this host leads has changed. If its owner has died
-    # the slot, as evidence of the death, is left alone until the next epoch.
+    # Whether only the log directory of a partition that this host leads has changed. If its owner has
+    # died, the slot is evidence of the death and stays unchanged until the next epoch.
     moved: bool = False
 
 
@@ -133,22 +133,22 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class AppliedEverywhere(msgspec.Struct, frozen=True):
-    """Every live worker serves this version. Goes to the control segment and to the metadata core."""
+    """All live workers serve this version. Goes to the control segment and to the metadata core."""
 
     version: int
 
 
 class RaiseEpochs(msgspec.Struct, frozen=True):
-    """The process that led these partitions died. Goes to the metadata core (LeadershipsLost), or
-    to the broker core if another host decides.
+    """The process that led these partitions has died. Goes to the metadata core (LeadershipsLost), or to
+    the broker core if another host decides.
     """
 
     partitions: tuple[Partition, ...]
 
 
 class RecordMove(msgspec.Struct, frozen=True):
-    """This host's replica is in that directory. Goes to the metadata core (MoveCompleted) or to the
-    broker core (ReplicaMoved).
+    """This host's replica is in `directory`. Goes to the metadata core (MoveCompleted) or to the broker
+    core (ReplicaMoved).
     """
 
     topic_id: bytes
@@ -157,11 +157,11 @@ class RecordMove(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """To be logged: partitions that a worker does not serve."""
+    """Partitions that a worker does not serve, for the log and the broker core."""
 
     failures: dict[str, str]
     worker: int = -1
-    # The complete set of partitions that this worker does not serve (empty: it serves all again).
+    # the complete set of partitions that this worker does not serve; empty: it serves all again
     partitions: tuple[Partition, ...] = ()
 
 

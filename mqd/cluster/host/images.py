@@ -17,15 +17,15 @@ LOG_DIR_NONE = 255
 
 
 def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
-    """The partitions of one topic are assigned to workers round-robin; the first worker depends on
-    the topic.
+    """The worker that owns a partition. The partitions of one topic are assigned to workers round-robin;
+    the first worker depends on the topic id.
     """
     return (zlib.crc32(topic_id) + index) % worker_count
 
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """Whether the slot already matches, is ahead of a state that is still catching up, or is the
-    evidence of a death (then the next epoch brings the rest).
+    """Whether the slot needs no write: it matches the image, or has a later epoch than this state, which
+    is still catching up, or is evidence of a worker's death (then it is written in the next epoch).
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
@@ -61,8 +61,8 @@ class TopicImages(HostCommands):
 
     @property
     def version(self) -> int:
-        """Version of the newest relevant change: workers that have applied it have applied
-        everything that concerns them.
+        """The version of the newest relevant change: workers that have applied it have applied all changes
+        that concern them.
         """
         return self._version
 
@@ -75,8 +75,8 @@ class TopicImages(HostCommands):
     # -- topics ------------------------------------------------------------------------------------
 
     def _changed(self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]) -> list[messages.Part]:
-        """Messages about the changes of a topic. `indexes`: only these partitions have changed,
-        None = any.
+        """Returns messages about the changes of a topic. `indexes`: the changed partitions, None = not
+        known.
         """
         old = self._images.get(topic.name)
         only = (
@@ -100,7 +100,7 @@ class TopicImages(HostCommands):
                 or old.topic_id != topic.topic_id
                 or (image.partitions[: len(old.partitions)] == old.partitions and image.config == old.config)
             ):
-                # sent once every partition has a slot: the client that created it must find them all
+                # sent once all partitions have slots: the client that created the topic must find them all
                 return []
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
@@ -136,10 +136,10 @@ class TopicImages(HostCommands):
                 )
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
-        # H6; _place_waiting adds these later
+        # H6: _place_waiting() adds the partitions that wait for a slot later
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
-        if images or not topic.partitions:  # a view has none
+        if images or not topic.partitions:  # a view has no partitions
             internal = topic.name in INTERNAL_TOPICS
             self._images[topic.name] = messages.TopicImage(
                 topic.name,
@@ -164,7 +164,7 @@ class TopicImages(HostCommands):
             if slot >= 0 and log_dir != LOG_DIR_NONE:
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
-            # a new replica: a slot would be that of an earlier one, which was removed
+            # a new replica: its slot, if any, is that of an earlier replica, which was removed
             self._slots.give_up(key, self._version, self._alive)
             if key not in self._choosing and self._log_dirs:
                 actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
@@ -243,8 +243,8 @@ class TopicImages(HostCommands):
         return actions
 
     def _waits_for_slots(self, topic: TopicState) -> bool:
-        """Whether partitions of the topic wait for slots. The request that created them is answered when
-        they have slots and every worker knows these.
+        """Whether partitions of the topic wait for slots. The request that created them gets its response
+        when they have slots and all workers know these.
         """
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)
@@ -254,7 +254,7 @@ class TopicImages(HostCommands):
         return sorted(name for name in names if name is not None)
 
     def topic_image(self, topic: TopicState) -> messages.TopicImage:
-        """The image in a response: with slots if the topic exists; without any if it was only
+        """The topic's image for a response: with slots if the topic exists, without if it was only
         validated.
         """
         image = self._images.get(topic.name)

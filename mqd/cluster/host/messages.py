@@ -1,10 +1,10 @@
 """Messages between the controller and the acceptor and workers of its host, over
 `run/controller.sock` (stream; 4-byte big-endian length, then msgpack).
 
-Subscribers get the whole metadata image first, then every change in order. Each answers Applied
-when it has applied the change (a worker: when its reactor serves the partitions or follows their
-leaders). A change is acknowledged to its requester after it is on disk and every subscribed worker
-has applied it: a client that knows of a topic can produce to it.
+Subscribers get the whole metadata image first, then all changes in order. A subscriber sends Applied
+when it has applied a change (a worker: when its reactor serves the partitions or follows their
+leaders). A change is acknowledged to its requester when it is on disk and all subscribed workers have
+applied it, so that a client that knows of a topic can produce to it.
 """
 
 import msgspec
@@ -21,18 +21,20 @@ from mqd.security.acl import AclBinding, AclFilter
 
 class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    # in the control segment; assigned by the controller at run time, not logged. -1: this host has
-    # no replica (or no slot for it yet)
+    # of the control segment; assigned by the controller at run time, not logged. -1: this host has no
+    # replica, or no slot for it yet
     slot: int
     owner: int  # worker index; OWNER_NONE if there is no usable replica here
     log_dir: int  # index in log.dirs
     leader: int  # node id, -1 = none
     leader_epoch: int
-    replicas: list[int]  # node ids, the preferred leader first; during a reassignment: target and current ones
+    replicas: list[
+        int
+    ]  # node ids, the preferred leader first; during a reassignment: the target, then the leaving ones
     in_sync_replicas: list[int]
     partition_epoch: int = 0
     adding: list[int] = []  # replicas that a reassignment adds (KIP-455)
-    removing: list[int] = []  # replicas that it removes once the others are in sync
+    removing: list[int] = []  # replicas that a reassignment removes once the others are in sync
     eligible: list[int] = []  # eligible leader replicas (KIP-966); none while enough are in sync
     last_known_eligible: list[int] = []
     # its leader was elected uncleanly and has not yet reported that it has recovered
@@ -47,9 +49,10 @@ class TopicImage(msgspec.Struct, frozen=True):
     partitions: list[PartitionImage]
     config: dict[str, str]  # only what was set on the topic; topic_effective() in mqd.base.config adds the broker's
     internal: bool = False
-    # Of the topic; its last partitions may still be missing (they wait for slots). -1 = not given.
+    # The topic's number of partitions; `partitions` can lack the last ones, which wait for slots. -1 =
+    # not given.
     partition_count: int = -1
-    # as in TopicState; 0 = no retired partition of it has ever been removed
+    # as in TopicState; 0 = none of its partitions was ever removed
     first_leader_epoch: int = 0
 
 
@@ -60,15 +63,15 @@ class BrokerImage(msgspec.Struct, frozen=True):
     rack: str | None
     epoch: int  # of its registration
     fenced: bool = False
-    in_controlled_shutdown: bool = False  # it no longer leads anything
+    in_controlled_shutdown: bool = False  # it leads no partitions any more
     draining: bool = False
     inter_broker_host: str = ""  # address for other hosts' workers and acceptors; "" = none
     inter_broker_port: int = 0
     worker_count: int = 0  # for owner_of() of its partitions
-    # The registered generation of its keeper: while it differs from the host's own, the log has not
-    # reached this host's registration (R10).
+    # The registered generation of its keeper. While it differs from this host's own, this host has not
+    # received its own registration yet (R10).
     incarnation: int = 0
-    # of its metadata directory: a different id means a different host, even with the same node id
+    # of its metadata directory: another id is another host, even with the same node id
     directory_id: str = ""
     endpoints: dict[str, tuple[str, int]] = {}  # by listener name; empty: not known
 
@@ -89,9 +92,9 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     topics: list[TopicImage]
     # effective dynamic configuration of this broker (IncrementalAlterConfigs on the broker)
     broker_config: dict[str, str]
-    # the part of it set for all brokers (resource name "")
+    # the part of it that is set for all brokers (resource name "")
     broker_default_config: dict[str, str] = {}
-    # the newest ones: a worker that was down at the time deletes what it still has of these topics
+    # the newest removed topics: a worker that was down at the time deletes their files
     removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}  # of consumer groups with their own configuration
     client_quotas: list[ClientQuota] = []
@@ -106,7 +109,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
-    """A created topic, more partitions or a new configuration: the complete new state of one topic."""
+    """The complete state of one topic that was created or extended, or has a new configuration."""
 
     version: int
     topic: TopicImage
@@ -136,7 +139,7 @@ class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class ClientMetricsPut(msgspec.Struct, tag=True, frozen=True):
-    """As GroupConfigPut, for one subscription to metrics of clients."""
+    """Like GroupConfigPut, for one subscription to clients' metrics."""
 
     version: int
     name: str
@@ -144,8 +147,8 @@ class ClientMetricsPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
-    """Only to the acceptor: the whole configuration of one consumer group. The version is the
-    current one, since nothing that workers know has changed.
+    """Only to the acceptor: the whole configuration of one consumer group. The version is unchanged,
+    because workers do not get this change.
     """
 
     version: int
@@ -154,15 +157,15 @@ class GroupConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class SettingsPut(msgspec.Struct, tag=True, frozen=True):
-    """Quotas, features, withheld topics: each complete, None = unchanged. `withheld` goes only to
-    the acceptor, with the current version.
+    """Quotas, features, withheld topics: each complete, or None = unchanged. `withheld` goes only to the
+    acceptor, with an unchanged version.
     """
 
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
-    # Existing topics that are withheld, or sent with some partitions missing, because those wait
-    # for slots of this host.
+    # existing topics that are withheld, or sent without some partitions, because these wait for slots
+    # of this host
     withheld: list[str] | None = None
 
 
@@ -175,8 +178,8 @@ class AclsPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class CredentialsPut(msgspec.Struct, tag=True, frozen=True):
-    """Only to the acceptor: changed credentials, and (user, mechanism) of removed ones. The version
-    is the current one, since nothing that workers know has changed.
+    """Only to the acceptor: changed credentials, and (user, mechanism) of removed ones. The version is
+    unchanged, because workers do not get this change.
     """
 
     version: int
@@ -185,7 +188,7 @@ class CredentialsPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class TokensPut(msgspec.Struct, tag=True, frozen=True):
-    """As CredentialsPut, for delegation tokens; `removed`: ids."""
+    """Like CredentialsPut, for delegation tokens; `removed`: ids."""
 
     version: int
     put: list[DelegationToken]
@@ -193,8 +196,8 @@ class TokensPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class BrokersPut(msgspec.Struct, tag=True, frozen=True):
-    """All registered brokers, including fenced ones, and the active controller (-1 = not known).
-    The version is the current one if only the controller changed.
+    """All registered brokers, including fenced ones, and the active controller (-1 = not known). The
+    version is unchanged if only the controller changed.
     """
 
     version: int
@@ -203,16 +206,15 @@ class BrokersPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class Several(msgspec.Struct, tag=True, frozen=True):
-    """Changes of one version that belong together: applied in order, answered by one Applied."""
+    """The changes of one version: applied in order, with one Applied for all."""
 
     version: int
     parts: list["Part"]
 
 
 class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
-    """To the worker that proposed: the result of ProposeInSync (mqd_replica_answered). `error` 0:
-    committed; the TopicPut with the new partition epoch follows or was sent before. Otherwise
-    Kafka's code.
+    """To the worker that sent ProposeInSync: the result (mqd_replica_answered). `error`: Kafka's code, or
+    0: committed; the TopicPut with the new partition epoch follows or was sent before.
     """
 
     topic_id: bytes
@@ -223,12 +225,12 @@ class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
 
 
 class Command(msgspec.Struct, tag=True, frozen=True):
-    """To one worker: an operation on a partition that it owns. Answered by CommandDone."""
+    """To one worker: an operation on a partition that it owns. CommandDone is the response."""
 
     command_id: int
     kind: str  # "delete_records" | "move_replica"
     slot: int
-    offset: int  # move_replica: index in log.dirs; answered when the move has begun
+    offset: int  # move_replica: index in log.dirs; the response comes when the move has begun
 
 
 # -- subscriber to controller ----------------------------------------------------------------------
@@ -242,7 +244,7 @@ class Subscribe(msgspec.Struct, tag=True, frozen=True):
 
 class Applied(msgspec.Struct, tag=True, frozen=True):
     version: int
-    failures: dict[int, str]  # slot -> reason it is not served
+    failures: dict[int, str]  # slot -> reason why it is not served
 
 
 class CommandDone(msgspec.Struct, tag=True, frozen=True):
@@ -253,9 +255,9 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
 
 
 class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the partition's files are complete and flushed in another log directory, and
-    nothing is written to the old ones. The worker serves the new files once a TopicPut (or Image)
-    names them; until then it serves neither. Repeated after every reconnection.
+    """From a worker: the partition's files are complete and flushed in another log directory, and the old
+    ones are not written any more. The worker serves the new files once a TopicPut (or Image) has the
+    new directory, and does not serve the partition until then. Repeated after every reconnection.
     """
 
     topic_id: bytes
@@ -264,8 +266,8 @@ class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
 
 
 class FullDirectories(msgspec.Struct, tag=True, frozen=True):
-    """From a worker: the log directories to which it writes nothing until there is space again;
-    always the complete set. Sent after every subscription and after each change.
+    """From a worker: the complete set of log directories to which it does not write until there is space
+    again. Sent after every subscription and after each change.
     """
 
     worker: int
@@ -273,10 +275,9 @@ class FullDirectories(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads it: a retiring partition has no records any more. Repeated until
-    it is hidden. In the epoch in which it is hidden, the same message means that no client has
-    written to it for the grace period (partition.retire.grace.ms); it is then repeated every
-    second.
+    """From the worker that leads it: a retired partition has no records any more. Repeated until it is
+    hidden. While it is hidden, the same message means that no client has written to it for the grace
+    period (partition.retire.grace.ms); then it is repeated every second.
     """
 
     topic_id: bytes
@@ -285,10 +286,10 @@ class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads the partition: the proposed in-sync set (AlterPartition, KIP-497).
-    Before it is sent, the worker counts both the committed and the proposed set (R5). It may stay
-    unanswered; the worker then repeats it with the same sequence. At most one is in flight per
-    partition.
+    """From the worker that leads the partition: the proposed in-sync set (AlterPartition, KIP-497). From
+    before it is sent, the worker uses the union of the committed and the proposed set (R5). There may be
+    no response; then the worker repeats it with the same sequence. At most one proposal is in flight
+    per partition.
     """
 
     topic_id: bytes
@@ -297,7 +298,7 @@ class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
     partition_epoch: int  # compare-and-set
     in_sync: list[tuple[int, int]]  # (node id, broker epoch it fetched with); the leader itself with its own
     sequence: int  # rises with each new proposal for the partition in this leader epoch (R6b)
-    recovered: bool = False  # the leader has done what an unclean election requires
+    recovered: bool = False  # the leader has completed the recovery after an unclean election
 
 
 class Request(msgspec.Struct, tag=True, frozen=True):
@@ -325,8 +326,8 @@ class AddPartitions(msgspec.Struct, tag=True, frozen=True):
     name: str
     partition_count: int  # the new total
     assignments: list[list[int]] | None
-    # The topic's value at the time when the requester checked that no open transaction has written
-    # to removed partitions.
+    # the topic's value when the requester checked that no open transaction has written to removed
+    # partitions
     first_leader_epoch: int = 0
 
 
@@ -340,7 +341,7 @@ class AlterConfig(msgspec.Struct, tag=True, frozen=True):
     resource_type: int  # Kafka's: 2 topic, 4 broker, 32 group
     resource_name: str
     operations: list[ConfigOperation]
-    replace: bool  # AlterConfigs: reset all configs that are not named
+    replace: bool  # AlterConfigs: reset all configurations that are not listed
 
 
 class DeleteRecords(msgspec.Struct, tag=True, frozen=True):
@@ -376,13 +377,13 @@ class FeatureUpdate(msgspec.Struct, frozen=True):
 
 
 class UpdateFeatures(msgspec.Struct, tag=True, frozen=True):
-    """All or nothing (KIP-584, version 2 of the request)."""
+    """All updates or none (KIP-584, version 2 of the request)."""
 
     updates: list[FeatureUpdate]
 
 
 class AllocateProducerIds(msgspec.Struct, tag=True, frozen=True):
-    """A block of producer ids, on disk before it is answered; never assigned twice."""
+    """Allocates a block of producer ids, which is on disk before the response; no id is assigned twice."""
 
     count: int
 
@@ -394,7 +395,7 @@ class PartitionReassignment(msgspec.Struct, frozen=True):
 
 
 class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
-    """AlterPartitionReassignments (KIP-455). Partitions are independent; one result for each, in
+    """AlterPartitionReassignments (KIP-455). Partitions are independent; there is one result for each, in
     this order.
     """
 
@@ -403,8 +404,8 @@ class AlterReassignments(msgspec.Struct, tag=True, frozen=True):
 
 
 class ElectLeaders(msgspec.Struct, tag=True, frozen=True):
-    """KIP-460. One result for each partition; with None (every partition that needs one) for those
-    that were tried.
+    """KIP-460. There is one result for each partition; with None (all partitions that need an election)
+    for each that was tried.
     """
 
     election_type: int  # Kafka's: 0 preferred, 1 unclean
@@ -412,7 +413,7 @@ class ElectLeaders(msgspec.Struct, tag=True, frozen=True):
 
 
 class UnregisterBroker(msgspec.Struct, tag=True, frozen=True):
-    """KIP-185: refused while it is alive."""
+    """Removes a broker's registration (KIP-185); refused while the broker is alive."""
 
     node_id: int
 
@@ -427,47 +428,46 @@ class DrainBroker(msgspec.Struct, tag=True, frozen=True):
 
 
 class BalanceReplicas(msgspec.Struct, tag=True, frozen=True):
-    """Spreads replicas and leaderships evenly over the hosts by reassignments; with validate_only
-    the results only list them.
+    """Spreads replicas and leaderships evenly over the hosts by reassignments; with validate_only only
+    returns them in the results.
     """
 
     topics: list[str] | None = None
 
 
 class RetirePartitions(msgspec.Struct, tag=True, frozen=True):
-    """The partitions from `partition_count` on take no new records and are removed when retention
-    has emptied them.
+    """Retires the partitions from `partition_count` on: they take no new records, and are removed when
+    retention has emptied them.
     """
 
     name: str
-    partition_count: int  # number that remains
-    # Allow it even if the number does not divide the present one, in which case keys of the
-    # remaining partitions move.
+    partition_count: int  # the number that remains
+    # allow a number that does not divide the current one, so that keys of remaining partitions move
     allow_moved_keys: bool = False
 
 
 class ReleaseRetired(msgspec.Struct, tag=True, frozen=True):
-    """Consumers have read the sealed partitions, so producers need not wait any longer. Happens
-    automatically after ControllerOptions.retire_barrier_ms.
+    """Ends the seal of retired partitions, because consumers have read them. Happens automatically after
+    ControllerOptions.retire_barrier_ms.
     """
 
     name: str
 
 
 class CreateAcls(msgspec.Struct, tag=True, frozen=True):
-    """Rules that exist already are left as they are."""
+    """Adds rules; existing ones are not changed."""
 
     bindings: list[AclBinding]
 
 
 class DeleteAcls(msgspec.Struct, tag=True, frozen=True):
-    """The response's `removed_acls` lists for each filter what it matched."""
+    """Removes rules. The response's `removed_acls` has the matching rules of each filter."""
 
     filters: list[AclFilter]
 
 
 class AlterScramCredentials(msgspec.Struct, tag=True, frozen=True):
-    """KIP-554. Users are independent; one result for each, in the response's `users`."""
+    """KIP-554. Users are independent; the response's `users` has one result for each."""
 
     removals: list[tuple[str, int]]  # user, mechanism
     settings: list[ScramCredential]
@@ -481,8 +481,8 @@ class CreateDelegationToken(msgspec.Struct, tag=True, frozen=True):
 
 
 class SetTokenExpiry(msgspec.Struct, tag=True, frozen=True):
-    """Renews or expires a delegation token. A refusal is in the response's `token_error`: like a
-    success, it is sent when the sender's processes know all metadata that it is based on.
+    """Renews or expires a delegation token. A refusal is in the response's `token_error`: like a success,
+    it is sent when the sender's processes have applied the metadata on which it is based.
     """
 
     token_id: str  # "": unknown to the sender
@@ -496,7 +496,7 @@ class AddVoter(msgspec.Struct, tag=True, frozen=True):
     """AddRaftVoter (KIP-853)."""
 
     node_id: int
-    directory_id: bytes  # 16 bytes; empty = its registered one
+    directory_id: bytes  # 16 bytes; empty = the registered one
 
 
 class RemoveVoter(msgspec.Struct, tag=True, frozen=True):
@@ -505,7 +505,7 @@ class RemoveVoter(msgspec.Struct, tag=True, frozen=True):
 
 
 class DescribeQuorum(msgspec.Struct, tag=True, frozen=True):
-    """Changes nothing: returns the active controller's view of the quorum in the response's `quorum`."""
+    """Not a change: the response's `quorum` has the active controller's view of the quorum."""
 
 
 Change = (

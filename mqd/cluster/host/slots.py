@@ -1,5 +1,5 @@
-"""Slots of the control segment: the slot of each partition, and the slots that wait to become free.
-Part of the host core; invariants H1 and H2.
+"""Slots of the control segment: the slot of each partition, and the retiring slots. Part of the host
+core; invariants H1 and H2.
 """
 
 import heapq
@@ -14,21 +14,23 @@ class Slots:
         self.free: list[int] = list(range(count))  # heap
         # slot -> (version of the removal, workers that may still use it)
         self.retiring: dict[int, tuple[int, set[int]]] = {}
-        self.unplaced: dict[Partition, None] = {}  # no slot was free
+        self.unplaced: dict[Partition, None] = {}  # partitions for which no slot was free
 
     def adopt(self, partition: Partition, slot: int) -> None:
-        """During start only; end_adoption() then sets `free`."""
+        """Assigns a used slot to its partition. Only during the start; end_adoption() sets `free` after it."""
         self.used[partition] = slot
 
     def end_adoption(self, slots: set[int]) -> None:
-        """`slots`: those in use."""
+        """Sets `free`. `slots`: the slots in use."""
         self.free = [slot for slot in range(self.count) if slot not in slots]
 
     def get(self, partition: Partition) -> int:
         return self.used.get(partition, -1)
 
     def take(self, partition: Partition) -> int:
-        """The partition's slot, or a free one. -1: none is free and the partition waits."""
+        """Returns the partition's slot, or assigns a free one. -1: no slot is free, and the partition
+        waits.
+        """
         slot = self.used.get(partition, -1)
         if slot >= 0:
             return slot
@@ -40,8 +42,8 @@ class Slots:
         return slot
 
     def give_up(self, partition: Partition, version: int, users: set[int]) -> int:
-        """The partition is no longer on this host. Returns its slot, which `users` (workers) may
-        use until they have applied `version`; -1 if it had none.
+        """Retires the slot of a partition that is no longer on this host. Returns the slot, which `users`
+        (workers) may use until they have applied `version`; -1 if there was none.
         """
         self.unplaced.pop(partition, None)
         slot = self.used.pop(partition, -1)
@@ -62,7 +64,7 @@ class Slots:
             users.discard(worker)
 
     def free_retired(self) -> list[int]:
-        """Frees the retiring slots that no worker uses any more and returns them."""
+        """Frees and returns the retiring slots that no worker uses any more."""
         ready = [slot for slot, (_, users) in self.retiring.items() if not users]
         for slot in ready:
             del self.retiring[slot]

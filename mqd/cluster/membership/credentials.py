@@ -3,10 +3,10 @@ the certificates. Both change while the broker runs.
 
     credentials = load(config)
     side = credentials.initiator("data", identity); ... until side.done
-    tls = credentials.tls(side)          None: the connection continues as it is
+    tls = credentials.tls(side)          None: the connection continues without TLS
     await credentials.watch(on_change)   reads changed files again, until cancelled
 
-New connections use the current credentials; open ones continue.
+New connections use the current credentials; open connections continue.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ TURNED_AWAY_MAX = 64
 log = logging.get("host.credentials")
 
 
-_File = tuple[int, int, int]  # inode, size, ctime in ns (chmod changes it too); zeros: there is none
+_File = tuple[int, int, int]  # inode, size, ctime in ns (which chmod changes, too); zeros: no file
 
 
 def _key_file_stamp(config: Mapping[str, str]) -> _File:
-    """A different result means that the key file has changed."""
+    """Differs from the previous result if the key file has changed."""
     path = config.get("cluster.key.file")
     try:
         status = os.stat(path) if path else None
@@ -41,8 +41,8 @@ def _key_file_stamp(config: Mapping[str, str]) -> _File:
 
 
 class Credentials:
-    """`secrets`: of the cluster; this host authenticates with the first and accepts all. `config`:
-    their source, for reloading; `seen`: the stamp of the key file before it was read.
+    """`secrets`: the cluster's keys; this host authenticates with the first and accepts all. `config`:
+    their source, for reloading. `seen`: the stamp of the key file before it was read.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Credentials:
         return Responder(self._keys[0], decide, os.urandom(handshake.NONCE_BYTES), self._mode, self._keys[1:])
 
     def tls(self, side: Initiator | Responder) -> HostTls | None:
-        """How a connection continues after its handshake is done."""
+        """The TLS with which a connection continues after its handshake; None: without TLS."""
         if not side.tls:
             return None
         assert self.host is not None and side.peer is not None
@@ -83,10 +83,10 @@ class Credentials:
         return HostTls(self.host.server, True, side.peer.identity.node_id)
 
     def reload(self) -> bool:
-        """Returns whether changed files are in use now; unusable ones are logged once. Reads files:
-        call it in a thread.
+        """Reads changed files; returns whether new credentials are in use. Unusable files are logged once.
+        Must be called in a thread, because it reads files.
         """
-        return any([self._reload_keys(), self._reload_host()])  # both are always evaluated
+        return any([self._reload_keys(), self._reload_host()])  # a list, so that both are called
 
     def _reload_keys(self) -> bool:
         seen = _key_file_stamp(self._config)
@@ -117,24 +117,26 @@ class Credentials:
         return changed
 
     async def watch(self, on_change: Callable[[], object] = lambda: None) -> None:
-        """`on_change()` is called in the loop's thread, after each change. Runs until cancelled."""
+        """Reloads changed files until cancelled. Calls `on_change()` in the loop's thread after each change."""
         while self.host is not None or self._config.get("cluster.key.file"):
             await asyncio.sleep(clock.seconds_to_tick(POLL_S))
             if await asyncio.to_thread(self.reload):
                 on_change()
-        await asyncio.Event().wait()  # no file can change; the task must not end
+        await asyncio.Event().wait()  # there are no files to watch, but the task must not end
 
 
 class TurnedAway:
-    """The last TURNED_AWAY_MAX refused hosts and the reasons, so that repeated attempts of one host
-    are logged once.
+    """The last TURNED_AWAY_MAX refused hosts and the reasons, so that repeated attempts of a host are
+    logged only once.
     """
 
     def __init__(self) -> None:
         self._reasons: dict[int, str] = {}
 
     def is_new(self, node_id: int | None, reason: str) -> bool:
-        """`node_id`: as authenticated; None: it is not authenticated, and always counts as new."""
+        """Whether the refusal should be logged. `node_id`: as authenticated; None: not authenticated, and
+        always new.
+        """
         if node_id is None:
             return True
         if self._reasons.get(node_id) == reason:

@@ -1,29 +1,29 @@
-"""Proof of death for the case that the keeper is the only process left to send it: a sealed
-datagram to the other hosts, from the socket that the keeper holds for gossip.
+"""Death notices: when the keeper is the only process that is left, it reports the end of the others
+to the other hosts, in a sealed datagram from the socket that it holds for gossip.
 
 While it runs, the controller maintains instructions for the keeper (`Orders`, a file in run/): the
-recipients, and the relevant epochs. The keeper sends two facts, each as soon as the kernel has
-proven it:
+recipients, and the relevant epochs. The keeper sends two notices, each as soon as the kernel has
+reported the end of the processes:
 
     the controller has ended     if it led the metadata quorum, that epoch is over: the voters need
                                  not wait until their promise to it expires (LeaderDied in
                                  mqd/cluster/raft/events.py)
-    and all workers have, too    no process acts for that broker epoch: the host's lease is void,
-                                 then the active controller fences the broker
-                                 (ProofOfDeath in mqd/cluster/broker/messages.py); this includes a controller elected
-                                 because of the first notice; the leaderships move to others without
-                                 waiting for the session to end
+    all workers have ended, too  no process acts for that broker epoch, so nobody uses its lease: the
+                                 active controller, which may have been elected because of the first
+                                 notice, fences the broker (ProofOfDeath in
+                                 mqd/cluster/broker/messages.py), and other hosts take the leaderships
+                                 without waiting for the session to end
 
 Invariants
-    N1  a process that led an epoch of the quorum never leads it again, nor does its successor: the
-        statement that an epoch is over stays true, however late or often it arrives
-    N2  the proof of a broker's death holds for one broker epoch, and only while no lease can have
-        been granted on a heartbeat sent after it. It is accepted by the controller of the epoch
-        that it names or, if that controller ended together with the broker, by the next one that
-        became active (A4 in active_controller.py); and by neither after a later heartbeat
+    N1  a process that led an epoch of the quorum never leads it again, and neither does the next
+        process of its host: a notice that an epoch is over stays true, even if it is late or repeated
+    N2  the proof of a broker's death is valid for one broker epoch, and only while no lease can have
+        been granted for a heartbeat sent after it. The controller of the epoch in the notice accepts
+        it or, if that controller ended together with the broker, the next active one (A4 in
+        active_controller.py); neither accepts it after a later heartbeat
 A repeated, late or lost notice is therefore harmless. The seal proves that the sender has the
-cluster's key, as for every message between hosts. That the sender is that host's keeper is only its
-claim, like the node id in a handshake. The receiving side is in death_proofs.py.
+cluster's key, as in every message between hosts. It does not prove that the sender is that host's
+keeper: this is trusted, like the node id in a handshake. death_proofs.py has the receiving side.
 
     offset  bytes  what
     0       4      b"mqp1"
@@ -41,17 +41,15 @@ import msgspec
 MAGIC = b"mqp1"
 MAC_BYTES = 32
 NOTICE_BYTES_MAX = 200
-REPEATS_MS = (0, 30, 100, 300, 700)  # after the proof; repeated because datagrams get lost
+REPEATS_MS = (0, 30, 100, 300, 700)  # times of sending after the processes' end: datagrams get lost
 ORDERS_NAME = "death-orders"
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):
-    """Older versions omit the fields after the last one that they know; missing fields take their
-    defaults.
-    """
+    """Older versions omit newer fields at the end, which then have their defaults."""
 
     node_id: int
-    # -1: nothing is proven about the broker; only its controller process has ended
+    # -1: only the controller process has ended; the notice proves nothing about the broker
     broker_epoch: int
     controller_epoch: int
     # CLOCK_BOOTTIME of the dead host when all processes had ended; the same in each repetition
@@ -60,8 +58,8 @@ class Notice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Orders(msgspec.Struct, frozen=True):
-    """`incarnation`: of the keeper that may follow them. `addresses`: of the other hosts, voters
-    first. They are numeric, because the keeper resolves no names.
+    """The keeper's instructions. `incarnation`: that of the keeper that may follow them. `addresses`: those
+    of the other hosts, voters first; numeric, because the keeper does not resolve names.
     """
 
     incarnation: int
@@ -70,7 +68,7 @@ class Orders(msgspec.Struct, frozen=True):
     controller_epoch: int
     cluster_id: str
     addresses: tuple[tuple[str, int], ...]
-    # the process that wrote this led the quorum in `controller_epoch`; permanently true (N1)
+    # the process that wrote this led the quorum in `controller_epoch` (N1)
     led: bool = False
 
 
@@ -85,7 +83,7 @@ def seal(secret: bytes, cluster_id: str, notice: Notice) -> bytes:
 
 
 def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
-    """None: not a notice of this cluster."""
+    """Returns the notice; None: it is not a notice of this cluster."""
     body = data[len(MAGIC) + MAC_BYTES :]
     if (
         len(data) > NOTICE_BYTES_MAX
@@ -100,8 +98,8 @@ def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
 
 
 def write_orders(run_dir: Path, orders: Orders | None) -> None:
-    """Replaces the file as a whole; None removes it. Need not be durable: a host that loses its
-    memory has lost its keeper too. Raises OSError.
+    """Replaces the file; None removes it. It need not be durable: if the host loses its memory, its keeper
+    has ended, too. Raises OSError.
     """
     path = run_dir / ORDERS_NAME
     if orders is None:
@@ -113,7 +111,7 @@ def write_orders(run_dir: Path, orders: Orders | None) -> None:
 
 
 def read_orders(run_dir: Path, incarnation: int) -> Orders | None:
-    """None: there are none for this keeper."""
+    """Returns the instructions; None: there are none for this keeper."""
     try:
         orders = msgspec.json.decode((run_dir / ORDERS_NAME).read_bytes(), type=Orders)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,5 +1,5 @@
-"""Processes the notices of other hosts' keepers, and computes the orders for this host's own
-keeper. Keepers import death_notice.py, which imports nothing from here.
+"""Processes the notices of other hosts' keepers, and computes the notice that this host's keeper would
+send. Keepers import death_notice.py, which does not import this module.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ INFORMED_MAX = 64
 
 
 def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
-    """The facts about this host's controller process and its broker that hold once they have ended,
-    for Orders. None: no other host relies on them yet. `before`: the previous result.
+    """The notice that the keeper sends once this host's controller process and its broker have ended, for
+    Orders. None: no other host relies on them yet. `before`: the previous result.
 
-    While no leader is known the previous result remains: its statements stay true (N1), and do not
-    concern later events (N2).
+    While no leader is known the previous result remains valid: N1, N2.
     """
     broker = state.brokers.get(core.key.node_id)
     if broker is None or broker.incarnation != incarnation:
@@ -30,8 +29,8 @@ def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, befor
 
 
 def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int], ...]:
-    """Addresses of the other hosts from their last registrations: first the voters, which elect,
-    then those that only look for the new leader. At most INFORMED_MAX.
+    """The addresses of the other hosts from their last registrations: first the voters, which elect a
+    leader, then the other hosts, which only look for the new leader. At most INFORMED_MAX.
     """
     voters = {voter.node_id: (voter.host, voter.port) for voter in core.voters}
     brokers = {
@@ -44,8 +43,8 @@ def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int],
 
 
 class DeathProofs:
-    """Sans-I/O. Keeps the newest notice of each node, of up to NOTICES_MAX nodes, in case this host
-    is elected because of it.
+    """The newest notice of each node, of up to NOTICES_MAX nodes. They are kept in case this host becomes
+    the active controller because of one. Sans-I/O.
     """
 
     def __init__(self, node_id: int) -> None:
@@ -53,9 +52,7 @@ class DeathProofs:
         self._heard: dict[int, Notice] = {}
 
     def on_notice(self, notice: Notice) -> tuple[LeaderDied | None, ProofOfDeath | None]:
-        """Returns the event for the quorum, and the one for the active controller if this host is
-        it.
-        """
+        """Returns (event for the quorum or None, proof for the active controller on this host or None)."""
         if notice.node_id == self._node_id:
             return None, None
         known = self._heard.get(notice.node_id)
@@ -71,7 +68,7 @@ class DeathProofs:
         )
 
     def on_active(self) -> list[ProofOfDeath]:
-        """This host has become the active controller: returns the proofs it has on file."""
+        """Returns the proofs that were kept, when this host has become the active controller."""
         return [_proof(notice) for notice in self._heard.values()]
 
 

@@ -1,14 +1,14 @@
 """One-time formation of a cluster from empty hosts: a host with an empty metadata directory queries
 the seeds, and decides from their responses. Sans-I/O.
 
-A host that belongs to a cluster never queries. An empty one queries every seed (including itself:
-that is how it learns whether it is a seed) until one of these cases applies:
+A host that belongs to a cluster never queries. An empty host queries every seed, including itself,
+which shows whether it is a seed, until one of these cases applies:
 
     no seeds
         found a cluster alone, immediately
     a seed belongs to a cluster
         join that cluster: as a voter if it was founded with this host, else as an observer
-    every seed is empty, names the same seeds, and has itself seen exactly the same set of hosts
+    every seed is empty, has the same list of seeds, and has seen exactly the same set of hosts
         found: the voters are the seeds, the cluster's id is derived from their identities
     otherwise
         wait, and report the missing seeds; once, after ADVISE_MS without a response of a seed, also
@@ -21,13 +21,12 @@ Invariants
         a voter of any cluster
     F2  a host founds only when the newest response of each seed, to a request of this process, says:
         empty, the same seeds, and `sees` = the set that this host sees. Two different sets can
-        therefore never both have a majority: a host that stated "I see S" had not founded then, sees
-        only later sets, and never returns to an earlier one
-    F3  all founders of one set come to the same cluster id and the same voters, whichever queries
-        first
+        therefore never both have a majority: a host that sent "I see S" had not founded at that
+        time, sees only later sets, and never returns to an earlier one
+    F3  all founders of a set compute the same cluster id and the same voters, in any order of queries
     F4  a host with a new metadata directory that once belonged to a cluster (`lost_cluster_id`)
         neither founds nor counts as empty; it joins that cluster and no other
-    F5  the identity is on disk (fsynced) before the first response is sent (guaranteed by the shell)
+    F5  the identity is on disk (fsynced) before the first response is sent (mqd/controller ensures it)
 
 Bounds: SEED_COUNT_MAX seeds; one query in flight per seed; a query counts as unanswered after
 RESPONSE_MS_MAX.
@@ -42,10 +41,10 @@ import msgspec
 from mqd.base.cluster_config import format_address, parse_address
 
 SEED_COUNT_MAX = 32
-ASK_MS_MIN = 100  # between two queries to one seed; doubled after each that decides nothing
+ASK_MS_MIN = 100  # between two queries to one seed; doubled after each query without a decision
 ASK_MS_MAX = 2_000
 RESPONSE_MS_MAX = 3_000
-ADVISE_MS = 10_000  # hosts that are started together are all up by then
+ADVISE_MS = 10_000  # by then all hosts that were started together are running
 ADVICE = (
     "Check that each unreachable seed runs, and was itself started with --cluster-seeds: without it a host does not"
     " listen for others. HOST:PORT is its controller's listener, by default the clients' port + 2, and its"
@@ -70,11 +69,11 @@ class FormationAsk(msgspec.Struct, tag=True, frozen=True):
 
 class FormationResponse(msgspec.Struct, tag="FormationAnswer", frozen=True):
     ask_id: int
-    member: Member  # the host that answers
+    member: Member  # the host that responds
     cluster_id: str  # "" = empty
     generation: int
     seeds: tuple[str, ...]  # as normalised by normalise(), sorted
-    sees: str  # digest of the complete set of seeds it has seen, all empty; "" = not complete
+    sees: str  # digest of the set of seeds, if it has seen all of them empty; "" otherwise
     voters: tuple[Member, ...]  # of its cluster
     # it belonged to a cluster and has lost its metadata: it is not empty, but has no state
     lost: bool = False
@@ -88,14 +87,14 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class ResponseReceived(msgspec.Struct, frozen=True):
-    """A response that came over an authenticated connection to `seed`."""
+    """A response over an authenticated connection to `seed`."""
 
     seed: str
     response: FormationResponse
 
 
 class Unreachable(msgspec.Struct, frozen=True):
-    """The query was not delivered, or the connection ended before the response."""
+    """The query could not be delivered, or the connection ended before the response."""
 
     seed: str
     ask_id: int
@@ -103,8 +102,8 @@ class Unreachable(msgspec.Struct, frozen=True):
 
 
 class QueryReceived(msgspec.Struct, frozen=True):
-    """Another host's query. Also sent while this host has a cluster (the shell then answers with
-    response_of_member()).
+    """Another host's query. (Once this host belongs to a cluster, mqd/controller responds with
+    response_of_member() instead.)
     """
 
     client: object
@@ -131,15 +130,15 @@ class RespondToQuery(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """Become a voter of a new cluster: the same on each of `voters`."""
+    """Become a voter of a new cluster; each of `voters` gets the same effect."""
 
     cluster_id: str
     voters: tuple[Member, ...]  # sorted
 
 
 class Join(msgspec.Struct, frozen=True):
-    """Become an observer of a cluster; with `voter`, one of its founding voters, as if this host
-    had founded it.
+    """Become an observer of a cluster or, with `voter`, one of its founding voters, as if this host had
+    founded it.
     """
 
     cluster_id: str
@@ -149,8 +148,8 @@ class Join(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """No decision is possible: one line for each seed that blocks it. Returned again only when it
-    changes. `advice`: what to check; given once, otherwise "".
+    """No decision is possible yet. `reasons`: one line for each seed that prevents it. Returned again only
+    when the reasons change. `advice`: what to check; given once, otherwise "".
     """
 
     reasons: tuple[str, ...]
@@ -161,7 +160,7 @@ Effect = QuerySeed | RespondToQuery | Found | Join | Wait
 
 
 def normalise(seed: str) -> str:
-    """The normal form of "Host:Port", in which two hosts' lists are compared. Raises ValueError."""
+    """The normal form of "Host:Port", for comparing the lists of two hosts. Raises ValueError."""
     host, port = parse_address(seed)
     if not host or not port:
         raise ValueError(f"{seed.strip()!r} is not HOST:PORT")
@@ -169,12 +168,12 @@ def normalise(seed: str) -> str:
 
 
 def split(seed: str) -> tuple[str, int]:
-    """(host, port) of a normalised seed."""
+    """Returns (host, port) of a normalised seed."""
     return parse_address(seed)
 
 
 def set_digest(members: Sequence[Member]) -> str:
-    """Equal for the same hosts, whatever their addresses and order."""
+    """A digest of the members' identities, independent of their addresses and order."""
     text = "\n".join(
         f"{node_id} {directory_id}"
         for node_id, directory_id in sorted((member.node_id, member.directory_id) for member in members)
@@ -193,8 +192,8 @@ class _Seed(msgspec.Struct):
 
 
 class FormationCore:
-    """handle(event, now_ms) is the only mutator; now_ms is monotonic. `decided` is set once, to the
-    returned effect.
+    """Only handle(event, now_ms) changes the state; now_ms is monotonic. `decided` is set once, to the
+    effect that was returned.
     """
 
     def __init__(self, own: Member, seeds: Sequence[str], lost_cluster_id: str = "") -> None:
@@ -202,7 +201,7 @@ class FormationCore:
         self._lost = lost_cluster_id
         self.seeds = tuple(sorted({normalise(seed) for seed in seeds}))
         if len(self.seeds) > SEED_COUNT_MAX:
-            raise ValueError(f"cluster.seeds names {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
+            raise ValueError(f"cluster.seeds has {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
         self.decided: Found | Join | None = None
         self._states = {seed: _Seed() for seed in self.seeds}
         self._ask_count = 0
@@ -239,7 +238,7 @@ class FormationCore:
         )
 
     def members(self) -> tuple[Member, ...]:
-        """The seeds that have answered."""
+        """The seeds that have responded."""
         return tuple(state.response.member for state in self._states.values() if state.response is not None)
 
     # -- querying ----------------------------------------------------------------------------------
@@ -290,8 +289,8 @@ class FormationCore:
         return effects
 
     def _advice(self, now_ms: int) -> str:
-        """Given once, when a seed has not answered for so long that it is probably not just
-        starting.
+        """Returns the advice once, when a seed has not responded for ADVISE_MS, so that it is probably not
+        just starting; otherwise "".
         """
         if self._advise_ms is None:
             self._advise_ms = now_ms + ADVISE_MS
@@ -326,12 +325,12 @@ class FormationCore:
 
     def _join(self, responses: list[FormationResponse]) -> Join | None:
         if len({response.cluster_id for response in responses}) > 1:
-            return None  # seeds of different clusters: an operator has to decide which one is meant
+            return None  # the seeds belong to different clusters, so an operator has to decide
         if self._lost and responses[0].cluster_id != self._lost:
             return None
         newest = max(responses, key=lambda response: (response.generation, len(response.voters)))
-        # The cluster's id is derived from the founding voters. A voter that was added later has the
-        # log already.
+        # Only a founding voter may join as a voter: the cluster's id is derived from these. A voter
+        # that was added later already has the log.
         founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
         return Join(newest.cluster_id, newest.generation, newest.voters, founder)
 
@@ -339,7 +338,9 @@ class FormationCore:
         return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)
 
     def _complete_set(self) -> list[Member] | None:
-        """The seeds, if all have answered, are empty, name the same seeds and are different hosts."""
+        """The seeds, if all have responded, are empty, have the same list of seeds and are different
+        hosts; otherwise None.
+        """
         members = []
         for state in self._states.values():
             if (
@@ -367,11 +368,11 @@ class FormationCore:
             elif response.lost:
                 reasons.append(f"{seed} belonged to a cluster and has lost its metadata")
             elif response.seeds != self.seeds:
-                reasons.append(f"{seed} names other seeds: {', '.join(response.seeds) or 'none'}")
+                reasons.append(f"{seed} has other seeds: {', '.join(response.seeds) or 'none'}")
             elif response.member.node_id in by_node:
                 reasons.append(
                     f"{seed} has node id {response.member.node_id}, like {by_node[response.member.node_id]}: each host"
-                    " needs a node.id of its own"
+                    " needs another node.id"
                 )
             else:
                 by_node[response.member.node_id] = seed
@@ -391,5 +392,5 @@ class FormationCore:
 def response_of_member(
     ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]
 ) -> FormationResponse:
-    """The response of a host that belongs to a cluster; `voters` as its quorum knows them."""
+    """The response of a host that belongs to a cluster; `voters`: those of its quorum."""
     return FormationResponse(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

@@ -1,5 +1,5 @@
-"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. Its knowledge is only
-hints; nothing here elects, fences or counts a quorum.
+"""Gossip as a state machine without I/O: SWIM with Lifeguard's refinements. Its results are only hints:
+gossip does not elect, fence or count a quorum.
 
 Sources: Das et al., SWIM (2002); Dadgar et al., Lifeguard (2017, arXiv 1707.00788); the parameters
 follow memberlist, tuned to detect a failure within seconds.
@@ -14,12 +14,12 @@ follow memberlist, tuned to detect a failure within seconds.
 Invariants (asserted by check() and the simulator, in addition to those of the parts)
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
     G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
-        gossip round gossip_fanout, answers limited by their token buckets
+        gossip round gossip_fanout, responses limited by their token buckets
     G7  a datagram that is not sealed, not addressed to this incarnation of this host, or a replay
-        changes only a counter (a ping of an unknown host is answered, within its bucket)
+        changes only a counter (a ping of an unknown host gets a response, within its bucket)
 Time: milliseconds of any clock that does not go back. A late tick means that this process was
-stopped. Its own time stops too, so no member is judged by messages that this process could not
-receive.
+stopped. Then the core's own time stops, too, so that no member is suspected because of messages that
+this process could not receive.
 """
 
 from __future__ import annotations
@@ -77,16 +77,15 @@ LEAVE_ROUNDS, LEAVE_EVERY_MS = 3, 50
 # all of them at first.
 AFTER_JOIN_MS = (1_000, 3_000, 8_000)
 SWEEP_MS = 10_000
-LOAD_SENDS = 2  # times log10 of the members: loads are refreshed anyway
+LOAD_SENDS = 2  # times log10 of the members: few, because loads are sent again regularly
 
 Address = tuple[str, int]
 
 
 class GossipCore:
-    """`life`: one more than at the last start with this directory, already on disk. `seeds`:
-    addresses of controller listeners; this host's own may be among them. `rng`: chooses targets and
-    probe ids, so it must not be predictable from outside (random.Random seeded by the system in a
-    broker).
+    """`life`: how often this host has started with this directory, already on disk. `seeds`: addresses of
+    controller listeners, which may include this host's. `rng` chooses targets and probe ids, so it must
+    not be predictable for others (a broker has a random.Random seeded by the system).
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class GossipCore:
     ) -> None:
         self.settings, self.rng = settings, rng
         self.counts: Counter[str] = Counter()  # datagrams by result
-        self.at = 0  # this host's own time: the clock minus the time it was stopped
+        self.at = 0  # the core's own time: the clock minus the time for which the process was stopped
         self.quiet = False
         self.health = Health(settings.health_max)
         self.own_load: Load | None = None
@@ -130,7 +129,7 @@ class GossipCore:
         self.prober = Prober(self)
         self.membership = Membership(self, profile, life)
 
-    # -- for consumers ----------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------
 
     @property
     def due_ms(self) -> int:
@@ -139,7 +138,7 @@ class GossipCore:
 
     @property
     def controller(self) -> ControllerSeen:
-        """node_id -1: none known."""
+        """The active controller; node_id -1: not known."""
         return ControllerSeen(self._hint.node_id, self._hint.epoch)
 
     @property
@@ -147,7 +146,7 @@ class GossipCore:
         return self._joined
 
     def view(self, node_id: int) -> MemberView | None:
-        """The view of another member; this host is not in its own table."""
+        """The view of another member; None for this host, which is not in its own table."""
         member = self.membership.of_node(node_id)
         return member.view() if member is not None else None
 
@@ -155,7 +154,7 @@ class GossipCore:
         return [member.view() for member in self.membership.members.values()]
 
     def is_me(self, ping: StreamPing) -> bool:
-        """Whether to answer a probe over TCP: it was meant for this very host."""
+        """Whether a probe over TCP was sent to this host."""
         return (ping.node_id, ping.directory_id) == self.membership.identity and not self.membership.left
 
     def state(self, wants_response: bool = True) -> State:
@@ -273,7 +272,7 @@ class GossipCore:
             self._arm_gossip()
 
     def broadcast_load(self, identity: Identity, data: bytes) -> None:
-        """Piggybacks on datagrams that are sent anyway."""
+        """Sends a load in datagrams that are sent for other reasons."""
         if not self.quiet:
             self._loads.put(identity, data)
 
@@ -298,8 +297,8 @@ class GossipCore:
         first: Sequence[bytes] = (),
         alone: bool = False,
     ) -> None:
-        """Sends one datagram: `first`, then as many queued updates as fit (none if `alone`). With
-        neither a body nor updates, sends nothing.
+        """Sends one datagram with the updates `first` and as many queued updates as fit (none if
+        `alone`). Sends nothing without a body and updates.
         """
         membership = self.membership
         head = (
@@ -331,8 +330,8 @@ class GossipCore:
             self.after(self.rng.randrange(1, self.settings.gossip_interval_ms + 1), self._on_gossip)
 
     def gossip_now(self) -> None:
-        """The queue holds something urgent: runs a round early. Rate-limited like a response,
-        because other hosts may have caused it.
+        """Runs a round early for an urgent update. Rate-limited like a response, because other hosts can
+        cause it.
         """
         if self.may_respond():
             self._gossip_round()
@@ -366,8 +365,8 @@ class GossipCore:
         if not self._window_of(sender).accept(life_of(packet.incarnation), packet.sequence):
             self.counts["repeated"] += 1
             return
-        # Before it has joined, a host cannot know that its incarnation is new (its disk may be a
-        # copy): datagrams sent to the earlier one could be replayed.
+        # Before it has joined, a host cannot know that its incarnation is new, because its disk may be
+        # a copy: datagrams sent to the earlier incarnation could be replayed.
         if sender not in membership.members or packet.to_life != membership.life or not self._joined:
             self.counts["strangers"] += 1
             if isinstance(packet.body, Ping):
@@ -388,8 +387,8 @@ class GossipCore:
                 self.prober.on_nack(packet, packet.body)
 
     def _window_of(self, sender: Identity) -> Window:
-        """Also tracks senders that are not members (yet): otherwise their earlier datagrams could
-        be replayed once they are.
+        """The replay window of a sender, also of one that is not a member yet: otherwise its earlier
+        datagrams could be replayed when it is.
         """
         window = self._windows.get(sender)
         if window is None:
@@ -444,8 +443,8 @@ class GossipCore:
         if address in self._seeds:
             self._seed_identities[address] = sender
         if sender == membership.identity:
-            return  # this host itself, under one of its addresses
-        # A host that is joining has no information that the others lack.
+            return  # from this host itself, at another of its addresses
+        # a host that is joining has no information that other hosts need
         membership.merge(state, spread=self._joined or event.exchange_id is None)
         self._learn_controller(state.controller_epoch, state.controller_id)
         if event.exchange_id is not None and not self._joined:
@@ -482,8 +481,8 @@ class GossipCore:
                 self._exchange(self.rng.choice(missing))
 
     def _on_back(self, address: Address) -> None:
-        """A host that was considered dead has responded to this one. It may have lost its state, and
-        would be updated only by the next regular exchange. So this host sends it the state now.
+        """Sends this host's state to a host that was considered dead and has responded. It may have lost
+        its state, and would otherwise be updated only by the next regular exchange.
         """
         self._exchange(address)
 
@@ -509,7 +508,7 @@ class GossipCore:
             self._on_load_due,
         )
         if self._measured is not None:
-            self._timer_count += 1  # a number that rises within a life
+            self._timer_count += 1  # also the load's number, which rises within a life
             m, node, directory = self._measured, *self.membership.identity
             self.own_load = Load(
                 node,

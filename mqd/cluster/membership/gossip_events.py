@@ -1,14 +1,14 @@
 """Events and effects of the gossip core, its settings, and its view of a member.
 
-How to use it (mqd/controller/gossip.py is the shell that does):
+Usage (mqd/controller/gossip.py runs the core):
 
     core = GossipCore(profile, seal, settings, rng, life, seeds)
     effects = core.handle(event, now_ms)      # carry them out in order, before the next event
     core.due_ms                               # when to send the next Tick
 
-Consumers (the controller) read `core.view(node_id)`, `core.views()`, `core.controller` and are
-notified by MemberChanged and ControllerSeen. All of these are hints: an address to try, a reason to
-probe immediately. Gossip must never elect, fence, or change an in-sync set.
+The controller reads `core.view(node_id)`, `core.views()` and `core.controller`, and gets MemberChanged
+and ControllerSeen. All of these are hints: an address to try, a reason to probe immediately. Gossip
+must never elect, fence, or change an in-sync set.
 """
 
 import msgspec
@@ -22,20 +22,20 @@ class Settings(msgspec.Struct, frozen=True):
     """Milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
-    # for a direct answer; then other hosts probe on request, until the interval ends
+    # for a direct response; after it other hosts probe on request, until the interval ends
     probe_timeout_ms: int = 200
     indirect_count: int = 3
     gossip_interval_ms: int = 200
     gossip_fanout: int = 3
     # an update is sent this many times log10(members + 1), rounded up
     retransmit_multiplier: int = 4
-    # shortest suspicion: this many probe intervals, times log100 of the members
+    # the shortest suspicion has this many probe intervals, times log100 of the members
     suspicion_multiplier: int = 2
-    suspicion_factor_max: int = 6  # an unconfirmed suspicion waits this many times longer
-    confirmation_count: int = 3  # this many confirmations make it the shortest
+    suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times longer
+    confirmation_count: int = 3  # with this many confirmations a suspicion is the shortest
     # about this many hosts that learn of a suspicion probe the suspect immediately
     confirmer_count: int = 8
-    # Lifeguard's S: a host that receives little becomes up to this many times slower to judge
+    # Lifeguard's S: a host that receives few messages probes and suspects up to this many times slower
     health_max: int = 8
     push_pull_interval_ms: int = 30_000
     reconnect_interval_ms: int = 2_000  # how often one dead member or missing seed is tried
@@ -49,14 +49,14 @@ class Settings(msgspec.Struct, frozen=True):
     dead_retention_ms: int = 3_600_000
     left_retention_ms: int = 120_000
     member_count_max: int = 4_096  # alive, suspected, dead and left together
-    response_rate_per_s: int = 200  # answers that other hosts cause, all together
+    response_rate_per_s: int = 200  # responses to all other hosts together
     response_burst: int = 200
     unknown_rate_per_s: int = 50  # responses to pings of unknown hosts
-    late_ms: int = 100  # a tick this late means that the process was stopped
+    late_ms: int = 100  # if a tick is this late, the process was stopped
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """This host's description of itself: `Alive` without the incarnation. May change while it runs
+    """This host's description of itself: `Alive` without the incarnation. It can change at run time
     (ProfileChanged).
     """
 
@@ -89,9 +89,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class MemberView(msgspec.Struct, frozen=True):
-    """One member as this host sees it. `since_ms`: when it entered its state, on the caller's
-    clock.
-    """
+    """One member as this host sees it. `since_ms`: when it entered its state, on the caller's clock."""
 
     profile: Alive
     state: str
@@ -112,7 +110,7 @@ class MemberView(msgspec.Struct, frozen=True):
 
 
 class Started(msgspec.Struct, frozen=True):
-    """First, once."""
+    """The first event."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -124,11 +122,11 @@ class DatagramReceived(msgspec.Struct, frozen=True):
 
 
 class StateReceived(msgspec.Struct, frozen=True):
-    """The other side's state, over an authenticated TCP connection. `exchange_id`: of our PushPull,
+    """The other side's state, over an authenticated TCP connection. `exchange_id`: that of our PushPull,
     or None if the other side began.
 
-    In the latter case, answer with a core.state(False) taken before this event: a host that joins
-    learns from the response what was known about it before.
+    In the latter case, respond with a core.state(False) taken before this event, so that a host that
+    joins gets the state that others had of it before.
     """
 
     state: State
@@ -140,14 +138,14 @@ class ExchangeFailed(msgspec.Struct, frozen=True):
 
 
 class StreamResponded(msgspec.Struct, frozen=True):
-    """The probed host answered over TCP."""
+    """The probed host has responded over TCP."""
 
     probe_id: int
 
 
 class LoadMeasured(msgspec.Struct, frozen=True):
-    """The newest measurements; the core sets node, directory, life and number. Sent when the load
-    interval allows.
+    """The newest measurements, which are sent when the load interval allows; the core adds node,
+    directory, life and number.
     """
 
     broker_epoch: int = -1
@@ -161,21 +159,21 @@ class LoadMeasured(msgspec.Struct, frozen=True):
 
 
 class ProfileChanged(msgspec.Struct, frozen=True):
-    """Same node and directory; announced under a new incarnation."""
+    """This host's profile has changed, except node and directory; it is announced in a new incarnation."""
 
     profile: Profile
 
 
 class ControllerKnown(msgspec.Struct, frozen=True):
-    """This host knows the active controller from the quorum. Only a higher epoch changes anything."""
+    """The active controller according to the quorum. Only a higher epoch has an effect."""
 
     node_id: int
     epoch: int
 
 
 class UnreachableHint(msgspec.Struct, frozen=True):
-    """A connection to the host broke, or a heartbeat is missing: probe it now. At most one probe
-    per member is in flight.
+    """A connection to the host has ended, or a heartbeat is missing: probe it now. At most one probe per
+    member is in flight.
     """
 
     node_id: int
@@ -186,16 +184,16 @@ class SeedsChanged(msgspec.Struct, frozen=True):
 
 
 class Forget(msgspec.Struct, frozen=True):
-    """The cluster has unregistered the host: if it is dead or has left, it is no longer tried or
-    announced. A live member is not forgotten.
+    """The cluster has unregistered the host: if it is dead or has left, it is removed from the members. A
+    live member is not removed.
     """
 
     node_id: int
 
 
 class Leave(msgspec.Struct, frozen=True):
-    """Announces the departure to all. LeaveDone follows, after which the process may end. Nothing
-    else is answered from then on.
+    """Announces the departure to all members. LeaveDone follows, after which the process may end. The core
+    does not respond to any message from now on.
     """
 
 
@@ -227,8 +225,8 @@ class SendDatagram(msgspec.Struct, frozen=True):
 
 
 class PushPull(msgspec.Struct, frozen=True):
-    """Connect by TCP, authenticate, send core.state(), read the other's. Report StateReceived or
-    ExchangeFailed. At most EXCHANGE_COUNT_MAX in flight.
+    """Connect by TCP, authenticate, send core.state(), read the other host's state. Report StateReceived
+    or ExchangeFailed. At most EXCHANGE_COUNT_MAX are in flight.
     """
 
     exchange_id: int
@@ -237,8 +235,8 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class ProbeStream(msgspec.Struct, frozen=True):
-    """Connect by TCP and check that this very host answers (StreamPing). Report StreamResponded
-    within `wait_ms`, otherwise nothing.
+    """Connect by TCP and check that this host responds (StreamPing). If it does within `wait_ms`, report
+    StreamResponded.
     """
 
     probe_id: int
@@ -250,16 +248,16 @@ class ProbeStream(msgspec.Struct, frozen=True):
 
 
 class KeepLife(msgspec.Struct, frozen=True):
-    """Write to disk before carrying out any later effect: other hosts know a later life of this
-    host than its directory did (it was restored from a copy).
+    """Write `life` to disk before carrying out any later effect: other hosts have seen a later life of this
+    host than its directory has, because the directory is an old copy.
     """
 
     life: int
 
 
 class MemberChanged(msgspec.Struct, frozen=True):
-    """`before`: its previous state here, None for a new one. A change of load alone is not
-    reported.
+    """A member's state or profile has changed, not only its load. `before`: its previous state, None for
+    a new member.
     """
 
     before: str | None
@@ -267,14 +265,14 @@ class MemberChanged(msgspec.Struct, frozen=True):
 
 
 class ControllerSeen(msgspec.Struct, frozen=True):
-    """The active controller of the highest known epoch. Its address: core.view(node_id)."""
+    """The active controller of the highest known epoch. core.view(node_id) has its address."""
 
     node_id: int
     epoch: int
 
 
 class NodeIdTwice(msgspec.Struct, frozen=True):
-    """Two live hosts have the same node id: for the operator. The registration decides, not gossip."""
+    """Two live hosts have the same node id; to be logged. The registration decides which one is used."""
 
     node_id: int
     directory_ids: tuple[bytes, bytes]

@@ -1,8 +1,8 @@
 """The members, their states and incarnations: SWIM's order of precedence, with Lifeguard's
 suspicion.
 
-    statement         overrides                                         when
-    Alive(i)          anything                                          i >  known incarnation
+    statement         overrides                                         if
+    Alive(i)          all states                                        i >  known incarnation
     Suspect(i)        alive                                             i >= known
     Dead(i)           alive, suspect                                    i >= known
     Left(i)           alive, suspect, dead                              i >= known
@@ -10,12 +10,12 @@ suspicion.
 Invariants (check())
     G1  the incarnation of a member never falls; within one incarnation its state only moves alive
         -> suspect -> dead -> left
-    G2  a member becomes dead here when a suspicion expires here, not earlier than the shortest
-        wait, or by a peer's message; never through a state alone (push-pull)
-    G3  no other host decides about this one: it refutes statements about itself with a higher
-        incarnation, until it leaves
-    G5  at most member_count_max members; a full table evicts the longest dead member, and takes no
-        new one when all are alive
+    G2  a member becomes dead here when a suspicion expires here, not earlier than the shortest wait,
+        or by a peer's Dead message; never by a push-pull state alone
+    G3  this host refutes other hosts' statements about itself with a higher incarnation, until it
+        leaves
+    G5  at most member_count_max members; a full table evicts the member that has been dead longest,
+        and takes no new member when all are alive
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Member:
 
     def __init__(self, profile: Alive, since_ms: int) -> None:
         self.profile = profile
-        # of the state; the profile may belong to an earlier one
+        # that of `state`; `profile` may belong to an earlier incarnation
         self.incarnation = profile.incarnation
         self.state = ALIVE
         self.since_ms = since_ms
@@ -77,15 +77,15 @@ class Member:
 
     @property
     def life(self) -> int:
-        """How often the host has started: the upper part of its incarnation."""
+        """How often the host has started, which is the upper part of its incarnation."""
         return life_of(self.incarnation)
 
     def view(self) -> MemberView:
         return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
 
     def refutable_state(self) -> bytes:
-        """The state about this member that a datagram to it carries, so that it can refute; empty
-        if it is alive.
+        """The update about this member to put into a datagram to it, so that it can refute it; empty if it
+        is alive.
         """
         node_id, directory_id = self.identity
         if self.state == SUSPECT:
@@ -135,7 +135,7 @@ class Core(Protocol):
 
 
 class Membership:
-    """One host's member table, and the host's own incarnation. `life`: how often it has started."""
+    """A host's member table and its own incarnation. `life`: how often the host has started."""
 
     def __init__(self, core: Core, profile: Profile, life: int) -> None:
         self._core = core
@@ -174,19 +174,19 @@ class Membership:
         self.announce()
 
     def _outrank(self, incarnation: int) -> bool:
-        """Moves to an incarnation above that one; False if there is none."""
+        """Moves to an incarnation above `incarnation`; False if there is none."""
         if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
             self.incarnation = incarnation + 1
             return True
         return self._skip_life(incarnation)
 
     def _skip_life(self, incarnation: int) -> bool:
-        """Other hosts know another process with this incarnation: this host's directory is an old
-        copy, or has lost the number of starts. Continues above that incarnation.
+        """Moves to a life above `incarnation`, because other hosts have seen another process with this
+        host's incarnation: its directory is an old copy, or has lost the number of starts.
         """
         life = life_of(incarnation) + 1
         if life > LIFE_MAX:
-            return False  # only a faulty or malicious host can have sent this
+            return False  # only a faulty or malicious host can send this
         self.incarnation = life * REFUTATIONS
         self._core.emit(KeepLife(life))
         return True
@@ -217,8 +217,8 @@ class Membership:
                 self._on_load(update)
 
     def merge(self, state: State, spread: bool) -> None:
-        """Merges a whole state. Its dead members become suspects here: they may be alive, and then
-        they refute it. `spread`: forward the changes.
+        """Merges another host's state. Its dead members become suspects here, so that they can refute it if
+        they are alive. `spread`: forward the changes.
         """
         core = self._core
         core.quiet = not spread
@@ -264,7 +264,7 @@ class Membership:
             self._revive(member, before)
         else:
             if alive.incarnation > member.profile.incarnation:
-                # the suspicion of this incarnation arrived before its profile
+                # the suspicion of this incarnation has arrived before its profile
                 member.profile = alive
             return
         self._core.broadcast(identity, encode_update(alive))
@@ -326,7 +326,7 @@ class Membership:
 
     def _suspicion(self, by: int) -> Suspicion:
         settings = self._core.settings
-        # A refutation needs log(count) gossip intervals to reach all hosts, far less than that many
+        # A refutation reaches all hosts in log(count) gossip intervals, which are much shorter than
         # probe intervals: half of memberlist's wait is enough.
         shortest_ms = int(
             settings.suspicion_multiplier * max(1.0, math.log10(self.count) / 2) * settings.probe_interval_ms
@@ -421,7 +421,7 @@ class Membership:
     # -- views -------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
-        """This host first, then all members it knows."""
+        """The entries of a state: this host first, then all members."""
         own = Entry(self.own(), LEFT if self.left else ALIVE, self.incarnation, self._core.own_load)
         return [
             own,
@@ -429,7 +429,7 @@ class Membership:
         ]
 
     def of_node(self, node_id: int) -> Member | None:
-        """The best member with that node id: live ones before dead ones, then the newest here."""
+        """The member with that node id: a live one rather than a dead one, then the newest."""
         of_it = [self.members[identity] for identity in self._of_node.get(node_id, ())]
         return max(of_it, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
 

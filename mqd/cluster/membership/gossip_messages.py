@@ -1,21 +1,21 @@
-"""Gossip messages: updates, the datagrams that carry them, the states that two hosts exchange over
-TCP, and the seal that proves that a datagram's sender knows the cluster key.
+"""Gossip messages: updates, datagrams with updates, the states that two hosts exchange over TCP, and
+the seal, which proves that the sender of a datagram has the cluster key.
 
-A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it is one Ethernet frame):
+A datagram on the wire (at most DATAGRAM_BYTES_MAX bytes, so that it fits into an Ethernet frame):
 
-    offset  bytes  what
-    0       4      b"mqg1"; a later format has a different last character and is ignored here
+    offset  bytes  content
+    0       4      b"mqg1"; a later format has another last character and is ignored
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Packet in msgpack
 
-All of this input comes from peers: `Seal.open` raises `Refused` for data that is too long, not
-sealed by the key, or not a Packet. Limits on strings, lists and numbers are part of the types.
-Fields may be added at the end of a struct: hosts of an earlier version ignore them, hosts of a
-later one use the default.
+All of this input comes from peers: Seal.open() raises Refused for data that is too long, not sealed
+with the key, or not a Packet. Limits on strings, lists and numbers are part of the types. Fields may
+be added at the end of a struct: hosts of an earlier version ignore them, and hosts of a later version
+use the defaults.
 
-An incarnation is one number of two parts, life * REFUTATIONS + refutation: a host counts its lives
-on disk (one more at every start) and its refutations in memory. A host that comes back therefore
-always outranks earlier statements about it.
+An incarnation is one number of two parts, life * REFUTATIONS + refutation. The life is the number of
+the host's starts, kept on disk; refutations are counted in memory. The incarnation of a restarted
+host is therefore always above earlier statements about it.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ MAC_BYTES = 32
 HEAD_BYTES = len(MAGIC) + MAC_BYTES
 DATAGRAM_BYTES_MAX = 1400
 BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
-# of one update: any update of a peer fits into a datagram beside the longest header
+# of one update, so that it fits into a datagram after the longest header
 UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
 MEMBER_COUNT_MAX = 4096  # of one state
@@ -53,7 +53,7 @@ Short = Annotated[str, Meta(max_length=64)]
 Rack = Annotated[str, Meta(max_length=249)]
 ProbeId = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 
-Identity = tuple[int, bytes]  # node id, directory id: a wiped host is a different one
+Identity = tuple[int, bytes]  # node id, directory id: a wiped host is another host
 
 
 def life_of(incarnation: int) -> int:
@@ -61,8 +61,8 @@ def life_of(incarnation: int) -> int:
 
 
 class Refused(ValueError):
-    """A datagram or state that is not acceptable here; the text is the reason, for a counter or a
-    debug line. No part of it may be used.
+    """A datagram or state is not accepted, and no part of it may be used. The text is the reason, for a
+    counter or the debug log.
     """
 
 
@@ -70,7 +70,7 @@ class Refused(ValueError):
 
 
 class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
-    """A host's description of itself, valid until a higher incarnation. `host`, `port`: its
+    """A host's description of itself, valid until a higher incarnation. `host`, `port`: those of its
     controller listener (TCP and UDP). Capacities are hints, 0 = not given.
     """
 
@@ -89,7 +89,7 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
 
 
 class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
-    """`by` got no response from the host. Statements from different hosts count as confirmations."""
+    """`by` got no response from the host. Suspicions of different hosts count as confirmations."""
 
     node_id: Node
     directory_id: Directory
@@ -98,9 +98,7 @@ class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
 
 
 class Dead(msgspec.Struct, tag="d", array_like=True, frozen=True):
-    """`by` states that the suspicion was not refuted in time. A hint like the rest: only the
-    controller fences.
-    """
+    """According to `by` the suspicion was not refuted in time. Only a hint: only the controller fences."""
 
     node_id: Node
     directory_id: Directory
@@ -117,7 +115,7 @@ class Left(msgspec.Struct, tag="l", array_like=True, frozen=True):
 
 
 class Load(msgspec.Struct, tag="o", array_like=True, frozen=True):
-    """A host's load; the highest (life, number) of a host counts."""
+    """A host's load; that with the highest (life, number) is the newest."""
 
     node_id: Node
     directory_id: Directory
@@ -139,7 +137,7 @@ Update = Alive | Suspect | Dead | Left | Load
 
 
 class Ping(msgspec.Struct, tag="p", array_like=True, frozen=True):
-    """Answered by Ack to the address in the message, not to the datagram's apparent source."""
+    """Ack is the response. It goes to the address in the message, not to the datagram's source."""
 
     probe_id: ProbeId
     host: Host
@@ -151,8 +149,8 @@ class Ack(msgspec.Struct, tag="k", array_like=True, frozen=True):
 
 
 class PingRequest(msgspec.Struct, tag="r", array_like=True, frozen=True):
-    """Ping the target on the sender's behalf: Ack when it answers, Nack after `wait_ms` when it
-    does not, both with this probe id to host:port.
+    """Ping the target for the sender. Send Ack when it responds, or Nack after `wait_ms`, with this probe
+    id to host:port.
     """
 
     probe_id: ProbeId
@@ -174,12 +172,12 @@ Body = Ping | Ack | PingRequest | Nack
 
 
 class Packet(msgspec.Struct, array_like=True, frozen=True):
-    """Addressed to one life of one host, numbered by its sender: a replay, to any host at any time,
-    changes nothing.
+    """Addressed to one life of one host and numbered by its sender, so that a replay to any host has no
+    effect.
     """
 
     to_directory_id: Directory
-    to_life: Life  # 0: not known; then only a Ping is answered
+    to_life: Life  # 0: not known; then only a Ping gets a response
     node_id: Node
     directory_id: Directory
     incarnation: Incarnation
@@ -191,7 +189,7 @@ class Packet(msgspec.Struct, array_like=True, frozen=True):
 
 
 class PacketOut(msgspec.Struct, array_like=True, frozen=True):
-    """Like Packet, but with encoded updates: they are encoded once and sent many times."""
+    """Like Packet, but with encoded updates, which are encoded once and sent several times."""
 
     to_directory_id: bytes
     to_life: int
@@ -218,7 +216,7 @@ class Entry(msgspec.Struct, array_like=True, frozen=True):
 
 
 class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
-    """Everything the sender knows. `wants_response`: it has not received the receiver's yet."""
+    """All members that the sender knows. `wants_response`: it needs the receiver's state."""
 
     controller_epoch: Epoch
     controller_id: NodeOrNone
@@ -227,7 +225,7 @@ class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
 
 
 class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):
-    """A probe over TCP for paths that drop datagrams; StreamAck is the response of the named host."""
+    """A probe over TCP, for networks that drop datagrams; StreamAck is the response of this host."""
 
     node_id: Node
     directory_id: Directory
@@ -246,14 +244,14 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """Raises ValueError if it is too long for a datagram: a host with such a long name cannot
-    gossip, and reports that at its start.
+    """Raises ValueError if the update is too long for a datagram. A host whose name is that long cannot
+    gossip and reports this at its start.
     """
     data = encode(update)
     if len(data) > UPDATE_BYTES_MAX:
         raise ValueError(
-            f"an update of {len(data)} bytes; at most {UPDATE_BYTES_MAX} fit into a datagram: shorten host name, rack"
-            " or version"
+            f"an update of {len(data)} bytes; at most {UPDATE_BYTES_MAX} fit into a datagram: shorten the host name,"
+            " rack or version"
         )
     return data
 
@@ -272,10 +270,10 @@ class Seal:
     """Seals and opens datagrams of one cluster.
 
     `cluster_key`: the secret that all hosts share; empty if no listener is reachable from other
-    hosts (the seal then only distinguishes clusters). Two clusters with the same key do not mix,
-    because the seal's key is derived from the cluster id too. `also`: other keys that hosts may
-    seal with, while the cluster's key changes. Datagrams do not identify their key: trying all
-    costs less than a format change between two releases.
+    hosts (the seal then only distinguishes clusters). Two clusters with the same key do not accept
+    each other's datagrams, because the seal's key is also derived from the cluster id. `also`: other
+    keys that hosts may use while the cluster's key is being changed. Datagrams do not identify their
+    key; all keys are tried.
     """
 
     def __init__(self, cluster_key: bytes, cluster_id: str, also: Sequence[bytes] = ()) -> None:
@@ -299,7 +297,7 @@ class Seal:
         return MAGIC + self._mac(self._hmacs[0], body) + body
 
     def open(self, data: bytes) -> Packet:
-        """Raises Refused. The sender has the key; the core checks for replays."""
+        """Returns the packet if its sender has the key; the core checks for replays. Raises Refused."""
         if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             raise Refused(f"{len(data)} bytes")
         if data[:4] != MAGIC:

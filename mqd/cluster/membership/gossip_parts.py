@@ -1,5 +1,5 @@
-"""Small parts of gossip, each a value with its own rule: replay window, local health, suspicion,
-queue of updates, token bucket. No clock: time is passed in, in milliseconds.
+"""Small parts of gossip: replay window, local health, suspicion, queue of updates, token bucket. No
+clock: time is passed in, in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ UPDATE_BYTES_MIN = 20  # minimum size of an update
 
 
 class Window:
-    """Replay window: which datagrams of one sender were seen. Holds the highest number of its
-    newest life, and which of the WINDOW_BITS numbers before it were seen.
+    """Replay window of one sender: the highest number of its newest life, and which of the WINDOW_BITS
+    numbers before it were received.
 
     An older datagram is refused as well: it is more than WINDOW_BITS datagrams late, and outdated.
     """
@@ -44,8 +44,8 @@ class Window:
 
 
 class Health:
-    """Lifeguard's local health: 0 = healthy. A host that receives little is probably the faulty
-    one, and judges more slowly (times multiplier).
+    """Lifeguard's local health: 0 = healthy. A host that receives few messages is probably faulty itself,
+    so it probes and suspects more slowly (times `multiplier`).
     """
 
     __slots__ = ("_max", "score")
@@ -65,8 +65,8 @@ class Health:
 
 
 class Suspicion:
-    """Lifeguard's suspicion: waits long while no other host confirms it, and less with each
-    independent confirmation (logarithmically: the first counts most).
+    """Lifeguard's suspicion: lasts long while no other host confirms it, and shorter with each
+    confirmation by another host (logarithmically: the first has the largest effect).
     """
 
     __slots__ = ("_confirmations_max", "_longest_ms", "_shortest_ms", "confirmers", "since_ms")
@@ -75,10 +75,10 @@ class Suspicion:
         self.since_ms = since_ms
         self._shortest_ms, self._longest_ms = shortest_ms, shortest_ms * factor_max
         self._confirmations_max = confirmations_max
-        self.confirmers = [by]  # node ids; the first one raised it
+        self.confirmers = [by]  # node ids; the first is the host that began the suspicion
 
     def confirm(self, by: int) -> bool:
-        """True if it is new: from another host, and not beyond the number that counts."""
+        """Adds a confirmation. True if it is from a new host and has an effect."""
         if by in self.confirmers or len(self.confirmers) > self._confirmations_max:
             return False
         self.confirmers.append(by)
@@ -95,10 +95,11 @@ class Suspicion:
 
 
 class Broadcasts:
-    """Updates being broadcast: each is put into a certain number of datagrams, the least sent
-    first. One per key; a newer one replaces it.
+    """Queue of updates. Each is put into a certain number of datagrams, those sent least often first. One
+    per key; a newer update replaces it.
 
-    Bound: `count_max` keys; beyond it the most often sent update is dropped (push-pull carries it).
+    Bound: `count_max` keys; beyond it the update that was sent most often is dropped (push-pull
+    delivers it later).
     """
 
     def __init__(self, count_max: int) -> None:
@@ -125,7 +126,7 @@ class Broadcasts:
             del self._levels[level][key]
 
     def take(self, bytes_max: int, count_max: int, sends_max: int) -> list[bytes]:
-        """Updates for one datagram, without duplicates. An update sent `sends_max` times is done."""
+        """Returns updates for one datagram. An update is removed when it was sent `sends_max` times."""
         taken: list[tuple[int, Hashable, bytes]] = []
         for number, level in enumerate(self._levels):
             for key, data in level.items():
@@ -152,7 +153,7 @@ class Broadcasts:
 
 
 class Bucket:
-    """A token bucket: at most `rate_per_s`, and a burst of `burst`."""
+    """A token bucket with a rate of `rate_per_s` and a burst of `burst`."""
 
     __slots__ = ("_burst", "_rate", "_tokens", "_when_ms")
 
@@ -177,7 +178,7 @@ class ControllerHint:
         self.epoch, self.node_id = -1, NODE_NONE
 
     def learn(self, epoch: int, node_id: int) -> bool:
-        """True if it is new."""
+        """Stores the controller if its epoch is higher. Returns whether it was."""
         if epoch <= self.epoch or node_id == NODE_NONE:
             return False
         self.epoch, self.node_id = epoch, node_id

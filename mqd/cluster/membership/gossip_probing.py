@@ -1,15 +1,15 @@
-"""Probes: each member is pinged in turn. If it does not answer, other hosts ping it on request, and
-TCP is tried. If no host reaches it, it becomes a suspect.
+"""Probes: each member is pinged in turn. If it does not respond, other hosts ping it on request, and a
+TCP connection is tried. If no host reaches it, it becomes a suspect.
 
     round (every probe interval, times local health)
-      Ping -> Ack                                          well
+      Ping -> Ack               alive
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
-      Ack from any of them                                 alive
-      Nack: the helper works and got no response either      counts against the target, not against this host
-      end of the interval                                  suspected, and informed of it
+      Ack from one of them      alive
+      Nack from one of them     the helper got no response either, so this host's health is not the cause
+      end of the interval       suspected, and informed of it
 
-Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for others. Excess
-probes are skipped: other hosts probe too.
+Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for other hosts. Excess
+probes are skipped, since other hosts probe, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Probe:
 
 
 class Relay:
-    """A ping on behalf of another host: its requester and probe number."""
+    """A ping for another host: the requester's address and probe id."""
 
     __slots__ = ("host", "port", "probe_id", "to")
 
@@ -94,7 +94,7 @@ class Prober:
         self._core = core
         self._order: list[Identity] = []
         self._next = 0
-        self._waiting: set[Identity] = set()  # those of the order from _next on
+        self._waiting: set[Identity] = set()  # the members in `_order` from `_next` on
         self.probes: dict[int, Probe] = {}
         self._probed: dict[Identity, int] = {}
         self._relays: dict[int, Relay] = {}
@@ -106,8 +106,8 @@ class Prober:
         core.after(core.rng.randrange(1, core.settings.probe_interval_ms + 1), self._on_round)
 
     def welcome(self, identity: Identity) -> None:
-        """Inserts a new member at a random place in the order, so that not all hosts probe it at
-        the same time.
+        """Inserts a new member at a random position in the order, so that not all hosts probe it at the
+        same time.
         """
         if identity not in self._waiting:
             self._waiting.add(identity)
@@ -121,8 +121,8 @@ class Prober:
             self.probe(identity)
 
     def _next_target(self) -> Identity | None:
-        """Round robin in an order that is reshuffled each time: every member is probed within two
-        rounds over all of them.
+        """The next member in an order that is shuffled again after each pass, so that every member is
+        probed within two passes.
         """
         membership = self._core.membership
         for _ in range(len(self._order) + 1):
@@ -155,7 +155,7 @@ class Prober:
         core.after(core.settings.probe_interval_ms * multiplier, self._on_end, probe_id)
 
     def _new_id(self) -> int:
-        """Unpredictable: an unsolicited answer must not count."""
+        """An unpredictable probe id, so that an unsolicited Ack is ignored."""
         return self._core.rng.getrandbits(62)
 
     def _ping(self, member: Member, probe_id: int) -> None:
@@ -167,8 +167,8 @@ class Prober:
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
-        """The host that raises the suspicion informs the suspect immediately. About confirmer_count
-        other hosts probe it themselves, which confirms or ends the suspicion sooner.
+        """If this host began the suspicion, it informs the suspect immediately. Of the other hosts about
+        confirmer_count probe the suspect, which confirms or ends the suspicion sooner.
         """
         core = self._core
         if by == core.membership.identity[0]:
@@ -178,8 +178,7 @@ class Prober:
             self.probe(member.identity)
 
     def reconnect(self, member: Member) -> None:
-        """Notifies a dead member that it is considered dead. If it is alive, it refutes that to
-        all."""
+        """Tells a dead member that it is considered dead. If it is alive, it refutes this."""
         self._ping(member, self._new_id())
 
     # -- end of a probe ---------------------------------------------------------------------------
@@ -201,7 +200,7 @@ class Prober:
                 continue
             probe.relays.append(identity)
             target = member.profile
-            # The Nack must arrive before the interval ends: two thirds of the remaining time.
+            # two thirds of the remaining time, so that a Nack arrives before the interval ends
             request = PingRequest(
                 probe_id,
                 own.host,
@@ -245,10 +244,10 @@ class Prober:
         member = core.membership.members.get((packet.node_id, packet.directory_id))
         first = [refutable] if member is not None and (refutable := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
-            # perhaps refuted long ago, but the refutation did not arrive there
+            # the refutation may be old, but has not reached that host
             first.append(core.membership.encoded)
         if is_unknown:
-            # but nothing from the queue: replayed old pings could drain it
+            # without queued updates, which replayed pings could use up
             first = [core.membership.encoded]
         core.send(
             (packet.directory_id, life_of(packet.incarnation)),

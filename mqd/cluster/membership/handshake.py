@@ -1,8 +1,8 @@
-"""Mutual authentication: two hosts prove to each other that they hold the cluster's key before
-either reads anything else. Sans-I/O: bytes in, bytes out.
+"""Mutual authentication: two hosts prove to each other that they have the cluster's key before either
+reads other messages. Sans-I/O: bytes in, bytes out.
 
-Every connection between hosts begins with it, on the controller's listener and on the inter-broker
-listener:
+Every connection between hosts begins with this handshake, on the controller's listener and on the
+inter-broker listener:
 
     initiator                                             responder
     "MQDP", hello (nonce, identity, purpose)         ->
@@ -10,30 +10,30 @@ listener:
     proof  HMAC(key, "initiator", hello, nonce)     ->
                                                     <-    answer (identity, or refusal) with HMAC(key, "responder", hello, nonce, answer)
 
-Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. Afterwards the connection
-belongs to the protocol that `purpose` names; the initiator speaks first.
+Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. After the handshake the
+connection uses the protocol of its `purpose`; the initiator sends first.
 
-Hello and answer say whether a side can and whether it must use TLS. If both can, the connection
-then continues as TLS 1.3 (`tls`): the initiator is its client, the responder its server, and
-each checks that the other's certificate belongs to the node that authenticated here
+Hello and answer say whether a side can use TLS and whether it must. If both can, the connection
+continues as TLS 1.3 (`tls`): the initiator is the TLS client, the responder the server, and each
+checks that the other's certificate belongs to the node that authenticated here
 (mqd/security/host_identity.py). A side that must use TLS refuses one that cannot.
 
 Invariants
-    H1  nothing in the peer's hello is trusted, and nothing about this host is revealed, before the
-        peer has proven the key: the responder's identity follows the initiator's proof
-    H2  each proof covers both nonces, the purpose, both identities and the prover's role: it is
-        useless on another connection, for another purpose or in the other direction
-    H3  proofs are compared in constant time; a wrong one, an oversized frame or a frame out of turn
-        ends the connection silently
-    H4  exactly the handshake's bytes are consumed: feed() takes at most `missing_bytes` bytes, so a
-        descriptor can be passed on afterwards
+    H1  before the peer has proven the key, its hello is not trusted and this host's identity is not
+        sent: the responder's identity follows the initiator's proof
+    H2  each proof covers both nonces, the purpose, both identities and the prover's role, so it is not
+        valid on another connection, for another purpose or in the other direction
+    H3  proofs are compared in constant time; a wrong proof, an oversized frame or a frame out of turn
+        ends the connection without a response
+    H4  only the handshake's bytes are consumed: feed() takes at most `missing_bytes` bytes, so the
+        socket can be passed to another process after the handshake
     H5  a refusal is authenticated like an acceptance: a peer without the key cannot make a host
         believe that it was refused
-    H6  the proofs cover the TLS flags of both sides: without the key they cannot be stripped, and a
-        peer without the key cannot cause a TLS handshake
+    H6  the proofs cover the TLS flags of both sides: without the key they cannot be changed, and a peer
+        without the key cannot cause a TLS handshake
 
-Limits: without TLS the bytes that follow are neither encrypted nor authenticated. Concurrency: one
-object per connection, one call at a time. Randomness is passed in: each nonce NONCE_BYTES from os.urandom.
+Limits: without TLS the bytes after the handshake are neither encrypted nor authenticated. Concurrency:
+one object per connection, one call at a time. Each nonce is passed in: NONCE_BYTES from os.urandom.
 """
 
 import hashlib
@@ -48,11 +48,11 @@ VERSION = 1
 NONCE_BYTES = 32
 FRAME_BYTES_MAX = 4096
 KEY_BYTES_MIN = 16
-HANDSHAKE_SECONDS_MAX = 5.0  # for the shells: a peer that has not finished by then is disconnected
+HANDSHAKE_SECONDS_MAX = 5.0  # callers disconnect a peer that has not finished by then
 PURPOSES = ("controller", "data", "gossip")
 
-# Reasons of a responder to refuse, from which the initiator decides whether to retry.
-REFUSED_CLUSTER = "cluster"  # of another cluster, or another generation of it
+# A responder's reasons for a refusal; from these the initiator decides whether to retry.
+REFUSED_CLUSTER = "cluster"  # the initiator belongs to another cluster, or another generation of it
 REFUSED_FEATURES = "features"  # no feature level that both support
 REFUSED_WORKER = "worker"  # no such worker here
 REFUSED_IDENTITY = "identity"  # the node id belongs to another host, or is the responder's own
@@ -60,8 +60,7 @@ REFUSED_PURPOSE = "purpose"  # not offered on this listener
 REFUSED_BUSY = "busy"  # too many connections, or not ready yet
 REFUSED_TLS = "tls"  # one side must use TLS, the other cannot
 
-# TLS flags of a side (cluster.tls). Releases without TLS between hosts send none, which means that
-# they cannot.
+# TLS flags of a side (cluster.tls). Releases without TLS between hosts send none, which means TLS_OFF.
 TLS_OFF, TLS_ALLOWED, TLS_REQUIRED = range(3)
 
 
@@ -69,10 +68,10 @@ class Identity(msgspec.Struct, frozen=True):
     """A host's identity, as sent to its peers."""
 
     node_id: int
-    directory_id: str  # of the metadata directory: a wiped host is a different one
+    directory_id: str  # of the metadata directory: a wiped host is another host
     cluster_id: str = ""  # "" = not in a cluster yet
-    generation: int = 0  # of the cluster: raised when a single host was forced to continue alone
-    empty: bool = False  # its metadata log holds nothing and it has never voted
+    generation: int = 0  # of the cluster: raised by force-standalone
+    empty: bool = False  # its metadata log is empty and it has never voted
     feature_first: int = 0  # metadata levels that this host can read, inclusive
     feature_last: int = 0
     host: str = ""  # address of its controller listener for other hosts; "" = none
@@ -115,13 +114,13 @@ class _Signed(msgspec.Struct, frozen=True):
 
 
 class HandshakeFailed(RuntimeError):
-    """The peer does not hold the key, speaks another protocol, or sent invalid data. The connection
+    """The peer does not have the key, speaks another protocol, or has sent invalid data. The connection
     ends.
     """
 
 
 class HandshakeRefused(HandshakeFailed):
-    """The peer holds the key, but refuses this connection."""
+    """The peer has the key, but refuses this connection."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -140,8 +139,8 @@ def _decode(kind: type[_Body], body: bytes) -> _Body:
 
 
 def derive_key(secret: bytes, use: str) -> bytes:
-    """A separate key for each use ("handshake", "gossip"), so that a message made for one use is
-    invalid for the other.
+    """Derives a separate key for each use ("handshake", "gossip"), so that a message for one use is not
+    valid for the other.
     """
     return hmac.new(secret, b"mqd cluster key: " + use.encode(), hashlib.sha256).digest()
 
@@ -172,9 +171,7 @@ def _frame(body: bytes) -> bytes:
 
 
 class _Side:
-    """The common part of both sides: reads frame after frame, never a byte more than the next one
-    needs.
-    """
+    """The common part of both sides: reads one frame after the other, and no byte beyond the frame."""
 
     def __init__(self, key: bytes, nonce: bytes, first: bytes) -> None:
         assert len(nonce) == NONCE_BYTES
@@ -190,14 +187,14 @@ class _Side:
 
     @property
     def missing_bytes(self) -> int:
-        """Maximum number of bytes to read next; 0 when the handshake is over."""
+        """The maximum number of bytes to read next; 0 when the handshake is over."""
         if self.done or self._failed:
             return 0
         return (self._size if self._size >= 0 else len(self._prefix) + 4) - len(self._buffer)
 
     def feed(self, data: bytes) -> bytes:
-        """Returns the bytes to send now. Raises HandshakeFailed: close the connection and send
-        nothing.
+        """Takes received bytes and returns the bytes to send now. If it raises HandshakeFailed, the caller
+        must close the connection without sending.
         """
         if len(data) > self.missing_bytes:
             raise ValueError(f"{len(data)} bytes passed where at most {self.missing_bytes} were expected")
@@ -233,13 +230,13 @@ class _Side:
     def _check_proof(self, given: bytes, role: bytes, *parts: bytes) -> None:
         if not hmac.compare_digest(given, _mac(self._key, role, *parts)):
             raise HandshakeFailed(
-                "the peer does not hold this cluster's key (cluster.key.file must be the same on every host)"
+                "the peer does not have this cluster's key (cluster.key.file must be the same on every host)"
             )
 
 
 class Initiator(_Side):
-    """The side that connected. Send opening(), then feed() the received bytes until `done`; `peer`
-    is the responder's Identity. Raises HandshakeRefused if the responder refuses.
+    """The side that has connected. Send opening(), then feed() the received bytes until `done`; `peer` is
+    then the responder's Identity. Raises HandshakeRefused if the responder refuses.
     """
 
     peer: Identity | None
@@ -278,15 +275,15 @@ class Initiator(_Side):
 
 
 class Responder(_Side):
-    """The side that accepted. feed() it the received bytes until `done`; `peer` is the initiator's
-    Hello.
+    """The side that has accepted the connection. feed() the received bytes until `done`; `peer` is then
+    the initiator's Hello.
 
-    `decide(hello)` is called once the initiator has proven the key, and returns this host's
-    Identity or a Refusal. After a refusal `refused` is set and `done` is False: send what feed()
-    returned, then close.
+    `decide(hello)` is called when the initiator has proven the key, and returns this host's Identity or
+    a Refusal. After a refusal `refused` is set and `done` is False: send the result of feed(), then
+    close.
 
-    `also`: further keys with which the initiator may authenticate, while the cluster's key changes.
-    The responder uses the same key as the initiator.
+    `also`: other keys with which the initiator may authenticate while the cluster's key is being
+    changed. The responder uses the same key as the initiator.
     """
 
     peer: Hello | None

@@ -1,19 +1,19 @@
-"""TLS of a connection between hosts, after the handshake (handshake.py) has agreed on it. Sans-I/O:
-bytes in, bytes out.
+"""TLS for a connection between hosts, if the handshake (handshake.py) has agreed on it. Sans-I/O: bytes
+in, bytes out.
 
     tls = HostTls(context, server_side, node_id)
     send(tls.begin()); until tls.done: send(tls.feed(received bytes))
     send(tls.seal(data)); tls.open(received bytes) -> data
 
-Both sides show certificates. Once TLS is established, each side sends a verdict inside it: whether
-the certificate belongs to the node that the handshake has authenticated. A verdict is a length of
-two bytes and a reason, which is empty if the certificate is accepted. TLS alone would close a
-refused connection without a reason that the other side could log.
+Both sides have certificates. Once TLS is established, each side sends a verdict inside it: whether the
+other's certificate belongs to the node that the handshake has authenticated. A verdict is a length of
+two bytes and a reason, which is empty if the certificate is accepted. TLS alone would close the
+connection without a reason for the other side's log.
 
 Invariants
-    T1  no byte of the protocol is sent or read before both certificates are accepted by both sides
-    T2  a refusal reaches the other side: send `farewell` after HandshakeFailed, and close only when
-        the peer has closed, or after a time-out: a reset would destroy data in flight
+    T1  no byte of the next protocol is sent or read before both sides have accepted the certificates
+    T2  a refusal reaches the other side: after HandshakeFailed send `farewell`, and close only when the
+        peer has closed or after a time-out, because a reset could discard data in flight
 Concurrency: one call at a time; seal() in the order in which its results are sent.
 """
 
@@ -27,7 +27,7 @@ REASON_BYTES_MAX = 1024
 
 
 class HostTls:
-    """`node_id`: the peer's, as authenticated."""
+    """`node_id`: the peer's, as authenticated in the handshake."""
 
     def __init__(self, context: ssl.SSLContext, server_side: bool, node_id: int) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -42,7 +42,7 @@ class HostTls:
         return self.feed(b"")
 
     def feed(self, data: bytes) -> bytes:
-        """Until `done`. Returns the bytes to send now. Raises HandshakeFailed."""
+        """Takes received bytes until `done`, and returns the bytes to send now. Raises HandshakeFailed."""
         self._in.write(data)
         try:
             if not self._established:
@@ -103,8 +103,8 @@ class HostTls:
         return self._out.read()
 
     def open(self, data: bytes) -> bytes:
-        """Returns the data decrypted so far; b"": more is needed. Raises EOFError if the peer has
-        closed the connection, OSError if the bytes are not authentic.
+        """Returns the data that can be decrypted; b"": more bytes are needed. Raises EOFError if the peer
+        has closed the connection, OSError if the bytes are not authentic.
         """
         assert self.done
         self._in.write(data)

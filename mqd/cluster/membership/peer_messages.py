@@ -1,13 +1,13 @@
 """The messages between the controllers of two hosts, and their framing: 4-byte big-endian length,
 then msgpack of one tagged struct.
 
-The structs belong to the cores that use them; here they form one union. A tag is the name of its
-class, so class names are unique among them. A message never changes its meaning, and fields are
-only added at the end with a default. Hosts of two versions coexist during a rolling upgrade:
-unknown fields are ignored; decode() reports an unknown message and the transport ignores it.
+The structs belong to the cores that use them; here they form one union. A struct's tag is its class
+name, so class names must be unique. The meaning of a message never changes, and fields are only added
+at the end with a default. Hosts of two versions coexist during a rolling upgrade: unknown fields are
+ignored, and so are unknown messages, for which decode() returns None.
 
-Bounds: MESSAGE_BYTES_MAX. The sender's identity is the one proven in the handshake
-(mqd/cluster/membership/handshake.py), never one stated in a message.
+Bounds: MESSAGE_BYTES_MAX. The sender's identity is that of the handshake
+(mqd/cluster/membership/handshake.py), not one in a message.
 """
 
 from typing import Union, get_args
@@ -41,8 +41,8 @@ class PeerProtocolError(ValueError):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The whole frame. Raises PeerProtocolError if the message is too long: the caller's core must
-    send less at a time.
+    """Returns the whole frame. Raises PeerProtocolError if the message is too long; cores must send
+    shorter messages.
     """
     body = _encoder.encode(message)
     if len(body) > MESSAGE_BYTES_MAX:
@@ -53,7 +53,7 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def body_bytes(head: bytes) -> int:
-    """Size of the body according to the LENGTH_BYTES bytes. Raises PeerProtocolError."""
+    """The size of the body, from the first LENGTH_BYTES bytes. Raises PeerProtocolError."""
     size = int.from_bytes(head, "big")
     if not 0 < size <= MESSAGE_BYTES_MAX:
         raise PeerProtocolError(f"a message of {size} bytes; at most {MESSAGE_BYTES_MAX} are allowed")
@@ -61,7 +61,7 @@ def body_bytes(head: bytes) -> int:
 
 
 def decode(body: bytes | memoryview) -> msgspec.Struct | None:
-    """The message; None for one that this version does not know. Raises PeerProtocolError."""
+    """Returns the message; None if this version does not know it. Raises PeerProtocolError."""
     try:
         return _decoder.decode(body)
     except msgspec.ValidationError as error:

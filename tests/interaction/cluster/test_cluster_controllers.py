@@ -531,7 +531,7 @@ def test_a_host_without_the_key_is_refused(tmp_path: Path) -> None:
             started = subprocess.Popen(stranger.command(), stdout=subprocess.DEVNULL, stderr=errors)
         try:
             cluster.wait("it says for whom it waits", lambda: "mqd waits: 127.0.0.1" in stranger.logs())
-            cluster.wait("the others say why", lambda: "does not hold this cluster's key" in cluster[1].logs())
+            cluster.wait("the others say why", lambda: "does not have this cluster's key" in cluster[1].logs())
             assert started.poll() is None and "mqd ready" not in stranger.logs()
         finally:
             started.send_signal(signal.SIGTERM)

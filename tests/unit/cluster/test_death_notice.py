@@ -191,7 +191,7 @@ def broker(node: int, epoch: int, incarnation: int = 4, controller_host: str = "
     )
 
 
-def test_last_words_have_the_current_registration_and_epoch() -> None:
+def test_the_final_notice_has_the_current_registration_and_epoch() -> None:
     state = MetadataState()
     assert final_notice(Quorum(2, 7), state, 4, None) is None, "no other host counts on this one yet"
     state.brokers[1] = broker(1, 30)

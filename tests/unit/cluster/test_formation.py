@@ -178,7 +178,7 @@ def test_seeds_that_differ_are_reported():
     world.start(2, "b:1", "directory-2", seeds=["a:1", "b:1"])
     world.start(3, "c:1", "directory-3")
     world.settle()
-    assert first.decision is None and any("names other seeds: a:1, b:1" in reason for reason in first.waiting)
+    assert first.decision is None and any("has other seeds: a:1, b:1" in reason for reason in first.waiting)
 
 
 def test_a_duplicate_node_id_is_reported():
