@@ -170,9 +170,7 @@ class ShmConsumer:
         return found[0] if found else None
 
     def take_ready(self) -> Message | None:
-        """Returns the next buffered record, None if poll() has other work first. Must not be called
-        while another thread uses the consumer.
-        """
+        """Returns a buffered record that needs no other work. Not while another thread uses the consumer."""
         if not self._inbox.attention:
             for message in self._ready:
                 self._last = message
@@ -208,9 +206,7 @@ class ShmConsumer:
         return found
 
     def gather(self, count: int) -> list[Message]:
-        """Returns `count` records and events; fewer when the group needs attention, or after
-        interrupt().
-        """
+        """Returns `count` records and events; fewer if the group needs attention or after interrupt()."""
         return self.consume(count)
 
     def _gather(self, found: list[Message], count: int, deadline: float) -> None:
@@ -280,9 +276,7 @@ class ShmConsumer:
                 return []
 
     def _read_chunk(self) -> bool:
-        """Loads the next records to return, after all earlier ones were returned. False: there are
-        none.
-        """
+        """Loads the next records after all earlier ones were returned. False: there are none."""
         chunk = self._fetcher.read(POLL_RECORDS, self._bytes_max())
         if chunk is None:
             return False

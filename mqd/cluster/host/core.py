@@ -26,9 +26,9 @@ Invariants (check())
         first slot; a partition has a slot if and only if this host has a replica of it, in a recorded
         directory, and a slot was free
     H7  all changes of one version reach a subscriber in one message
-    H8  before a worker is told to serve a partition, its slot has the owner, the log directory and the
-        leader epoch (or a newer one), because all workers read according to the slot. A controller
-        that starts therefore completes slots that its predecessor began to write
+    H8  before a worker gets the message to serve a partition, its slot has the owner, the log
+        directory and the leader epoch (or a newer one), because all workers read according to the
+        slot. A controller that starts therefore completes slots that its predecessor began to write
 Bounds: COMMANDS_MAX commands in flight.
 """
 

@@ -8,7 +8,7 @@ reported the end of the processes:
     the controller has ended     if it led the metadata quorum, that epoch is over: the voters need
                                  not wait until their promise to it expires (LeaderDied in
                                  mqd/cluster/raft/events.py)
-    all workers have ended, too  no process acts for that broker epoch, so nobody uses its lease: the
+    all workers have ended, too  no process acts for that broker epoch, so its lease is not used: the
                                  active controller, which may have been elected because of the first
                                  notice, fences the broker (ProofOfDeath in
                                  mqd/cluster/broker/messages.py), and other hosts take the leaderships

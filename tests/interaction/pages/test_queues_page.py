@@ -177,7 +177,7 @@ def test_a_program_for_sqs(broker: Broker) -> None:
 
 def test_a_program_for_redis_streams(broker: Broker) -> None:
     taken, *counts = ported(broker, "from_redis.py").splitlines()
-    assert re.fullmatch(r"[1-9]\d* taken and never acknowledged", taken)
+    assert re.fullmatch(r"[1-9]\d* records taken and not acknowledged", taken)
     assert counts == ["/0 10", "/1 10", "/2 10"]
 
 

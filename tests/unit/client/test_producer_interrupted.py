@@ -248,8 +248,8 @@ def test_an_end_of_transaction_interrupted_after_the_response_can_be_repeated(
 @pytest.mark.parametrize(
     ("owner", "name", "behind"),
     [
-        ("transactions", "wrote", False),
-        ("transactions", "wrote", True),
+        ("transactions", "note_write", False),
+        ("transactions", "note_write", True),
         ("outcomes", "parts", False),
         ("outcomes", "parts", True),
         ("outcomes", "appended", False),

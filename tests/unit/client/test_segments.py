@@ -279,7 +279,7 @@ def test_damaged_compression(log: Log) -> None:
     assert reader.read().offsets.tolist() == [0, 1, 2]
     assert reader.read() is None and "damaged zstd data" in reader.take_problem().text
     reader.skip()
-    assert reader.read() is None and f"says {1 << 30} records" in reader.take_problem().text
+    assert reader.read() is None and f"claims {1 << 30} records" in reader.take_problem().text
 
 
 def _marker(offset: int, producer_id: int, commit: bool) -> bytes:

@@ -207,7 +207,7 @@ def test_corruption_inside_is_refused_without_a_mark_too(tmp_path: Path) -> None
     data[100] ^= 1
     log.write_bytes(data)
     committed.unlink()
-    with pytest.raises(MetadataCorrupt, match="sound batch follows"):
+    with pytest.raises(MetadataCorrupt, match="valid batch follows"):
         reopen(tmp_path)
 
 

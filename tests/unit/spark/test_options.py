@@ -86,7 +86,7 @@ def test_encryption_of_values() -> None:
     assert source_options(BASE, False).kafka.encryption is None
     _refused('option No such configuration property: "encryption.key.provder"', **{"encryption.key.provder": "x"})
     _refused("leave out kafka.", **{"kafka.encryption.key.provider": "file:/keys"})
-    _refused("encryption.key.provider says where the keys are", **{"encryption.topics": "orders"})
+    _refused("encryption.key.provider is needed for encryption", **{"encryption.topics": "orders"})
 
 
 def test_invalid_options_are_refused() -> None:

@@ -74,7 +74,7 @@ def test_settings() -> None:
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        ({"encryption.topics": "*"}, "encryption.key.provider says where the keys are"),
+        ({"encryption.topics": "*"}, "encryption.key.provider is needed for encryption"),
         ({"encryption.key.provder": "file:/keys"}, 'No such configuration property: "encryption.key.provder"'),
         ({**FILE, "encryption.compression": "brotli"}, "none, gzip, snappy, lz4, zstd"),
         ({**FILE, "encryption.on.failure": "ignore"}, "error, raw"),
@@ -168,7 +168,7 @@ def test_a_provider_that_fails_when_sealing(caplog: pytest.LogCaptureFixture) ->
     clock.now += payload.DATA_KEY_S
     requested = provider.wrapped
     assert {_data_key(sealer.seal("t", None, b"v")) for _ in range(9)} == {first}  # time is over, the count is not
-    assert provider.wrapped == requested + 1 and "beyond its time" in caplog.text
+    assert provider.wrapped == requested + 1 and "the next one cannot be obtained" in caplog.text
     provider.problem = None
     clock.now += payload.RETRY_S
     assert _data_key(sealer.seal("t", None, b"v")) != first
@@ -262,7 +262,7 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for reported, message in (
         ("env:MQD_NO_SUCH", "the environment variable MQD_NO_SUCH has no key"),
         (f"file:{tmp_path}/none", "cannot read the keys in"),
-        ("/keys", "neither file:PATH, env:NAME nor"),
+        ("/keys", "is not file:PATH, env:NAME, or"),
         ("no.such.module:name", "neither file:PATH"),
         ("os:getcwd", "str has no methods wrap and unwrap"),
         (7, "int has no methods wrap and unwrap"),
