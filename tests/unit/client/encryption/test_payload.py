@@ -263,7 +263,7 @@ def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("env:MQD_NO_SUCH", "the environment variable MQD_NO_SUCH has no key"),
         (f"file:{tmp_path}/none", "cannot read the keys in"),
         ("/keys", "is not file:PATH, env:NAME, or"),
-        ("no.such.module:name", "neither file:PATH"),
+        ("no.such.module:name", "is not file:PATH"),
         ("os:getcwd", "str has no methods wrap and unwrap"),
         (7, "int has no methods wrap and unwrap"),
     ):
