@@ -52,6 +52,7 @@ from mqd.coordinator.share.letters import (
     Step,
     Wake,
     Woken,
+    parsed_note,
 )
 from mqd.coordinator.share.records import core_name, listed
 from mqd.coordinator.share.runs import ARCHIVING
@@ -67,6 +68,7 @@ from mqd.protocol.messages import (
     EndTxnRequest,
     InitProducerIdRequest,
     OffsetFetchRequest,
+    OffsetForLeaderEpochRequest,
     ProduceRequest,
     ProduceResponse,
     ReadShareGroupStateRequest,
@@ -299,7 +301,8 @@ class DeadLetters:
         if step.kind == FENCING:
             return await self._fence(mover, step)
         if step.kind == READING:
-            return Outcome(step.token, note=await self._note(mover))
+            note = await self._note(mover)
+            return Outcome(step.token, note=note, note_end=await self._note_end(mover, note))
         producer_id, producer_epoch = mover.producer
         if step.kind == WRITING:
             async with self._room:
@@ -375,6 +378,19 @@ class DeadLetters:
             7,
         )
         return response.topics[0].partitions[0].metadata
+
+    async def _note_end(self, mover: _Mover, text: str | None) -> int | None:
+        """As in Outcome. A later leader's log may have other records at the offsets of lost ones."""
+        note = parsed_note(text or "")
+        if note is None or not 0 <= note.leader_epoch < mover.core.leader_epoch:
+            return None
+        source, message = self._source(mover), OffsetForLeaderEpochRequest
+        part = message.Partition(
+            partition=source.partition, current_leader_epoch=mover.core.leader_epoch, leader_epoch=note.leader_epoch
+        )
+        response = await self._done(message(topics=[message.Topic(topic=source.topic, partitions=[part])]), 3)
+        end_offset = int(response.topics[0].partitions[0].end_offset)
+        return end_offset if end_offset >= 0 else None
 
     async def _put_note(self, mover: _Mover, step: Step, producer_id: int, producer_epoch: int) -> None:
         source, group_id = self._source(mover), NOTE_GROUP + mover.group_id

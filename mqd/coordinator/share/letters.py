@@ -27,7 +27,7 @@ Invariants (check())
         no letter is wanted any more
     L2  a transaction begins when all records of the last note are archived: one note is enough
     L3  a note is valid only for its own state epoch: after AlterShareGroupOffsets a record may be
-        rejected again
+        rejected again; and only for offsets that still have the records of its leader epoch
     L4  only records with a committed letter, or without need of one, are reported to the owner
 Bounds: LETTERS_MAX letters and `note_bytes_max` of note a transaction.
 """
@@ -57,7 +57,7 @@ STEPS = frozenset((FENCING, LOADING, READING, WRITING, NOTING, COMMITTING))  # t
 LETTERS_MAX = 500
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # Kafka's, which gives up after five attempts
 REPEAT_MS = 2_000  # time without that WRITE after which it starts again: there may be a new owner
-NOTE_VERSION = "1"
+NOTE_VERSION = "2"
 
 
 class Letter(NamedTuple):
@@ -94,7 +94,8 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """`loaded`: result of LOADING. `note`: result of READING, None if there is none. `unwanted`: for
+    """`loaded`: result of LOADING. `note`: result of READING, None if there is none; `note_end`: where the
+    log's records of the note's leader epoch and earlier ones end, None if nothing was lost. `unwanted`: for
     WRITING, nothing was written, because these records are to have no letters.
     """
 
@@ -103,6 +104,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     is_superseded: bool = False  # of LOADING: another host leads
     loaded: Loaded | None = None
     note: str | None = None
+    note_end: int | None = None
     unwanted: bool = False
 
 
@@ -206,14 +208,14 @@ class Letters:
         if self.phase == READING:
             self._is_proven = True
             self.phase = IDLE
-            self.to_archive = self._named(event.note)
+            self.to_archive = self._named(event.note, event.note_end)
             return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING and event.unwanted:
             self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
             self.phase = IDLE
             return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING:
-            return [self._step(NOTING, note=self._note())]
+            return [self._step(NOTING, note=self._note(self.batch))]
         if self.phase == NOTING:
             return [self._step(COMMITTING)]
         self._backoff_ms = BACKOFF_MS
@@ -252,21 +254,22 @@ class Letters:
     def _chosen(self) -> tuple[Letter, ...]:
         """The next letters: as many as the note has room for."""
         chosen = [Letter(offset, self.pending[offset]) for offset in sorted(self.pending)[:LETTERS_MAX]]
-        while len(chosen) > 1 and len(note_of(self.state_epoch, [one.offset for one in chosen])) > self.note_bytes_max:
+        while len(chosen) > 1 and len(self._note(chosen)) > self.note_bytes_max:
             del chosen[len(chosen) // 2 :]
         return tuple(chosen)
 
     # -- the note ----------------------------------------------------------------------------------
 
-    def _note(self) -> str:
-        return note_of(self.state_epoch, [letter.offset for letter in self.batch])
+    def _note(self, letters: Iterable[Letter]) -> str:
+        return Note(self.state_epoch, self.leader_epoch, ranges_of(letter.offset for letter in letters)).text()
 
-    def _named(self, note: str | None) -> set[int]:
-        """The pending offsets that have a letter according to `note`."""
-        state_epoch, ranges = parsed_note(note) if note else (-1, [])
-        if state_epoch != self.state_epoch:  # L3
+    def _named(self, text: str | None, end: int | None) -> set[int]:
+        """The pending offsets that have a letter according to the note."""
+        note = parsed_note(text or "")
+        if note is None or note.state_epoch != self.state_epoch:  # L3
             return set()
-        return {offset for offset in self.pending if any(first <= offset <= last for first, last in ranges)}
+        named = {offset for offset in self.pending if any(first <= offset <= last for first, last in note.ranges)}
+        return named if end is None else {offset for offset in named if offset < end}
 
     def check(self) -> None:
         assert self.to_archive <= self.pending.keys(), "L4"
@@ -285,27 +288,34 @@ def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-def note_of(state_epoch: int, offsets: list[int]) -> str:
-    """`1;state epoch;first-last,...`: the numbers after the first are differences."""
-    parts, before = [], 0
-    for first, last in ranges_of(offsets):
-        parts.append(f"{first - before}" if first == last else f"{first - before}-{last - first}")
-        before = last
-    return f"{NOTE_VERSION};{state_epoch};{','.join(parts)}"
+class Note(NamedTuple):
+    """The letters of a transaction. `leader_epoch`: in which they were written; -1 in notes of version 1."""
+
+    state_epoch: int
+    leader_epoch: int
+    ranges: list[tuple[int, int]]
+
+    def text(self) -> str:
+        """`2;state epoch;leader epoch;first-last,...`: the numbers after the first are differences."""
+        parts, before = [], 0
+        for first, last in self.ranges:
+            parts.append(f"{first - before}" if first == last else f"{first - before}-{last - first}")
+            before = last
+        return f"{NOTE_VERSION};{self.state_epoch};{self.leader_epoch};{','.join(parts)}"
 
 
-def parsed_note(note: str) -> tuple[int, list[tuple[int, int]]]:
-    """(state epoch, ranges). A note in a format that this version does not know: epoch -1, no ranges."""
+def parsed_note(text: str) -> Note | None:
+    """None: there is none, or it has a format that this version does not know."""
     try:
-        version, state_epoch, parts = note.split(";")
-        if version != NOTE_VERSION:
-            return -1, []
+        version, *epochs, parts = text.split(";")
+        if (version, len(epochs)) not in (("1", 1), (NOTE_VERSION, 2)):
+            return None
         ranges, before = [], 0
         for part in parts.split(","):
             first, _, more = part.partition("-")
             begin = before + int(first)
             before = begin + int(more or 0)
             ranges.append((begin, before))
-        return int(state_epoch), ranges
+        return Note(int(epochs[0]), int(epochs[1]) if len(epochs) > 1 else -1, ranges)
     except ValueError:
-        return -1, []
+        return None

@@ -1,7 +1,7 @@
 """Dead letters in a simulated cluster: the share-partition's state in C at its leader, the real
 core of the share coordinator, the real movers (mqd/coordinator/share/letters.py), and a model of
-transactions. Acceptors and workers die, leaders move, responses are lost, and an administrator
-resets the offsets. Checked: L1, every rejected or exhausted record has one committed letter.
+transactions. Acceptors and workers die, leaders move and lose the end of the log, where other records are
+then written, responses are lost, and an administrator resets the offsets. Checked: L1, every rejected or exhausted record has one committed letter.
 
 Planted bugs: PLANTED of this file, in the mover or in its use, and the rules of
 native/share/planted.h.
@@ -34,8 +34,9 @@ from mqd.coordinator.share.letters import (
     Step,
     Wake,
     Woken,
+    parsed_note,
 )
-from mqd.coordinator.share.records import core_name
+from mqd.coordinator.share.records import LOG_END, core_name
 from mqd.coordinator.share.runs import Run
 from tests.sim.share import share_core
 
@@ -56,7 +57,7 @@ class AcceptsEarly(Letters):
 
 
 class IgnoresNote(Letters):
-    def _named(self, note):
+    def _named(self, text, end):
         return set()
 
 
@@ -76,11 +77,11 @@ class Reordered(Letters):
             self.pending.clear()
             self._observe(-1, event.loaded.runs, now_ms)
         if self.phase == READING:
-            self.early = event.note
+            self.early = event
         if place + 1 < len(self.ORDER):
             return [Letters._step(self, self.ORDER[place + 1])]
         self.phase = READING
-        return super()._on_done(Outcome(event.token, note=self.early), now_ms)
+        return super()._on_done(Outcome(event.token, note=self.early.note, note_end=self.early.note_end), now_ms)
 
 
 class ReadsBeforeFencing(Reordered):
@@ -92,8 +93,14 @@ class LoadsBeforeFencing(Reordered):
 
 
 class BelievesAnyEpoch(Letters):
-    def _named(self, note):
-        return super()._named(note.replace(note.split(";")[1], str(self.state_epoch), 1) if note else note)
+    def _named(self, text, end):
+        note = parsed_note(text or "")
+        return super()._named(note._replace(state_epoch=self.state_epoch).text() if note else text, end)
+
+
+class BelievesNotesOfLostRecords(Letters):
+    def _named(self, text, end):
+        return super()._named(text, None)
 
 
 class TwoAtATime(Letters):
@@ -134,10 +141,19 @@ PLANTED: dict[str, type[Letters]] = {
     "reads the note before it fences": ReadsBeforeFencing,
     "loads before it fences": LoadsBeforeFencing,
     "believes a note of another state epoch": BelievesAnyEpoch,
+    "believes a note of lost records": BelievesNotesOfLostRecords,
     "two transactions at a time": TwoAtATime,
     "mixes state epochs": MixesEpochs,
     "gives up": GivesUp,
 }
+
+
+class Dead(NamedTuple):
+    """`loss`: how often the log has lost the record at that offset before."""
+
+    state_epoch: int
+    offset: int
+    loss: int
 
 
 class Transactions:
@@ -145,9 +161,9 @@ class Transactions:
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.open: list[tuple[int, int]] = []
+        self.open: list[Dead] = []
         self.open_note: str | None = None
-        self.letters: list[tuple[int, int]] = []  # (state epoch, offset)
+        self.letters: list[Dead] = []
         self.note: str | None = None
 
     def fence(self) -> int:
@@ -173,6 +189,7 @@ class Sent(NamedTuple):
     number: int
     epoch: int
     state_epoch: int
+    losses: tuple[int, ...]
 
 
 class Host:
@@ -199,7 +216,10 @@ class World:
         self.owner: share_core.Share | None = None
         self.owner_epochs = (-1, -1)
         self.settings = share_core.Settings(lock_ms=500, delivery_limit=LIMIT, open_max=30, dead_letters=True)
-        self.dead: set[tuple[int, int]] = set()  # persisted as Archiving: (state epoch, offset)
+        self.epochs = [(0, 0)]  # of the log: where each leader epoch begins
+        self.losses = [0] * RECORDS  # by offset, how often the log has lost the record there
+        self.losses_at = [tuple(self.losses)]  # by leader epoch
+        self.dead: set[Dead] = set()  # persisted as Archiving
         self.waiting: list[tuple[int, Callable[[], None]]] = []  # (time, action)
         self.outage_ms = 0  # how long the dead-letter topic cannot be written
         self.is_calm = False
@@ -215,7 +235,7 @@ class World:
 
     def read(self) -> None:
         """READ: at a takeover, and when a new acceptor needs the records in state Archiving."""
-        response = self.ask(Read(1, self.leader_epoch))
+        response = self.ask(Read(1, self.leader_epoch, (*self.epochs, (LOG_END, RECORDS))))
         assert response.error_code == 0
         runs = runs_of(response)
         if self.owner is None:
@@ -249,7 +269,9 @@ class World:
             return
         for run in runs:
             if run.state == share_core.ARCHIVING:
-                self.dead.update((state_epoch, offset) for offset in range(run.first, run.last + 1))
+                self.dead.update(
+                    Dead(state_epoch, offset, self.losses[offset]) for offset in range(run.first, run.last + 1)
+                )
         mover = self.hosts[self.leader].mover
         if any(run.state == share_core.ARCHIVING for run in runs):
             mover = self.ensure_mover()
@@ -271,7 +293,7 @@ class World:
                 host.wake_ms = action.at_ms
             else:
                 assert host.mover is not None
-                sent = Sent(host.number, host.epoch, host.mover.state_epoch)
+                sent = Sent(host.number, host.epoch, host.mover.state_epoch, self.losses_at[host.mover.leader_epoch])
                 self.later(partial(self.carry_out, index, sent, action))
 
     def later(self, work: Callable[[], None]) -> None:
@@ -304,7 +326,7 @@ class World:
                 host.epoch = epoch
             return Outcome(token)
         if action.kind == READING:
-            return Outcome(token, note=transactions.note)
+            return Outcome(token, note=transactions.note, note_end=self.note_end(transactions.note))
         if action.kind == LOADING:
             if host.mover is None or host.number != sent.number:
                 return Outcome(token, is_done=False)
@@ -318,13 +340,21 @@ class World:
         if action.kind == WRITING:
             if self.chance(0.15) or (self.now_ms < self.outage_ms and not self.is_calm):
                 return Outcome(token, is_done=False)
-            transactions.open += [(sent.state_epoch, letter.offset) for letter in action.letters]
+            transactions.open += [
+                Dead(sent.state_epoch, letter.offset, sent.losses[letter.offset]) for letter in action.letters
+            ]
         elif action.kind == NOTING:
             transactions.open_note = action.note
         else:
             assert action.kind == COMMITTING
             transactions.commit()
         return Outcome(token)
+
+    def note_end(self, text: str | None) -> int | None:
+        note = parsed_note(text or "")
+        if note is None:
+            return None
+        return next((start for epoch, start in self.epochs if epoch > note.leader_epoch), None)
 
     def answered(self, index: int, number: int, outcome: Outcome) -> None:
         host = self.hosts[index]
@@ -366,8 +396,20 @@ class World:
 
     def move(self) -> None:
         """The earlier leader's mover continues until it is fenced."""
+        self.lead(RECORDS)
+
+    def lose(self) -> None:
+        """The next leader has lost the end of the log, and gets other records."""
+        end = self.random.randrange(RECORDS)
+        for offset in range(end, RECORDS):
+            self.losses[offset] += 1
+        self.lead(end)
+
+    def lead(self, end: int) -> None:
         self.lose_owner()
         self.leader, self.leader_epoch = 1 - self.leader, self.leader_epoch + 1
+        self.epochs = [one for one in self.epochs if one[1] < end] + [(self.leader_epoch, end)]
+        self.losses_at.append(tuple(self.losses))
         self.read()
 
     def reset(self) -> None:
@@ -399,7 +441,9 @@ class World:
                 self.write()
             self.turn()
             if self.random.random() < 0.06:
-                self.random.choice([self.kill_acceptor, self.kill_worker, self.move, self.reset, self.fail])()
+                self.random.choice(
+                    [self.kill_acceptor, self.kill_worker, self.move, self.lose, self.reset, self.fail]
+                )()
             self.judge()
         self.is_calm = True
         for _ in range(2_000):
@@ -409,7 +453,7 @@ class World:
                 break
         self.write()
         self.judge()
-        missing = self.dead - set(self.transactions.letters)
+        missing = {one for one in self.dead if one.loss == self.losses[one.offset]} - set(self.transactions.letters)
         assert not missing, f"L1: no letter for {sorted(missing)}"
         self.lose_owner()
 
@@ -417,4 +461,6 @@ class World:
         twice = [one for one, count in Counter(self.transactions.letters).items() if count > 1]
         assert not twice, f"L1: a second letter for {twice}"
         stray = set(self.transactions.letters) - self.dead
-        assert not {one for one in stray if one[0] == self.state_epoch}, f"L1: a letter for what is not dead: {stray}"
+        assert not {one for one in stray if one.state_epoch == self.state_epoch}, (
+            f"L1: a letter for what is not dead: {stray}"
+        )

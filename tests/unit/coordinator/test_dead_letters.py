@@ -32,13 +32,14 @@ from mqd.coordinator.share.letters import (
     Letter,
     Letters,
     Loaded,
+    Note,
     Observed,
     Outcome,
     Step,
     Wake,
     Woken,
-    note_of,
     parsed_note,
+    ranges_of,
 )
 from mqd.coordinator.share.runs import ARCHIVED, ARCHIVING, Run
 from mqd.protocol.records import decode_batch, decode_batch_header
@@ -49,7 +50,9 @@ SOURCE = Source("orders", 3, "jobs", 5)
 class Mover:
     """Each method is one event; the actions are recorded."""
 
-    def __init__(self, *runs: Run, note: str | None = None, note_bytes_max: int = 4_000) -> None:
+    def __init__(
+        self, *runs: Run, note: str | None = None, note_end: int | None = None, note_bytes_max: int = 4_000
+    ) -> None:
         self.now_ms, self.core = 1_000, Letters(7, note_bytes_max)
         self.actions = self.core.start()
         self.expect(FENCING)
@@ -57,7 +60,7 @@ class Mover:
         self.expect(LOADING)
         self.done(loaded=Loaded(4, runs))
         self.expect(READING)
-        self.done(note=note)
+        self.done(note=note, note_end=note_end)
 
     def handle(self, event: Observed | Outcome | Woken) -> None:
         self.actions = self.core.handle(event, self.now_ms)
@@ -84,13 +87,17 @@ def dead(first: int, last: int, deliveries: int = 1) -> Run:
     return Run(first, last, ARCHIVING, deliveries)
 
 
+def note_of(*offsets: int) -> str:
+    return Note(4, 7, ranges_of(offsets)).text()
+
+
 def test_records_rejected_meanwhile_are_in_the_next_transaction() -> None:
     mover = Mover(dead(5, 6), dead(9, 9, 5))
     assert mover.expect(WRITING).letters == (Letter(5, 1), Letter(6, 1), Letter(9, 5))
     mover.observe(dead(20, 20))
     assert mover.actions == []
     mover.done()
-    assert parsed_note(mover.expect(NOTING).note) == (4, [(5, 6), (9, 9)])
+    assert parsed_note(mover.expect(NOTING).note) == Note(4, 7, [(5, 6), (9, 9)])
     mover.done()
     mover.expect(COMMITTING)
     mover.done()
@@ -102,15 +109,26 @@ def test_records_rejected_meanwhile_are_in_the_next_transaction() -> None:
 
 
 def test_records_named_in_the_note_have_their_dead_letter() -> None:
-    mover = Mover(dead(5, 9), note=note_of(4, [3, 6, 7]))
+    mover = Mover(dead(5, 9), note=note_of(3, 6, 7))
     assert mover.archive() == ((6, 7),)
     mover.observe(Run(6, 7, ARCHIVED, 1))
     assert [letter.offset for letter in mover.expect(WRITING).letters] == [5, 8, 9]
 
 
-@pytest.mark.parametrize("note", [note_of(3, [5]), "", "5", "2;4;5", "1;4;x", "1;4"])
+@pytest.mark.parametrize("note", [Note(3, 7, [(5, 5)]).text(), "", "5", "3;4;7;5", "2;4;5", "1;4;x", "1;4"])
 def test_a_note_of_another_state_epoch_or_version_is_ignored(note: str) -> None:
     assert Mover(dead(5, 5), note=note).expect(WRITING).letters == (Letter(5, 1),)
+
+
+def test_a_note_of_version_1_is_known() -> None:
+    assert Mover(dead(5, 9), note="1;4;3,3-1").archive() == ((6, 7),)
+
+
+def test_records_at_the_offsets_of_lost_ones_get_their_own_letter() -> None:
+    mover = Mover(dead(5, 9), note=note_of(5, 6, 7, 8), note_end=7)
+    assert mover.archive() == ((5, 6),)
+    mover.observe(Run(5, 6, ARCHIVED, 1))
+    assert [letter.offset for letter in mover.expect(WRITING).letters] == [7, 8, 9]
 
 
 def test_failures_are_retried_with_backoff_forever() -> None:
@@ -130,7 +148,7 @@ def test_failures_are_retried_with_backoff_forever() -> None:
 
 
 def test_archive_is_sent_again_to_an_owner_that_does_not_archive() -> None:
-    mover = Mover(dead(5, 5), note=note_of(4, [5]))
+    mover = Mover(dead(5, 5), note=note_of(5))
     mover.now_ms += REPEAT_MS
     mover.handle(Woken())
     mover.expect(FENCING)
@@ -163,7 +181,7 @@ def test_a_transaction_is_bounded_by_the_size_of_its_note() -> None:
     scattered = [dead(offset, offset) for offset in range(0, 4_000, 2)]
     assert len(Mover(*scattered).expect(WRITING).letters) == LETTERS_MAX
     letters = Mover(*scattered, note_bytes_max=100).expect(WRITING).letters
-    assert len(letters) > 10 and len(note_of(4, [letter.offset for letter in letters])) <= 100
+    assert len(letters) > 10 and len(note_of(*(letter.offset for letter in letters))) <= 100
 
 
 def test_headers_say_which_record_and_why() -> None:
