@@ -87,8 +87,7 @@ uint64_t mqd_local_abi_hash(void); /* of the layout shared with local clients (s
 /* called once by the keeper, on zeroed memory */
 int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16],
                        uint64_t generation, int64_t now_ms);
-/* called by all other processes; -1 MQD_E_LAYOUT with what to do when magic, version, hash or size
- * differ */
+/* called by all other processes; -1 MQD_E_LAYOUT with what to do when magic, version, hash or size differ */
 int mqd_control_attach(void *control, size_t size_bytes);
 uint32_t mqd_control_worker_count(void *control);
 uint64_t mqd_control_generation(void *control);
@@ -104,16 +103,14 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
 /* The level of share.version: above 0 workers answer ShareFetch and ShareAcknowledge. */
 void mqd_control_set_share_version(void *control, uint32_t level);
 
-/* Endpoint slots (workers, acceptor, controller). set_state increments the generation when state is
- * DEAD. */
+/* Endpoint slots (workers, acceptor, controller). set_state increments the generation when state is DEAD. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid);
 uint32_t mqd_endpoint_state(void *control, uint32_t endpoint);
 uint64_t mqd_endpoint_generation(void *control, uint32_t endpoint);
 int32_t mqd_endpoint_pid(void *control, uint32_t endpoint);
 uint32_t mqd_worker_connection_count(void *control, uint32_t worker);
 
-/* Partition slots. assign/clear/set_state: called by the controller (set_state also by the
- * owner). */
+/* Partition slots. assign/clear/set_state: called by the controller (set_state also by the owner). */
 int mqd_slot_assign(void *control, uint32_t slot, const uint8_t topic_id[16], int32_t partition_index, uint16_t owner,
                     uint8_t log_dir, int32_t leader_epoch);
 void mqd_slot_clear(void *control, uint32_t slot);
@@ -186,6 +183,10 @@ enum mqd_counter {
     MQD_GAUGE_SHARE_SESSIONS,
     MQD_COUNT_RECORDS_DEDUPLICATED,
     MQD_GAUGE_SYNC_OLDEST_NS, /* CLOCK_MONOTONIC at which the oldest flush under way began; 0 = none */
+    MQD_COUNT_VIEW_FILTERED_BYTES,
+    MQD_COUNT_VIEW_PIECES_USED,
+    MQD_COUNT_VIEW_PIECES_EVICTED,
+    MQD_GAUGE_VIEW_KEPT_BYTES,
     MQD_COUNTER_COUNT
 };
 /* copies out counters[MQD_COUNTER_COUNT] and histograms[MQD_HISTOGRAM_COUNT][128] of one worker */
@@ -578,8 +579,7 @@ int mqd_segment_scan(const char *log_path, int64_t base_offset, int64_t from_pos
 /* Temporary file, write, fsync, rename, fsync of the directory: afterwards `path` has either all of
  * the new bytes or its previous content. */
 int mqd_file_replace(const char *path, const uint8_t *bytes, size_t size_bytes);
-/* opens for appending at `position` (truncates later bytes); returns an fd for the two calls
- * below */
+/* opens for appending at `position` (truncates later bytes); returns an fd for the two calls below */
 int mqd_file_open_append(const char *path, int64_t position);
 int mqd_file_append(int fd, const uint8_t *bytes, size_t size_bytes, int64_t position); /* all bytes, or -1 */
 int mqd_file_flush(int fd);                                                             /* fdatasync */

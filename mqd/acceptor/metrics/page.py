@@ -90,6 +90,10 @@ _HELP = {
     "SESSIONS": "Incremental fetch sessions",
     "SHARE_SESSIONS": "Sessions of members of share groups",
     "PRODUCERS": "Idempotent producers known",
+    "VIEW_FILTERED_BYTES": "Bytes of base topics that were read and filtered for readers of views",
+    "VIEW_PIECES_USED": "Pieces of base topics (1 MiB) that were not read again, because their selection was kept",
+    "VIEW_PIECES_EVICTED": "Kept selections that made room for others (a worker keeps 64 MiB)",
+    "VIEW_KEPT_BYTES": "Selections that are kept for the next readers of views (at most 64 MiB a worker)",
 }
 _TIMES = {
     "PRODUCE": "From a Produce request's arrival to its response",

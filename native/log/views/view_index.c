@@ -96,8 +96,10 @@ static void make_room(struct mqd_view_index *index, uint64_t size_bytes)
 {
     while (index->figures.pieces && index->figures.bytes + size_bytes > index->bytes_max) {
         struct piece **at = &index->buckets[index->hand++ & (BUCKET_COUNT - 1)];
-        while (*at)
+        while (*at) {
             drop(index, at);
+            index->figures.evicted++;
+        }
     }
 }
 

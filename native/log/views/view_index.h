@@ -32,8 +32,8 @@
 
 struct mqd_view_index;
 struct mqd_view_index_figures {
-    uint64_t pieces, bytes;      /* kept */
-    uint64_t used, added, stale; /* pieces */
+    uint64_t pieces, bytes;               /* kept */
+    uint64_t used, added, stale, evicted; /* pieces */
 };
 struct mqd_view_index *mqd_view_index_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: no memory */
 void mqd_view_index_destroy(struct mqd_view_index *index);

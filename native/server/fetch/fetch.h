@@ -5,6 +5,7 @@
 
 #include "base/list.h"
 #include "log/reader/reader.h"
+#include "log/views/view_index.h"
 #include "server/request.h"
 #include "server/topics.h"
 #include "wire/api.h"
@@ -122,7 +123,8 @@ struct mqd_view_skip {
 };
 struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
-    struct mqd_view_index *index; /* NULL: no view was read yet */
+    struct mqd_view_index *index;          /* NULL: no view was read yet */
+    struct mqd_view_index_figures counted; /* in the worker's counters */
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */

@@ -210,6 +210,17 @@ static bool has_to_continue(const struct mqd_reactor *r, const struct mqd_reques
     return true;
 }
 
+static void count(struct mqd_reactor *r, const struct mqd_view_job *job)
+{
+    struct mqd_view_index_figures figures, *counted = &r->views.counted;
+    mqd_view_index_figures(job->index, &figures);
+    mqd_stat(r, MQD_COUNT_VIEW_FILTERED_BYTES, job->read.filtered_bytes);
+    mqd_stat(r, MQD_COUNT_VIEW_PIECES_USED, figures.used - counted->used);
+    mqd_stat(r, MQD_COUNT_VIEW_PIECES_EVICTED, figures.evicted - counted->evicted);
+    mqd_gauge(r, MQD_GAUGE_VIEW_KEPT_BYTES, figures.bytes);
+    *counted = figures;
+}
+
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
 {
     struct mqd_view_job *job = (struct mqd_view_job *)(uintptr_t)id;
@@ -217,6 +228,7 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
     struct mqd_fetch_entry *entry = entry_of(request, job);
     if (entry)
         take(r, request, entry, job);
+    count(r, job);
     mqd_range_release(r->reader, &job->range);
     mqd_filtered_free(&job->read.found);
     free(job);

@@ -115,6 +115,7 @@ static void read_in_parallel(uint64_t bytes_max)
         CHECK(right[i] == &w);
     mqd_view_index_figures(w.index, &figures);
     CHECK(figures.used > 0 && figures.bytes <= bytes_max);
+    CHECK_EQUAL(figures.evicted > 0, bytes_max < 1 << 20);
     end(&w);
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import urllib.request
 import uuid
 from collections.abc import Sequence
 
@@ -121,6 +123,31 @@ def test_readers_wait_for_records_that_are_selected(broker: Broker, admin: Admin
     (position,) = consumer.position([TopicPartition(view, 0)])
     assert position.offset == 63 and consumer.get_watermark_offsets(TopicPartition(view, 0))[1] == 83, "a lag of 20"
     consumer.close()
+
+
+def test_what_readers_of_a_view_cost_is_counted(broker: Broker, admin: AdminClient) -> None:
+    base = create(admin, partitions=1)
+    view = view_of(admin, base, "tag = 'a'")
+    produce(broker, base, [*["c"] * 200, "a"])
+    before = _figures(broker)
+    for _ in range(broker.workers + 1):  # so one of the workers has two readers
+        assert read(broker, view) == [(200, b"200")]
+    now = _figures(broker)
+    assert now["filtered_bytes_total"] > before["filtered_bytes_total"]
+    assert now["pieces_used_total"] > before["pieces_used_total"]
+    assert now["kept_bytes"] > before["kept_bytes"] and now["pieces_evicted_total"] == 0
+
+
+def _figures(broker: Broker) -> dict[str, float]:
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{broker.status()['metrics_port']}/metrics", timeout=PATIENCE_S
+    ) as page:
+        lines = page.read().decode().splitlines()
+    found: dict[str, float] = collections.defaultdict(float)
+    for line in lines:
+        if line.startswith("mqd_view_"):
+            found[line.partition("{")[0].removeprefix("mqd_view_")] += float(line.split()[-1])
+    return found
 
 
 @pytest.mark.slow
