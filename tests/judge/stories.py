@@ -160,9 +160,9 @@ def share_heartbeat(epoch: object = 0, awaits: str = "") -> Step:
     return step("ShareGroupHeartbeat", 1, request, saves=((GENERATION, "member_epoch"),), awaits=awaits)
 
 
-def streams_heartbeat(epoch: object = 0) -> Step:
+def streams_heartbeat(epoch: object = 0, shutdown: bool = False) -> Step:
     cls = m.StreamsGroupHeartbeatRequest
-    request = cls(GROUP, STREAMS_MEMBER, epoch)
+    request = cls(GROUP, STREAMS_MEMBER, epoch, shutdown_application=shutdown)
     if epoch == 0:
         request.rebalance_timeout_ms, request.process_id = 60000, "process"
         request.active_tasks, request.standby_tasks, request.warmup_tasks = [], [], []
@@ -272,6 +272,7 @@ STREAMS_HISTORIES = (
     [streams_heartbeat()],
     [streams_heartbeat()],
     [streams_heartbeat(), streams_heartbeat(Ref("generation_id", "one"))],
+    [streams_heartbeat(), streams_heartbeat(Ref("generation_id", "one"), shutdown=True)],
     [streams_heartbeat(), streams_heartbeat(-1)],
 )
 
