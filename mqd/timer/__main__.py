@@ -155,6 +155,8 @@ def main() -> int:
     except OSError as error:
         log.error("the timer cannot start, or another one runs", reason=error.strerror)
         return 1
+    from mqd.native import core  # noqa: F401  # before confinement: in tests it opens a file of theirs
+
     log.info("process confined", in_force=confinement.confine(config, places))
     stopping = threading.Event()
     signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
