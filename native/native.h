@@ -40,7 +40,7 @@ int mqd_error_code(void);
 /* ---- shared memory ---- */
 
 enum mqd_process_state { MQD_PROCESS_ABSENT, MQD_PROCESS_STARTING, MQD_PROCESS_RUNNING, MQD_PROCESS_DEAD };
-/* of this host's replica; only one replica leads */
+/* the role of this host's replica; a partition has one leader */
 enum mqd_slot_role { MQD_ROLE_LEADS, MQD_ROLE_FOLLOWS, MQD_ROLE_NONE };
 enum mqd_slot_state { MQD_SLOT_FREE, MQD_SLOT_OPENING, MQD_SLOT_ONLINE, MQD_SLOT_OFFLINE, MQD_SLOT_DELETING };
 
@@ -211,23 +211,23 @@ enum mqd_descriptor_kind {
     MQD_LINK_RESPONSE,
     /* acceptor -> worker: close this connection (token) */
     MQD_LINK_CLOSE,
-    /* acceptor -> worker: forget every cached reply */
+    /* acceptor -> worker: discard all cached responses */
     MQD_LINK_CACHE_DROP,
-    /* worker -> acceptor: may these batches be written? See below. Sent again when the acceptor
-     * restarts */
+    /* worker -> acceptor: check these batches before they are written. See below. Sent again when
+     * the acceptor restarts */
     MQD_LINK_CHECK,
-    /* acceptor -> worker: the response; RELEASE (token, offset) when it has a payload */
+    /* acceptor -> worker: the result of a CHECK; RELEASE (token, offset) when it has a payload */
     MQD_LINK_CHECKED,
     /* acceptor -> owner: query for the producers of the slot's partition */
     MQD_LINK_DESCRIBE,
     /* owner -> acceptor: array of struct mqd_producer_view, or error; RELEASE (token, offset) when
      * it has a payload */
     MQD_LINK_DESCRIBED,
-    /* acceptor -> worker: this request (token) was read and will take long; its bytes need not stay
-     * in the arena */
+    /* acceptor -> worker: request `token` was read and will take long; its bytes need not stay in
+     * the arena */
     MQD_LINK_PARKED,
-    /* worker -> acceptor: the client of this parked request (token) has gone; error as in REQUEST.
-     * It need not wait any longer */
+    /* worker -> acceptor: the client of the parked request `token` has disconnected, so the request
+     * need not wait any longer; error as in REQUEST */
     MQD_LINK_CANCEL,
     /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
      * mqd_slot_await_flush */
@@ -240,8 +240,9 @@ enum mqd_descriptor_kind {
     MQD_LINK_SHARE,
     /* owner -> worker: its response, which needs no RELEASE */
     MQD_LINK_SHARED,
-    /* worker -> acceptor: body of the API in `flags`, 84 or 85; error as in REQUEST. The payload stays
-     * until SHARE_STATED; it is sent again when the acceptor restarts */
+    /* worker -> acceptor: the body of a ReadShareGroupState (`flags` 84) or WriteShareGroupState
+     * (85); error as in REQUEST. The payload stays until SHARE_STATED; it is sent again when the
+     * acceptor restarts */
     MQD_LINK_SHARE_STATE,
     /* acceptor -> worker: the group's settings (docs/design/share-groups.md, section 3), then the
      * response's body; RELEASE (token, offset) */
@@ -259,22 +260,24 @@ enum mqd_descriptor_kind {
 /* flags of REQUEST: the frame is preceded by a struct mqd_request_principal and the principal's
  * bytes */
 #define MQD_REQUEST_PRINCIPAL 1
-/* the frame is the bare token of a client that sent SaslHandshake 0, and so is its response */
+/* the frame is a raw SASL token, without a header, of a client that sent SaslHandshake 0; the
+ * response is one too */
 #define MQD_REQUEST_RAW_TOKEN 2
 #define MQD_PRODUCE_CONTROL 1 /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
-/* with CONTROL: a marker of transactions v2, whose producer epoch is above that of the transaction
- * it ends (KIP-890); when refused for that, the existing marker is below the high watermark */
+/* with CONTROL: a marker of transactions v2. Its producer epoch is above that of the transaction
+ * that it ends (KIP-890). A marker that is refused because its epoch is not above the known one
+ * gets the response once the existing marker is below the high watermark */
 #define MQD_PRODUCE_MARKER_BUMPED 8
-/* for the partition that takes the records of a retired one, whose index is in `error`: the
+/* sent to the partition that takes the records of a retired one, whose index is in `error`: the
  * producer id is rewritten (server/redirect.h) */
 #define MQD_PRODUCE_REDIRECTED 16
 /* with REDIRECTED: accepted only when the partition knows the producer (MQD_STAGE_KNOWN) */
 #define MQD_PRODUCE_KNOWN 32
 #define MQD_PRODUCE_FROM_ZERO 64 /* MQD_STAGE_FROM_ZERO */
-/* flag of PRODUCED for a coordinator's batch: the partition is retired, and the same must be
- * written to the one whose index is in size_bytes */
+/* flag of PRODUCED for a coordinator's batch: the partition is retired, and the same batch must be
+ * written to the partition whose index is in size_bytes */
 #define MQD_PRODUCED_REDIRECTED 1
 /* flags of CHECK: payload is struct mqd_check_transaction, partition_count entries, the
  * transactional id's bytes */
@@ -317,7 +320,7 @@ struct mqd_check_refusal {
 };
 
 enum mqd_principal_kind {
-    MQD_PRINCIPAL_ANONYMOUS, /* the listener proves nothing */
+    MQD_PRINCIPAL_ANONYMOUS, /* the listener does not authenticate */
     MQD_PRINCIPAL_SASL,
     MQD_PRINCIPAL_TLS,
     MQD_PRINCIPAL_LOCAL,
@@ -348,8 +351,9 @@ struct mqd_descriptor {
     uint32_t size_bytes; /* payload size */
     /* PRODUCED: Kafka error code, or -2 (MQD_STAGE_VERIFY): not staged, verify and send again with
      * the guard in `a`; -3 (MQD_STAGE_REDIRECT): not staged, send it to the slot in `offset`, with
-     * the verdict in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the verdict applies. PRODUCE:
-     * see REDIRECTED. REQUEST: low 31 bits of the receiving acceptor's generation */
+     * the verdict (server/redirect.h) in `b` and `a`; -4 (MQD_STAGE_UNKNOWN): not staged, the
+     * verdict applies. PRODUCE: see REDIRECTED. REQUEST: low 31 bits of the receiving acceptor's
+     * generation */
     int32_t error;
     /* PRODUCE: leader epoch the sender expects or -1. PRODUCED: base_offset. REQUEST: listener id.
      * RESPONSE: metadata version of a cacheable body */
@@ -455,7 +459,7 @@ enum mqd_walk_stop {
 struct mqd_record_walk {
     uint64_t position;     /* in: where to begin; out: where the walk stopped */
     int64_t next_offset;   /* in: the lowest valid base offset; out: the offset after the last batch taken */
-    uint32_t record_count; /* out: places filled */
+    uint32_t record_count; /* out: entries of `out` that were filled */
     uint32_t stop;         /* out: enum mqd_walk_stop */
 };
 void mqd_records_locate(const uint8_t *data, uint64_t size_bytes, int64_t end_offset, struct mqd_record_walk *walk,
@@ -489,14 +493,15 @@ struct mqd_log_options {
     uint8_t compression;
     int32_t compression_level;
     uint8_t transaction_verification; /* by the coordinator, before a transaction begins here (KIP-890) */
-    int64_t dedup_window_ms;          /* for how long a record's id (a header's value) is known; 0 = no ids */
+    /* for how long a record's id (the value of a header) is remembered; 0 = no deduplication */
+    int64_t dedup_window_ms;
     uint32_t dedup_count_max;
     char dedup_header[64];  /* ends with a NUL */
-    uint8_t share_priority; /* members of share groups get records of partitions with a higher one first */
+    uint8_t share_priority; /* share groups deliver records of partitions with a higher priority first */
 };
 
 /* record.validation: which client batches are parsed before they are accepted; for compacted topics
- * all are. SCHEDULES: all of them, and their headers, by the acceptor. */
+ * all are. SCHEDULES: all are, and the acceptor parses their headers. */
 enum mqd_record_validation {
     MQD_VALIDATION_NONE,
     MQD_VALIDATION_UNCOMPRESSED,
@@ -513,8 +518,8 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
     /* in: a flush has failed: everything above the recovery point is rewritten before it is
      * flushed */
     uint8_t rewrite;
-    /* in: it has several replicas, so the recovered records may be uncommitted. Until its first
-     * mqd_reactor_replica_set it serves no client */
+    /* in: the partition has several replicas, so the recovered records may be uncommitted. Until
+     * its first mqd_reactor_replica_set it serves no client */
     uint8_t replicated;
     /* in: other hosts have replicas: a log that lost its end is not extended to where it had
      * ended */
@@ -528,7 +533,7 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
     int64_t scanned_bytes;    /* out */
     int64_t corrupt_position; /* out: position of the first invalid byte in its segment, -1 = none */
     int64_t corrupt_segment;  /* out */
-    /* out: first offset that is missing because a segment file is; -1 = none */
+    /* out: first offset that is missing because a segment file is missing; -1 = none */
     int64_t missing_from;
     /* out: offset at which the log continues; with replicas, where it is known to have ended */
     int64_t missing_to;

@@ -9,8 +9,8 @@
 
 #include <stdint.h>
 
-/* The text begins with the invariant's number in the head of its file (P4, S1, A2 ...) and names
- * the values that matter. */
+/* The text begins with the invariant's number as listed at the top of its file (P4, S1, A2 ...) and
+ * includes the values that matter. */
 #define MQD_ASSERT(condition, ...)                                                                                     \
     (__builtin_expect(!!(condition), 1) ? (void)0 : mqd_assert_failed(__FILE__, __LINE__, #condition, __VA_ARGS__))
 
@@ -19,7 +19,7 @@ _Noreturn void mqd_assert_failed(const char *file, int line, const char *conditi
     __attribute__((cold, format(printf, 4, 5)));
 
 /* While `count` is not NULL, an assertion that fails on this thread increments it before the
- * process aborts. It is in memory that outlives the process; the successor reads it. */
+ * process aborts. The counter is in memory that outlives the process; the successor reads it. */
 void mqd_assert_count(uint8_t *count);
 
 #endif

@@ -59,7 +59,8 @@ static inline const uint8_t *mqd_varint_size(const uint8_t *at, const uint8_t *e
     int64_t left = end - at;
     if (left == 0)
         return NULL;
-    uint64_t first = at[0]; /* 64 bits save a conversion, for which the next address would wait */
+    /* as 64 bits it needs no conversion, which would delay the computation of the next address */
+    uint64_t first = at[0];
     if (__builtin_expect((first & 0x81) == 0, 1)) { /* one byte, and not null: most frequent */
         *out = (int64_t)(first >> 1);
         return *out < left ? at + 1 : NULL;

@@ -3,8 +3,8 @@
  *
  * mqd_arrow_append appends records of a view (client/reader.h: positions, already checked when the
  * view was filled) after the existing rows. Nothing is allocated: buffers are the caller's, and
- * records that do not fit are not taken. Header sections are parsed here for the first time: they
- * come from a producer and are hostile.
+ * records that do not fit are not taken. Header sections come from a producer and are parsed here
+ * for the first time, so they are untrusted.
  *
  * Invariants
  *   A1  row_count rows are complete in every wanted column; a row that does not fit, or is damaged,

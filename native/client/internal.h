@@ -11,8 +11,8 @@
  *   C4  mqd_client_wait runs concurrently with everything else: it uses only the words marked
  *       "wait".
  *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `failure`
- *       records this (client/fork.c closes them, so that the worker notices its client's end even
- *       while a child of it runs).
+ *       records this (client/fork.c closes them, so that the worker notices that the client has
+ *       ended even while a forked child runs).
  */
 #ifndef MQD_CLIENT_INTERNAL_H
 #define MQD_CLIENT_INTERNAL_H

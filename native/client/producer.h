@@ -5,8 +5,8 @@
  *
  *   P1  a partition's batches are in one list in the order of their records; only the last may be
  *       OPEN. They are sent in that order. None is sent while an earlier one is QUEUED or FAILED,
- *       or is SENT but was sent before a batch that precedes it was sent again: so a batch that is
- *       sent again keeps its place.
+ *       or while two SENT ones are out of order because the earlier of them was sent again. So a
+ *       batch that is sent again keeps its place.
  *   P2  a SENT batch's bytes are not changed, because the worker may be copying them. Only the
  *       header of a batch about to be sent is written (stamp).
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,

@@ -14,7 +14,8 @@
 /* numbers of a batch's attributes */
 enum mqd_codec { MQD_CODEC_NONE, MQD_CODEC_GZIP, MQD_CODEC_SNAPPY, MQD_CODEC_LZ4, MQD_CODEC_ZSTD };
 
-#define MQD_RECORDS_BYTES_MAX (128u << 20) /* what one batch may become, wherever it is decompressed */
+/* limit of the decompressed records of one batch, wherever it is decompressed */
+#define MQD_RECORDS_BYTES_MAX (128u << 20)
 
 enum mqd_codec_error {
     MQD_CODEC_DAMAGED = -1,   /* the bytes are not of that format */

@@ -1,5 +1,5 @@
-/* The functions of the codecs' libraries that mqd uses, declared here. No function of a codec may be
- * called before mqd_codec_available(codec) was true. Private to this folder.
+/* The functions of the codecs' libraries that mqd uses, declared here. No function of a codec may
+ * be called before mqd_codec_available(codec) has returned true. Private to this folder.
  *
  * Source: the libraries' manuals; layouts and numbers are part of the ABI of the files named in
  * codec/README.md.

@@ -22,7 +22,7 @@
 
 #include "native.h"
 
-/* HANGUP: the peer sends no more; it may still read. BROKEN, with HANGUP: both directions are
+/* HANGUP: the peer sends no more, but may still read. BROKEN, with HANGUP: both directions are
  * closed. */
 enum { MQD_POLL_READABLE = 1, MQD_POLL_WRITABLE = 2, MQD_POLL_HANGUP = 4, MQD_POLL_DONE = 8, MQD_POLL_BROKEN = 16 };
 

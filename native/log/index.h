@@ -87,7 +87,7 @@ void mqd_index_close_files(struct mqd_index *index);
 
 /* Loads the trustworthy part of the index files of a segment whose log has log_bytes: sets sizes
  * and timestamps in *index, and the batch to continue the walk from; the caller adds that batch and
- * the later ones by mqd_index_add (position 0, offset 0: all batches). Ignored are entries at or
+ * the later ones by mqd_index_add (position 0, offset 0: all batches). It ignores entries at or
  * after `offset_end`, everything from the first entry that violates I1 on, and time entries at or
  * after *last, which the walk creates again. Does not change the files; see mqd_index_cut_files.
  * -1: disk failure. intact: everything written to the files is in them (no power failure since, or

@@ -75,8 +75,8 @@ struct mqd_stage_result {
  *   10  MESSAGE_TOO_LARGE
  *   18  RECORD_LIST_TOO_LARGE (larger than a segment)
  *   19  NOT_ENOUGH_REPLICAS (the guard is not, or no longer, the partition's: the transaction may
- *       have ended since it was verified; or the id of a record cannot be decided now; the client
- *       retries)
+ *       have ended since it was verified; or the id of a record is of an undecided transaction; the
+ *       client retries)
  *   32  INVALID_TIMESTAMP
  *   44  POLICY_VIOLATION (read-only)
  *   45  OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -122,7 +122,7 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
  * segments_generation) before the positions are published. */
 bool mqd_partition_take_created(struct mqd_partition *partition);
 
-/* Up to here the active segment has blocks: reserved ahead, or by writes. */
+/* The position up to which the active segment has disk blocks, reserved ahead or written. */
 int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition);
 
 /* Fills in log_start, log_end, durable and their segments. For a single replica also the high

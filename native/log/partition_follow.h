@@ -87,7 +87,7 @@ struct mqd_truncation {
 };
 /* Truncates the log so that no batch extends beyond `offset`; does nothing when none does. 0; or
  * -1: mqd_error set, and the partition is fenced, or unchanged when there was no disk space for the
- * mark, no descriptor or no memory. On disk when it returns. */
+ * truncation's mark file, no descriptor or no memory. On disk when it returns. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
 /* Empties the log; it then begins and ends at `offset`, which may be anywhere. Otherwise as
  * truncate. batch_offset: the base offset, below `offset`, of the batch that contains the leader's

@@ -32,7 +32,7 @@
 #define MQD_STAGE_CHUNK_COUNT 16        /* batches; chunks are allocated on demand and freed when idle */
 #define MQD_SEGMENT_BYTES_MAX INT32_MAX /* positions in .index are int32 */
 
-/* an exact place in the log */
+/* a position in the log: offset, segment and byte position */
 struct mqd_mark {
     int64_t offset;
     int64_t segment;
@@ -42,8 +42,8 @@ struct mqd_mark {
 
 #define MQD_MARK_COUNT_MIN 8
 #define MQD_MARK_COUNT_MAX 256
-/* places above the high watermark to which it may move, increasing; for a partition with several
- * replicas. When there are too many, every second one is dropped */
+/* positions above the high watermark to which it may move, in ascending order; for a partition with
+ * several replicas. When there are too many, every second one is dropped */
 struct mqd_marks {
     uint32_t head, count, capacity; /* capacity: MQD_MARK_COUNT_MIN, doubled up to MQD_MARK_COUNT_MAX */
     struct mqd_mark ring[];
@@ -99,7 +99,9 @@ struct mqd_partition {
     uint32_t segment_count, segment_capacity;
     struct mqd_active active;
     int64_t written_bytes; /* by this object in total; to compute dirty bytes */
-    int64_t deleted_bytes; /* its value at the end of the segments that were deleted before they were flushed */
+    /* the value of written_bytes at the end of the segments that were deleted before they were
+     * flushed */
+    int64_t deleted_bytes;
     int64_t last_write_ms;
 
     struct mqd_stage *stage; /* NULL while the partition is idle */
@@ -124,7 +126,7 @@ struct mqd_partition {
     bool preallocating, preallocate_refused; /* refused: the file system does not support it */
     int preallocate_fd;                      /* a duplicate descriptor, so that it survives a roll */
     int64_t preallocate_base, preallocate_end, preallocate_step;
-    int64_t preallocated_ms;        /* when the last one began */
+    int64_t preallocated_ms;        /* when the last preallocation began */
     int64_t preallocate_not_before; /* a value of written_bytes; set after a full disk */
 
     struct mqd_dedup *dedup;         /* NULL: the topic has no dedup.window.ms */
@@ -132,7 +134,7 @@ struct mqd_partition {
     struct mqd_producers producers;
     struct mqd_verifications verifications;
     uint32_t staged_abort_count; /* abort markers among the staged batches: the write must append to the .txnindex */
-    bool writing;                /* inside mqd_partition_write: its batches do not count yet */
+    bool writing;                /* inside mqd_partition_write: the batches being written do not count yet */
     bool file_created;           /* a .txnindex that readers do not know of yet */
     uint64_t snapshot_changes;   /* producers.changes at the last snapshot */
     int64_t snapshot_offset;     /* of the last snapshot; -1 = none */
@@ -194,14 +196,14 @@ void mqd_partition_advance_marks(struct mqd_partition *partition);
 /* The end of one segment and the beginning of the next are the same offset; normalised to the later
  * segment, which is deleted later. */
 void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark);
-/* Replicated: records the log's end as a place to which the high watermark may move. */
+/* Replicated: records the log's end as a position to which the high watermark may move. */
 void mqd_partition_note_mark(struct mqd_partition *partition);
 /* Frees the ring when it is empty. */
 void mqd_partition_release_marks(struct mqd_partition *partition);
-/* Replicated, and just opened: the high watermark starts at the log start, or at the place `known`
- * (NULL = none), which is below the log's end. */
+/* Replicated, and just opened: the high watermark starts at the log start, or at the position
+ * `known` (NULL = none), which is below the log's end. */
 void mqd_partition_reset_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
-/* The log was truncated: drops places above its end and lowers the high watermark to it. */
+/* The log was truncated: drops positions above its end and lowers the high watermark to it. */
 void mqd_partition_cut_marks(struct mqd_partition *partition);
 
 /* Finds the end of the last batch at or below `offset`; reads the log. -1: mqd_error set. In
@@ -219,8 +221,8 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
  * failed, and the partition is fenced. */
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark);
 /* Closes files of segments that were deleted before their flush instead of flushing them, so that
- * the kernel drops what it has not written. Those of a running flush wait until it is done. durable
- * moves with the next flush. */
+ * the kernel drops what it has not written. Files of a running flush are closed when it is done.
+ * durable_offset moves with the next flush. */
 void mqd_partition_forget_syncs(struct mqd_partition *partition);
 /* Frees reserved blocks after the end of the active segment; best effort. */
 void mqd_partition_trim(struct mqd_partition *partition);

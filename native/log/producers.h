@@ -34,8 +34,8 @@
  *     ones. After 59 it aborts and continues in a new epoch; 45 would be fatal to it.
  *
  * Invariants
- *   R1  add and undo are inverse: after undoing the adds since, in reverse order, every check
- *       returns the same as before.
+ *   R1  undo is the inverse of add: after adds are undone in reverse order, every check returns the
+ *       same as before them.
  *   R2  at most count_max producers without an ongoing transaction after mqd_producers_trim; the
  *       least recently used are removed first, so only an idle producer loses its state.
  *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed nor expired.
@@ -129,7 +129,7 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
                             struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset);
 /* Whether this batch belongs to a transaction that its producer has begun here. */
 bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch);
-/* Whether sequences of the batch's producer, in its epoch, are known. */
+/* Whether sequences of the batch's producer in the batch's epoch are known. */
 bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch);
 bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id);
 /* Adds a batch that passed the check (or that is already in the log). -1: no memory, nothing

@@ -4,9 +4,9 @@
  * A transaction begins with its first batch here and ends with a marker, the control batch that its
  * coordinator writes (KIP-98). Until the marker is below the high watermark its first offset bounds
  * the last stable offset. Before it may begin, the coordinator must have verified that it knows
- * this partition (KIP-890): the sender of the query passes a guard back. A marker in between
- * removes the guard, so that a batch that was verified before the end cannot begin a transaction
- * that would never end.
+ * this partition (KIP-890): the sender of that query passes back the guard that it was given. A
+ * marker in between removes the guard, so that a batch that was verified before the end cannot
+ * begin a transaction that would never end.
  *
  * Invariants
  *   T1  `oldest`..`newest` holds every transaction by first_offset; `ended_first`..`ended_last`
@@ -71,7 +71,8 @@ struct mqd_verification {
     int64_t producer_id;
     int64_t guard; /* 0 = free */
     int64_t begun_ms;
-    int32_t lowest_sequence; /* of the batches that requested it: none with a higher sequence may come first */
+    /* of the batches that requested verification: no batch with a higher sequence may come first */
+    int32_t lowest_sequence;
     int16_t epoch;
     uint32_t hash_next; /* index + 1 */
 };
@@ -89,7 +90,7 @@ int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const s
 /* The entry that this batch requested, or NULL when the guard is not, or no longer, its own. */
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);
-/* The same for any guard. */
+/* The entry of the batch's producer and epoch, whatever its guard; or NULL. */
 const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications,
                                                     const struct mqd_batch *batch);
 void mqd_verifications_revoke(struct mqd_verifications *verifications, int64_t producer_id);

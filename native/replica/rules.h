@@ -27,8 +27,8 @@
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
  *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
- *   R-5  a node whose metadata do not yet include its own registration leads nothing and answers
- *        nothing (R10).
+ *   R-5  a node whose metadata do not yet include its own registration leads no partition and
+ *        answers no fetch (R10).
  *   R-6  with acks_replicas, a leader proposes no more members than that (besides those that a
  *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one
  *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
@@ -46,11 +46,13 @@
 #define MQD_REPLICA_COUNT_MAX 16
 #define MQD_REPLICA_NO_RECORD_BOUND -1
 /* acks_replicas: a member is slow when a record has waited for it for this long. It is exchanged
- * for a spare that has had everything within half of that. */
+ * for a spare (an eligible replica outside the set) that had all records within half of that
+ * time. */
 #define MQD_REPLICA_SLOW_MS 100
-#define MQD_REPLICA_HOLD_MS 2000     /* records wait this long for a spare when too few replicas are in sync */
-#define MQD_REPLICA_SWAP_MS 1000     /* between two exchanges */
-#define MQD_REPLICA_PREFER_MS 300000 /* without an exchange, before the preferred replica is taken for another */
+#define MQD_REPLICA_HOLD_MS 2000 /* records wait this long for a spare when too few replicas are in sync */
+#define MQD_REPLICA_SWAP_MS 1000 /* between two exchanges */
+/* after this long without an exchange, the preferred replica may replace another member */
+#define MQD_REPLICA_PREFER_MS 300000
 
 /* a leader epoch that has records in the log; in lists both fields increase strictly */
 struct mqd_epoch {
@@ -94,15 +96,15 @@ struct mqd_replica_assignment {
 
 enum mqd_replica_role { MQD_REPLICA_NONE, MQD_REPLICA_LEADER, MQD_REPLICA_FOLLOWER };
 
-/* as its leader sees it; the entry of this node itself has no state */
+/* a follower as its leader sees it; the entry of this node itself has no state */
 struct mqd_replica_follower {
     struct mqd_replica_member member;
     int64_t position;             /* -1 = has not fetched in this leader epoch */
-    int64_t fetched_broker_epoch; /* that it fetched with; -1 = none */
+    int64_t fetched_broker_epoch; /* the broker epoch of its last fetch; -1 = none */
     int64_t caught_up_ms;         /* when it last had everything */
     int64_t fetched_ms;           /* its last fetch, and the leader's log end at that time */
     int64_t fetched_log_end;
-    int64_t behind_ms; /* since when it has lagged by more than lag_records_max; INT64_MAX = it does not */
+    int64_t behind_ms; /* since when it has lagged by more than lag_records_max; INT64_MAX = it does not lag by more */
     uint8_t proposed;  /* member of the outstanding proposal, with this broker epoch */
     int64_t proposed_broker_epoch;
 };
@@ -183,11 +185,10 @@ struct mqd_replica_fetch {
 };
 struct mqd_replica_response {
     /* 0; 1 OFFSET_OUT_OF_RANGE; 6 NOT_LEADER_OR_FOLLOWER; 74 FENCED_LEADER_EPOCH; 75
-     * UNKNOWN_LEADER_EPOCH; 77 STALE_BROKER_EPOCH; 9 REPLICA_NOT_AVAILABLE: the sender is not one
-     * of its replicas */
+     * UNKNOWN_LEADER_EPOCH; 77 STALE_BROKER_EPOCH; 9 REPLICA_NOT_AVAILABLE: the sender is not a
+     * replica of the partition */
     int32_t error;
-    /* of the response, when error is 0; the follower drops a response of another epoch than its
-     * own */
+    /* of the response, when error is 0; a follower in another epoch drops the response */
     int32_t leader_epoch;
     /* -1 = the log before fetch_offset matches the leader's; otherwise no records are sent, and the
      * follower truncates according to diverging_end (mqd_replica_truncation) */
@@ -212,7 +213,7 @@ struct mqd_replica_proposal {
     int32_t leader_epoch, partition_epoch;
     uint32_t member_count;
     int32_t node_id[16];
-    int64_t member_broker_epoch[16]; /* that each member fetched with; the leader's own */
+    int64_t member_broker_epoch[16]; /* the broker epoch that each member fetched with; for the leader, its own */
 };
 /* With acks_replicas: whether records have waited for a spare for too long. Returns bits of enum
  * mqd_replica_change. Call it every lag_ms_max / 2, and at least every MQD_REPLICA_HOLD_MS. */

@@ -10,7 +10,7 @@
 enum mqd_rights {
     MQD_RIGHTS_OFF, /* every client may do everything */
     MQD_RIGHTS_ON,
-    MQD_RIGHTS_LOG_ONLY /* denials are reported, and allowed */
+    MQD_RIGHTS_LOG_ONLY /* what is denied is reported, and then allowed */
 };
 #define MQD_LISTENER_COUNT_MAX 64
 #define MQD_LISTENER_HOSTS 64 /* mqd_reactor_listener_tls: connections between hosts, both ways */
@@ -266,9 +266,9 @@ enum mqd_event_kind {
     /* subject `token` was denied operation `level` on the resource of type `offset` that text names.
      * `log_dir` = the number of such denials */
     MQD_EVENT_DENIED,
-    /* a slow request of API `offset`, version `level`, was answered after `token` microseconds, spent as
-     * in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` = how many before it
-     * were not reported */
+    /* a slow request of API `offset`, version `level`, was answered after `token` microseconds,
+     * spent as in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` =
+     * number of slow requests before it that were not reported */
     MQD_EVENT_SLOW,
     MQD_EVENT_RESUMED /* mqd_reactor_is_quiet was true and no longer is */
 };

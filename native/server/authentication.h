@@ -1,11 +1,11 @@
-/* Which principal a connection has, and what it may send before it has one. The exchange itself is
- * the acceptor's (SaslHandshake and SaslAuthenticate are control requests); this side accepts
- * nothing else until the response contains a principal.
+/* Which principal a connection has, and what it may send before it has one. The acceptor performs
+ * the SASL exchange (SaslHandshake and SaslAuthenticate are control requests); the worker accepts
+ * nothing else until a response contains a principal.
  *
  *   not required  the listener does not authenticate, or the connection belongs to another host of
  *                 the cluster or to a local client: one predictable branch per frame
  *   requested     ApiVersions, SaslHandshake and SaslAuthenticate only, in bounded number, size and
- *                 time; after SaslHandshake 0, bare tokens
+ *                 time; after SaslHandshake 0, raw tokens
  *   done          everything, until the session ends (KIP-368); then only a new exchange
  *
  * Invariants
@@ -37,7 +37,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
 void mqd_authentication_on_request(struct mqd_request *request);
 /* the acceptor has answered a control request, with `flags` of RESPONSE; false: c is closed */
 bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags);
-/* NULL, or why c may not stay open */
+/* NULL, or the reason why c must be closed */
 const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_authentication_close(struct mqd_connection *c);
 

@@ -8,8 +8,8 @@
 #include "log/partition.h"
 #include "log/partition_follow.h"
 
-/* A truncation is due (work in flight on the files ends first and no more begins) or running on a
- * helper thread, which then has the partition to itself. */
+/* DUE: work in flight on the files must end first, and no more begins. UNDER_WAY: a helper thread
+ * truncates, and no other thread uses the partition. */
 enum mqd_truncation_state { MQD_TRUNCATION_NONE, MQD_TRUNCATION_DUE, MQD_TRUNCATION_UNDER_WAY };
 
 struct mqd_owned {
@@ -28,15 +28,18 @@ struct mqd_owned {
     uint32_t syncs_pending; /* fsync calls of the flush that is running */
     int sync_error;
     uint8_t closing, preallocating, in_syncfs, snapshotting;
-    uint8_t truncating; /* enum mqd_truncation_state; meanwhile commands for it wait in `deferred` */
+    uint8_t truncating; /* enum mqd_truncation_state; meanwhile commands for the partition wait in `deferred` */
     uint8_t throttled;  /* copied from its assignment */
-    uint8_t roll_due;   /* the active segment was empty, or the log rested: rolls after the next write */
+    /* a roll was requested while the active segment was empty or the log was busy: the log rolls
+     * after the next write */
+    uint8_t roll_due;
     /* as mqd_partition_replicated: it has, or may have, other replicas
      * (server/replication/leading.c) */
     uint8_t replicated;
     uint8_t retiring;      /* enum mqd_retiring; when set, the next four fields are valid (server/redirect.h) */
     int32_t retired_epoch; /* leader epoch of the retirement step */
-    /* of the partition that takes its records; MQD_SLOT_NONE: not on this host */
+    /* slot of the partition that takes its records; MQD_SLOT_NONE: that partition is not on this
+     * host */
     uint32_t redirect_slot, redirect_index;
     int64_t sealed_end;       /* everything appended before it was sealed ends at or before this offset */
     int64_t used_reported_ms; /* when MQD_EVENT_RETIRED_USED was last sent */

@@ -47,24 +47,24 @@
 #define MQD_EXTENT_BYTES 65536
 #define MQD_CONTROL_EXTENT_BYTES 1024
 #define MQD_CONTROL_REQUEST_COUNT_MAX 16384 /* below 65536: the index is 16 bits of a token */
-/* with this many checks running, a Produce that needs one gets a retriable error */
+/* while this many checks are running, a Produce that needs one gets a retriable error */
 #define MQD_CHECK_COUNT_MAX 4096
 #define MQD_OUT_BYTES_MAX (1u << 20) /* a connection with more unsent reply bytes than this is not read */
-/* nor is one whose requests and completed but waiting replies take more than this */
+/* a connection whose requests and waiting replies take more than this is not read either */
 #define MQD_HELD_BYTES_MAX (1u << 20)
 #define MQD_READS_PER_TURN 64 /* fairness: at most this many reads per turn; the rest stays ready */
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
 /* with more dirty partitions on one file system: one syncfs instead of many fdatasync calls */
 #define MQD_SYNCFS_PARTITION_COUNT 24
-/* Writing back each page costs CPU that the reactor needs too: a flush of 64 MiB delayed
- * acknowledgements by 20 ms. When more than FEW partitions of a directory are busy, their small
- * flushes would coincide and delay acknowledgements longer than a few large ones (measured: 12
- * partitions gain, 24 lose). */
+/* When to flush data that no acknowledgement waits for. Writing back pages costs CPU that the
+ * reactor needs too: a flush of 64 MiB delayed acknowledgements by 20 ms, so flushes are small. But
+ * when more than MQD_BUSY_FEW partitions of a directory are busy, small flushes coincide and delay
+ * acknowledgements longer than a few large ones (measured: 12 partitions gain, 24 lose). */
 #define MQD_BACKGROUND_FLUSH_BYTES (8ll << 20)
 #define MQD_BACKGROUND_FLUSH_BYTES_OF_MANY (64ll << 20)
 #define MQD_BUSY_FEW 12
-/* a partition with this much unflushed is busy; an occasional record does not make it so */
+/* a partition with at least this much unflushed data is busy */
 #define MQD_BUSY_BYTES (1ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000
 #define MQD_LOOK_UP_BUCKET_COUNT 64
@@ -143,19 +143,19 @@ struct mqd_reactor {
     uint64_t control_arena_base;
     struct mqd_arena *large; /* at the end of the mapping, NULL = none (server/large.c) */
     uint64_t large_base;
-    uint32_t run_bytes_max;        /* a larger frame is placed in `large`, not in `arena` */
+    uint32_t run_bytes_max;        /* a frame larger than this is placed in `large`, not in `arena` */
     struct mqd_node large_waiting; /* connections in order of arrival, by stall_node */
     int zero_fd;                   /* /dev/zero */
     struct mqd_reader *reader;
     int64_t window_offset; /* receive window: one extent; -1 = arena full */
     uint32_t window_used;
-    int64_t relieved_ms; /* when stalled connections last got relief */
+    int64_t relieved_ms; /* when stalled connections last got memory */
     /* first connection stalled for a run of extents, or NULL; it must get one before others */
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
     bool active;         /* something else has happened since the last housekeeping */
-    uint32_t quiet;      /* nothing is connected or due: housekeeping is rare. Read by the main thread */
+    uint32_t quiet;      /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
     uint32_t turn_bytes; /* received since the last write; above a limit batches are written immediately (L2 cache) */
 
     struct mqd_topics topics;
@@ -177,7 +177,7 @@ struct mqd_reactor {
     struct mqd_local *locals[MQD_LOCAL_COUNT_MAX]; /* attachments, in no order */
     uint32_t local_count, local_count_max;         /* *_max: written by the main thread */
     uint64_t local_bytes, local_bytes_max;
-    struct mqd_local_memory *local_memories; /* those not released yet, in no order */
+    struct mqd_local_memory *local_memories; /* memories not released yet, in no order */
     uint32_t local_memory_count, local_memory_capacity;
     int local_watch_fd;      /* inotify; 0 = not created yet */
     bool local_watch_failed; /* the failure has been logged */
@@ -198,24 +198,25 @@ struct mqd_reactor {
     struct mqd_request **timers; /* min-heap by deadline_ms */
     uint32_t timer_count, timer_capacity;
     uint64_t heap_bytes;
-    uint64_t partial_bytes; /* the part of it held by half-received requests */
+    uint64_t partial_bytes; /* the part of heap_bytes held by partly received requests */
 
-    const struct mqd_produce_request *producing;    /* set while its appends are routed */
-    struct mqd_text producing_client;               /* its client id */
-    struct mqd_node to_write, to_wake, with_spares; /* the last: led here with acks.replicas, while a record waits */
-    struct mqd_fetchers *fetchers;                  /* NULL until the first partition follows */
-    struct mqd_secure *secure;                      /* NULL until a listener has TLS */
-    struct mqd_shares *shares;                      /* NULL until a client reads as a member of a share group */
-    struct mqd_relays *relays;                      /* NULL until a local client writes to a partition led elsewhere */
-    uint32_t truncations_waiting;                   /* waiting for a helper thread */
-    bool lease_lost;                                /* this host may no longer lead; evaluated once a turn */
+    const struct mqd_produce_request *producing; /* set while its appends are routed */
+    struct mqd_text producing_client;            /* its client id */
+    /* with_spares: partitions led here with acks.replicas, while a record waits */
+    struct mqd_node to_write, to_wake, with_spares;
+    struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
+    struct mqd_secure *secure;     /* NULL until a listener has TLS */
+    struct mqd_shares *shares;     /* NULL until a client reads as a member of a share group */
+    struct mqd_relays *relays;     /* NULL until a local client writes to a partition led elsewhere */
+    uint32_t truncations_waiting;  /* waiting for a helper thread */
+    bool lease_lost;               /* this host may no longer lead; evaluated once a turn */
     int64_t leading_tick_ms, spares_tick_ms;
     uint32_t replicated_count; /* owned partitions with a replication core */
     uint64_t proposals_from;   /* base of the proposal numbers of the most recently created replica */
     uint64_t group_commit_deadline_ns;
     struct mqd_append *free_appends;
     struct mqd_node forwarded_to[MQD_ENDPOINT_COUNT_MAX]; /* sent, unanswered */
-    /* entries that tokens name; a late response finds another sequence number and is dropped */
+    /* entries that tokens identify; a late response finds another sequence number and is dropped */
     struct mqd_forward_entry *forwards;
     uint32_t forward_capacity, forward_free;
     /* descriptors that did not fit into a full ring, in order */
@@ -239,14 +240,15 @@ struct mqd_reactor {
 
     struct mqd_control_entry control[MQD_CONTROL_REQUEST_COUNT_MAX];
     uint32_t control_free, control_used;
-    struct mqd_node control_turns;   /* connections with requests for the acceptor that may be sent, in turn */
-    uint64_t control_passed_extents; /* of the control arena, with frames that passed one without room */
-    struct mqd_node control_sent;    /* sent but unanswered, in the order of sending */
+    struct mqd_node control_turns; /* connections with requests for the acceptor that may be sent, in turn */
+    /* extents of the control arena with frames that overtook a frame for which there was no room */
+    uint64_t control_passed_extents;
+    struct mqd_node control_sent; /* sent but unanswered, in the order of sending */
     struct mqd_check checks[MQD_CHECK_COUNT_MAX];
     uint32_t check_free, check_used; /* free list; how many entries were ever used */
     struct mqd_node check_queue;
     uint64_t check_control_bytes, check_frame_bytes; /* held by all checks together */
-    uint8_t codecs_missing;                          /* bit of each codec for which that was logged */
+    uint8_t codecs_missing;                          /* bit of each codec whose missing library was logged */
     struct mqd_description descriptions[MQD_DESCRIPTION_COUNT_MAX];
     struct mqd_cached_reply cached[MQD_REPLY_CACHE_COUNT];
     uint64_t cached_bytes, cache_clock;
@@ -325,7 +327,7 @@ void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elaps
 
 /* server/reactor.c */
 void mqd_reactor_refresh_clock(struct mqd_reactor *r);
-/* by the reactor's thread, or by a test of a reactor without one */
+/* called by the reactor's thread, or by a test whose reactor has no thread */
 void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count);
 void mqd_log(struct mqd_reactor *r, uint32_t level, uint64_t connection, uint32_t slot, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
@@ -336,12 +338,12 @@ void mqd_commands_run(struct mqd_reactor *r);
 void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t slot, int64_t offset,
                       struct mqd_partition *partition, const char *text);
 
-/* takes ownership of what it points to, also on failure */
+/* takes ownership of everything that `command` points to, also on failure */
 int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command);
 void mqd_command_free(struct mqd_command *command);
-/* the partition is no longer truncating: deferred commands are carried out */
+/* the partition is no longer truncating: runs the deferred commands */
 void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned);
-void mqd_commands_deferred_free(struct mqd_owned *owned); /* at the end of the reactor; their events are not sent */
+void mqd_commands_deferred_free(struct mqd_owned *owned); /* when the reactor ends; no events are sent for them */
 
 /* server/topic_command.c */
 void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command);
@@ -373,7 +375,7 @@ void mqd_leading_tick(struct mqd_reactor *r);
 int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot,
                           struct mqd_positions *positions);
 void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* for the client or follower that owns the set */
+/* the positions that the client or follower that owns the set may see */
 void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot,
                            struct mqd_positions *positions);
 
@@ -399,32 +401,34 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c);
 /* the frame is complete; may close c */
 void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
                           int64_t arena_offset);
-/* ensures that `need` bytes fit at window_used; false: c is stalled */
+/* ensures that the receive window has room for `need` bytes; false: c is stalled */
 bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need);
 /* allocates a run of extents, with one reference; -1: c is stalled */
 int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
 void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
 /* the peer broke the protocol: logs the reason and closes */
 void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
-/* reads the connection again if it may be read */
+/* reads the connection again if mqd_connection_may_read */
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_connections_sweep(struct mqd_reactor *r); /* closes idle connections */
 /* called at the beginning of a turn, while the window is empty */
 void mqd_connections_resume_stalled(struct mqd_reactor *r);
 
-/* server/large.c. A frame's bytes are in the memory of large requests, not the receive arena. */
+/* server/large.c. mqd_frame_is_large: the frame's bytes are in the memory for large requests, not
+ * in the receive arena. */
 bool mqd_frame_is_large(const struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
-/* reserves a run of at least size_bytes in c->run_offset; false: c waits, unread */
+/* reserves a run of at least size_bytes and sets c->run_offset; false: c waits and is not read */
 bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
-/* writes zeros by system calls, as the first touch of large memory must be; false: none is left */
+/* zeroes large memory by system calls, which must touch it first; false: the host has no memory
+ * left */
 bool mqd_large_zero(struct mqd_reactor *r, uint64_t offset, uint32_t size_bytes);
-/* zeroes bytes of its run, which are then safe to store to; false: out of memory, c is closed */
+/* zeroes bytes of c's run, which are then safe to store to; false: out of memory, c is closed */
 bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes);
 void mqd_large_grant(struct mqd_reactor *r); /* grants memory to waiting connections, in their order */
-/* why c may not hold its run any longer; NULL: it may */
+/* the reason why c may not hold its run any longer; NULL: it may */
 const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
 extern const char *const mqd_large_full;
 
@@ -437,14 +441,14 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c);
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c);
-/* another response may be queued */
+/* whether another response may be queued */
 bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c);
-/* closes once the pending output is sent */
+/* closes c once the pending output is sent */
 void mqd_output_close_after(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
-/* there is output to send */
+/* c has output to send */
 void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c);
-/* the first chunk is sent */
+/* the first chunk has been sent */
 void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
 /* reports that a segment file ends before what remains of `range` */
 void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
@@ -461,7 +465,7 @@ void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                              uint32_t size_bytes);
-/* for a response that is sent now */
+/* the throttle time to report in a response that is sent now */
 int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_connection *c);
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max);
 void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
@@ -488,7 +492,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_produce_failed(const struct mqd_request *request);
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request);
-/* the outcome is final: completes it at the request, or reports it to the peer */
+/* the outcome is final: completes the append in its request, or reports the outcome to the peer */
 void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error);
 void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append);
 /* passes the append to the partition's owner; the outcome arrives by mqd_append_done */
@@ -506,7 +510,7 @@ void mqd_owner_write_all(struct mqd_reactor *r);
 void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_owner_wake_all(struct mqd_reactor *r);
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error);
-/* wakes every waiter; it sees what was stored before the call */
+/* wakes every waiter; waiters see what was stored before the call */
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot);
 /* the log directory of `owned` counts as full until Python reports that it has room */
 void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);
@@ -527,7 +531,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned);
 /* server/forward.c */
 void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16_t owner, uint64_t owner_generation,
                         uint64_t offset, uint32_t size_bytes, int32_t leader_epoch);
-/* never loses a descriptor and keeps their order */
+/* never drops a descriptor; descriptors to one endpoint keep their order */
 void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor);
 void mqd_forward_flush(struct mqd_reactor *r);
 bool mqd_forward_pending(const struct mqd_reactor *r);
@@ -536,7 +540,7 @@ void mqd_links_drain(struct mqd_reactor *r);
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 
 /* server/fetch/list_offsets.c */
-/* false: not answered here */
+/* false: the acceptor must answer it */
 bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                          const uint8_t *body, uint32_t size_bytes);
 
@@ -562,7 +566,7 @@ void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
 void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
-/* sent but unanswered, and its client has disconnected */
+/* the client of a request that was sent but is unanswered has disconnected */
 void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_control_pressed(const struct mqd_reactor *r);

@@ -1,8 +1,8 @@
 /* Retired partitions: how their owner handles batches after the partition count of a topic was
  * reduced (docs/decisions/cluster/2026-11-21-retired-partitions.md).
  *
- *   step        client batch for the retired partition p
- *   sealed      appends that p has are answered, new ones are refused with the retriable
+ *   step        client's batch for the retired partition p
+ *   sealed      appends that p has accepted are completed, new ones are refused with the retriable
  *               NOT_ENOUGH_REPLICAS
  *   redirected  goes to the partition that takes p's records (the target), with p's verdict
  *
@@ -20,7 +20,7 @@
  *   owner of the target --PRODUCED--> receiver
  *
  * All steps keep the order of the batches of a connection, because the links do. The bytes stay in
- * the receiver's arena. Where two of these are the same worker, the message is a function call.
+ * the receiver's arena. Where two of the three are the same worker, the message is a function call.
  *
  * The verdict comes from p's producer state. It is 0 (the batch may be its producer's first in the
  * target: p does not know the producer, or the batch is the next after the last one in p),
@@ -70,8 +70,8 @@ void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic);
 void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_redirect_led(struct mqd_owned *owned);
 
-/* A batch for `owned`, which is being retired and led here. True: handled. False: to be staged
- * there. */
+/* Handles a batch for `owned`, a partition that is being retired and is led here. False: the caller
+ * must stage the batch in `owned`. */
 bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                        const struct mqd_batch *batch);
 

@@ -29,8 +29,8 @@ struct mqd_append {
     struct mqd_request *request; /* NULL: forwarded to us by a peer */
     uint32_t slot;
     uint16_t peer; /* forwarded: the sender (on the owner's side) or the owner (on the sender's side) */
-    /* until it is done: the error it will be completed with once the high watermark reaches
-     * end_offset */
+    /* while the append is not done: the error with which it completes once the high watermark
+     * reaches end_offset */
     int16_t error;
     uint8_t acks_all;
     uint8_t pinned; /* enum mqd_pin */
@@ -71,18 +71,19 @@ struct mqd_forward_entry {
     uint32_t sequence, next_free;
 };
 
-/* what an append pins: request->arena_offset, or its own bytes in the control arena */
-enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN }; /* RUN: a run of its own */
+/* what an append pins: the request's frame (request->arena_offset), its own bytes in the control
+ * arena, or its own run of extents */
+enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN }; /* RUN: a run of extents of its own */
 
 /* ---- checks: queries to the acceptor before a batch may be written (server/check/check.c) ---- */
 
 struct mqd_check {
     struct mqd_node node; /* in reactor->check_queue while not sent */
-    /* appends that wait for the response, in the payload's order; when empty, none waits any more
-     * but the payload is still lent */
+    /* appends that wait for the response, in the payload's order; when the list is empty, the
+     * payload is still lent until the response */
     struct mqd_node parked;
     uint64_t acceptor_generation; /* generation of the acceptor that was queried */
-    struct mqd_check_job *job;    /* of a thread of the pool, which answers instead; or NULL */
+    struct mqd_check_job *job;    /* a job of the thread pool, which decides instead of the acceptor; NULL = none */
     uint64_t offset;              /* of the payload in our mapping */
     uint64_t connection;          /* id, for logs */
     uint32_t size_bytes;
@@ -93,8 +94,8 @@ struct mqd_check {
     int16_t version;
     uint16_t kind; /* MQD_CHECK_* */
     uint8_t used, sent;
-    /* the codec + 1 that the batch is to have, or 0; its level; how large the batch may become; the
-     * new batch, as far as it has arrived (buffer_bytes 0: none of it) */
+    /* for compression: the codec + 1 that the batch is to have, or 0; the codec's level; how large
+     * the batch may become; the new batch as far as it has arrived (buffer_bytes 0: nothing has) */
     uint8_t compression;
     uint8_t buffer_pin; /* enum mqd_pin */
     int32_t compression_level, message_bytes_max;
@@ -127,12 +128,13 @@ struct mqd_produce_topic_entry {
     uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3];
 };
 
-/* state of a Produce whose appends order their connection; most requests need none of it */
+/* state of a Produce that later requests of its connection must not overtake; most requests do not
+ * need it */
 struct mqd_request_order {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
     int64_t response_by_ms;           /* deadline for the response; INT64_MAX: no time limit */
-    int64_t producer_id;              /* of its transactional batches, with producer_epoch; -1 = none yet */
+    int64_t producer_id;              /* producer id of its transactional batches, with producer_epoch; -1 = none yet */
     struct mqd_text transactional_id; /* in the frame, while an append pins it */
 };
 
@@ -158,15 +160,15 @@ struct mqd_request {
     /* produce */
     int64_t arena_offset; /* -1 = none */
     uint32_t arena_pins;
-    /* appends that order the connection and are neither staged nor refused yet; see
-     * server/check/check.c */
+    /* appends that hold back later requests of the connection and are neither staged nor refused
+     * yet; see server/check/check.c */
     uint32_t undecided;
-    uint32_t awaiting;             /* those of them that the next check will query */
+    uint32_t awaiting;             /* the undecided appends that the next check will query */
     uint32_t relaying;             /* its appends that wait for leaders on other hosts */
     uint8_t blocks;                /* counted in connection->blocked */
     uint8_t order_read;            /* `order` is filled */
     uint8_t transactional_id_kept; /* copied to the heap, because the frame is gone */
-    uint8_t refused;               /* an append has a refusal */
+    uint8_t refused;               /* at least one append has a refusal */
     uint32_t topic_count, append_count;
     struct mqd_produce_topic_entry *topics;
     struct mqd_append *appends;
@@ -183,7 +185,7 @@ struct mqd_request {
     uint8_t full;           /* the response includes every partition */
     int16_t fetch_error;
     /* ShareFetch, ShareAcknowledge, with some fields of Fetch */
-    int16_t share_error; /* of all of it */
+    int16_t share_error; /* error of the whole request */
     struct mqd_share_job *share;
     /* control */
     uint32_t control_index;
@@ -195,7 +197,7 @@ struct mqd_request {
     uint32_t reply_key_hash;
     uint8_t sent;
     uint16_t control_flags;      /* MQD_REQUEST_* */
-    uint8_t disconnect;          /* the connection closes once it is answered */
+    uint8_t disconnect;          /* the connection closes once the request is answered */
     uint8_t control_counted;     /* in connection->control_sent */
     uint8_t control_passed;      /* in reactor->control_passed_extents, while its frame is in the arena */
     struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
@@ -216,8 +218,8 @@ struct mqd_look_up {      /* counted in its request's heap_bytes */
     struct mqd_awaited_flush awaited[];
 };
 
-/* Prefetches the Produce that comes next: thousands that waited for followers do not fit in the
- * cache. NULL is allowed. */
+/* Prefetches a request into the CPU cache: thousands that waited for followers do not fit in it.
+ * NULL is allowed. */
 static inline void mqd_request_expect(const struct mqd_request *request)
 {
     uintptr_t at = (uintptr_t)request;
@@ -253,14 +255,14 @@ struct mqd_connection {
     uint32_t peer_ipv4;                    /* as local_ipv4; used to describe group members */
     uint8_t peer_ip[16];                   /* IPv4 as ::ffff:a.b.c.d */
     uint16_t local_port;                   /* host order */
-    int32_t address_tally, listener_tally; /* where it is counted (shm/tally.h) */
+    int32_t address_tally, listener_tally; /* tallies in which the connection is counted (shm/tally.h) */
     uint16_t listener_id;
     int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
     struct mqd_local *local; /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
     struct mqd_tls *tls;     /* seals what is sent (server/tls/secure.h); NULL = plain */
     uint32_t sealed_bytes;   /* sealed and not sent */
     int64_t secure_by_ms;    /* with tls: when its handshake must have ended */
-    uint8_t naming;          /* with tls: waits for the principal to which its certificate's name is mapped */
+    uint8_t naming;          /* with tls: waits until the name in its certificate is mapped to a principal */
     int64_t last_active_ms;
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */
@@ -271,7 +273,7 @@ struct mqd_connection {
     uint32_t frame_bytes_min, frame_bytes_max;
     char *principal; /* "User:alice"; not terminated; NULL = the listener does not authenticate */
     /* rights (server/rights/subject.h) */
-    struct mqd_subject *subject; /* NULL = needs none, or has not authenticated yet */
+    struct mqd_subject *subject; /* NULL = the connection needs no rights, or has not authenticated yet */
     struct mqd_node subject_node;
     uint8_t awaits_subject;                     /* counted in `blocked` */
     int64_t authenticate_by_ms, session_end_ms; /* INT64_MAX = no limit */
@@ -282,12 +284,12 @@ struct mqd_connection {
     int64_t run_offset; /* -1 = none */
     int64_t run_began_ms;
     uint32_t run_bytes, run_filled;
-    uint32_t large_bytes; /* bytes it waits for in reactor->large_waiting */
+    uint32_t large_bytes; /* bytes that it waits for, while in reactor->large_waiting */
     /* requests, oldest first */
     struct mqd_request *head, *tail;
     uint32_t inflight;
-    /* of a local client: batches that wait for a leader on another host; other responses overtake
-     * them (mqd_connection_respond) */
+    /* of a local client: number of batches that wait for a leader on another host; other responses
+     * overtake theirs (mqd_connection_respond) */
     uint32_t relaying;
     uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
     uint64_t held_bytes; /* sum of the heap_bytes of these requests */
@@ -296,13 +298,14 @@ struct mqd_connection {
     struct mqd_node control_turn;    /* in reactor->control_turns */
     uint32_t control_sent;           /* sent and unanswered, except those that take long */
     uint32_t control_count;          /* in the table of requests in flight */
-    struct mqd_node share_sessions;  /* that it has opened (server/share/share.h) */
+    struct mqd_node share_sessions;  /* share sessions that the connection has opened (server/share/share.h) */
     /* quotas, while any are configured (server/throttle.c) */
     uint8_t muted;             /* not read until muted_until_ns */
     uint8_t quota_kinds;       /* quota kinds this connection has used, as bits of enum mqd_quota_kind */
     struct mqd_node mute_node; /* in reactor->mute_wheel */
     int64_t muted_until_ns;
-    uint64_t quota_client, quota_version; /* key of the client id, and rules, that `quota` was found by */
+    /* the key of the client id and the version of the rules by which `quota` was found */
+    uint64_t quota_client, quota_version;
     struct mqd_quota_match quota;
     /* sending */
     struct mqd_buffer out;
@@ -310,13 +313,13 @@ struct mqd_connection {
     uint64_t out_sent;        /* stream position sent so far (memory only) */
     struct mqd_chunk *chunks; /* ring of chunk_capacity, power of two */
     uint32_t chunk_head, chunk_count, chunk_capacity;
-    /* of the newest frame, cut off at the end, while slow requests are reported */
+    /* client id of the newest frame, truncated, while slow requests are reported */
     uint8_t slow_client_bytes;
     char slow_client[64];
 };
 
-/* Whether the addresses that the reactor knows of other brokers are for this client: they are those of
- * each broker's first listener. Clients of other listeners query the metadata. */
+/* Whether the client can use the addresses of other brokers that the reactor knows, which are those
+ * of each broker's first listener. Clients of other listeners must request the metadata. */
 static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
 {
     return c->listener_id == 0 || c->local;
@@ -325,10 +328,10 @@ static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
 /* server/request.c */
 struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,
                                     const struct mqd_request_header *header, enum mqd_request_kind kind);
-/* marks it complete; its response is sent in its turn */
+/* marks the request complete; its response is sent after those of earlier requests */
 void mqd_request_complete(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_request_free(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* its connection is closed */
+void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request); /* the request's connection is closed */
 /* encodes the complete requests at the head of the queue */
 void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms);
@@ -337,7 +340,7 @@ void mqd_timers_run(struct mqd_reactor *r);
 int64_t mqd_timers_next_ms(const struct mqd_reactor *r); /* -1 = none */
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
 void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
-/* the heap is nearly full: connections that hold some get no more */
+/* whether the heap is nearly full: connections that hold memory get no more */
 bool mqd_heap_pressed(const struct mqd_reactor *r);
 bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
 /* appends to `reply`; false: no room */

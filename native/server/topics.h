@@ -11,7 +11,7 @@
 /* The definition of a view: what it selects from another topic's log (server/fetch/view.c).
  * malloc'd. */
 struct mqd_view {
-    char base[MQD_TOPIC_NAME_BYTES_MAX + 1]; /* the name of the base topic, whose directories have the log */
+    char base[MQD_TOPIC_NAME_BYTES_MAX + 1]; /* the name of the base topic, whose log directories the view reads */
     uint32_t filter_bytes;
     uint8_t filter[]; /* wire/filter.h */
 };
@@ -51,7 +51,7 @@ void mqd_topics_clear(struct mqd_topics *topics);
 /* takes ownership of `brokers`, which must come from malloc */
 void mqd_topics_put_brokers(struct mqd_topics *topics, int32_t node_id, struct mqd_broker_address *brokers,
                             uint32_t count);
-/* According to the metadata another host leads it. */
+/* Whether another host leads the partition, according to the metadata. */
 bool mqd_topics_led_elsewhere(const struct mqd_topics *topics, const struct mqd_topic_partition *partition);
 /* NULL: not known, or clients may not be directed there */
 const struct mqd_broker_address *mqd_topics_broker(const struct mqd_topics *topics, int32_t node_id);

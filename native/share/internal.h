@@ -33,7 +33,7 @@ struct mqd_share_row {
     int64_t first, last;
     uint64_t member;
     int64_t deadline_ms;
-    uint32_t held; /* offsets that name this row */
+    uint32_t held; /* number of offsets that belong to this row */
     uint32_t next, previous, queue;
 } __attribute__((aligned(64)));
 _Static_assert(sizeof(struct mqd_share_row) * ROWS_PER_BLOCK == MQD_SHARE_BLOCK_BYTES, "rows fill a block");
@@ -89,7 +89,7 @@ static inline struct mqd_share_page *page_of(const struct mqd_share *share, int6
     uint32_t place = (uint32_t)(offset >> PAGE_BITS) & 2047;
     return &share->directory[place / DIRECTORY_PAGES][place % DIRECTORY_PAGES];
 }
-/* Only from the page of start to that of end - 1. */
+/* The offset must be in a page from that of start to that of end - 1. */
 static inline uint64_t cell_of(const struct mqd_share *share, int64_t offset)
 {
     const struct mqd_share_page *page = page_of(share, offset);
@@ -107,7 +107,7 @@ static inline int64_t page_end(int64_t offset)
 
 /* The page of an offset, made if there is none. NULL: the pool is used up. */
 struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offset);
-/* Makes a cell for each of its offsets. false: the pool is used up. */
+/* Gives each offset of the page a cell of its own. false: the pool is used up. */
 bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
 void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
 /* Makes a split page uniform again if its offsets are finished in the same way. */
@@ -119,15 +119,15 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
 void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell);
 /* Offsets up to new_end belong to the state, as Available. Their pages exist. */
 void mqd_share_extend(struct mqd_share *share, int64_t new_end);
-/* Moves the start over what is finished. */
+/* Moves the start over finished offsets. */
 void mqd_share_advance(struct mqd_share *share);
-/* Moves the start by one, whatever the offset is. */
+/* Moves the start by one, whatever the state of the offset. */
 void mqd_share_pass(struct mqd_share *share);
 void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
 
 /* ---- fifo.c ---- */
-/* Begins or ends FIFO according to the current settings. false: the pool is used up; nothing is to
- * be acquired. */
+/* Begins or ends FIFO according to the current settings. false: the pool is used up, and nothing
+ * may be acquired. */
 bool mqd_share_fifo_follow(struct mqd_share *share);
 /* Adds the key of the next open offset, which is in a split page. false: the pool is used up. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);

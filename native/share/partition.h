@@ -1,20 +1,21 @@
 /* One share-partition at its owner: its state (share/state.h) is read from the share coordinator,
- * every change is written there, and responses to acknowledgements wait for the write. Pure: no
- * clock (times are arguments), no system call; the owner carries requests and responses
- * (docs/design/share-groups.md, sections 2 to 4).
+ * every change is written to the coordinator, and responses to acknowledgements wait for that
+ * write. Pure: no clock (times are arguments), no system call; the owner carries requests and
+ * responses (docs/design/share-groups.md, sections 2 to 4).
  *
  *   LOADING   READ is in flight or due
- *   UNPLACED  read, and initialized without a start: the owner sets it (_place)
+ *   UNPLACED  the state was read and has no start offset yet: the owner sets it (_place)
  *   ACTIVE    `state` is valid; a WRITE may be in flight
  *   FAILED    `error` is the reason; nothing is kept. _restart loads it again
  *
  * Invariants
  *   P1  one request is in flight at a time; a WRITE is repeated, byte for byte, until its outcome is
  *       definite.
- *   P2  (S6) a response follows the success of a WRITE that was taken after its change, or there was
- *       nothing to write. Responses to changes made while a WRITE is in flight wait for the next.
+ *   P2  (S6) a response is sent after the success of a WRITE that was encoded after its change, or
+ *       when there is nothing to write. Responses to changes made while a WRITE is in flight wait
+ *       for the next.
  *   P3  after a definite refusal the state is not used any more; all waiters get the error.
- * Bounds: RUNS_PER_WRITE runs in a WRITE, the others are in the next; the owner bounds the
+ * Bounds: a WRITE has at most RUNS_PER_WRITE runs, the next one has the rest; the owner bounds the
  * waiters. Concurrency: one thread.
  */
 #ifndef MQD_SHARE_PARTITION_H
@@ -63,7 +64,7 @@ struct mqd_share_partition {
     uint8_t phase;
     uint8_t in_flight;     /* MQD_SHARE_READ, MQD_SHARE_WRITE or 0 */
     uint8_t verifies;      /* `state` is not used before a READ, or the WRITE in flight, confirms it */
-    uint8_t reports;       /* a READ must report to the acceptor what is Archiving */
+    uint8_t reports;       /* a READ must report to the acceptor which records are Archiving */
     uint8_t write_pending; /* `body` is a WRITE whose outcome is not known yet */
     int16_t error;
     int32_t leader_epoch, state_epoch;
@@ -73,7 +74,7 @@ struct mqd_share_partition {
     int64_t failed_ms;
     struct mqd_buffer body;
     struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one in `body` */
-    /* sends the response; takes the waiter, which is in no list any more */
+    /* sends the response; takes ownership of the waiter, which has been removed from its list */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
     /* Fills in where the log's leader epochs begin, for a READ: the newest, at most
      * MQD_SHARE_EPOCH_COUNT_MAX. Returns their number. NULL: the state is not compared with the
@@ -100,7 +101,8 @@ void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t st
  * `verifies`. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
-/* Requests that a READ, which changes nothing else, reports to a new acceptor what is Archiving. */
+/* Requests a READ that reports to a new acceptor which records are Archiving, and changes nothing
+ * else. */
 void mqd_share_partition_report(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
@@ -112,7 +114,7 @@ void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t d
 void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
                                      int64_t now_ms);
 
-/* The waiter's change is made: its response follows once the change is persisted. */
+/* The waiter's change has been made: its response is sent once the change is persisted. */
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
 /* When to call _next_request again, or expire locks; MQD_SHARE_NEVER. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);

@@ -1,5 +1,5 @@
 /* Planted bugs: rules of share/state.h that tests break, one bit each, to verify that each one is
- * noticed. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED() is false and
+ * detected. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED() is false and
  * costs nothing. */
 #ifndef MQD_SHARE_PLANTED_H
 #define MQD_SHARE_PLANTED_H
@@ -11,11 +11,11 @@ enum mqd_share_planted {
     MQD_PLANTED_ANY_ROW = 2,             /* S2: expiry releases all of a row's range, also what other members hold */
     MQD_PLANTED_UNLIMITED = 4,           /* S3: releasing does not compare the count with the limit */
     MQD_PLANTED_UNCOUNT = 8,             /* S3: releasing takes the delivery back */
-    MQD_PLANTED_PASS_ACQUIRED = 16,      /* S4: the start passes what is acquired */
+    MQD_PLANTED_PASS_ACQUIRED = 16,      /* S4: the start moves over acquired records */
     MQD_PLANTED_KEEP_PLACE = 32,         /* S5: a renewed row keeps its place in the queue */
     MQD_PLANTED_LATE = 64,               /* S5: records whose lock has ended can be acknowledged */
-    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: what does not fit into a difference counts as listed */
-    MQD_PLANTED_LISTED_ACQUIRED = 256,   /* S6: a change of what is acquired again is not listed */
+    MQD_PLANTED_LOSE_CHANGES = 128,      /* S6: changes that do not fit into a difference count as listed */
+    MQD_PLANTED_LISTED_ACQUIRED = 256,   /* S6: a change of a record that is acquired again is not listed */
     MQD_PLANTED_WINDOW = 512,            /* S7: open offsets are not counted */
     MQD_PLANTED_DELIVER_SKIPPED = 1024,  /* S8 */
     MQD_PLANTED_PARTLY = 2048,           /* ranges before a wrong one take effect */
@@ -23,14 +23,14 @@ enum mqd_share_planted {
     MQD_PLANTED_EARLY_RETRY = 8192,      /* S9: a backoff ends when anything is due */
     MQD_PLANTED_SAME_BACKOFF = 16384,    /* S9: the backoff is not doubled */
     MQD_PLANTED_ONE_QUEUE = 32768,       /* backoffs of different lengths are in one queue */
-    MQD_PLANTED_NO_LETTER = 65536,       /* L1: what is rejected is archived immediately */
+    MQD_PLANTED_NO_LETTER = 65536,       /* L1: rejected records are archived immediately */
     MQD_PLANTED_GAP_LETTER = 131072,     /* L1: a gap gets a dead letter */
-    MQD_PLANTED_LETTER_RETRIED = 262144, /* L1: what is Archiving is Available after a failover */
+    MQD_PLANTED_LETTER_RETRIED = 262144, /* L1: Archiving records are Available after a failover */
     MQD_PLANTED_UNSEEN = 524288,         /* F1: after a failover, earlier records are ignored */
-    MQD_PLANTED_OVERTAKE = 1048576,      /* F1: what is released lets the next one of its key pass */
-    MQD_PLANTED_LETTER_PASSED = 2097152, /* F1: what is Archiving lets the next one of its key pass */
+    MQD_PLANTED_OVERTAKE = 1048576,      /* F1: a released record lets the next one of its key pass */
+    MQD_PLANTED_LETTER_PASSED = 2097152, /* F1: an Archiving record lets the next one of its key pass */
     MQD_PLANTED_NOT_LAST = 4194304,      /* F1: a record is linked after the first one of its key, not the last */
-    MQD_PLANTED_LATER_FREED = 8388608,   /* F1: what is released is Available, though it is not the first */
+    MQD_PLANTED_LATER_FREED = 8388608,   /* F1: a released record is Available, though it is not the first of its key */
     MQD_PLANTED_LOST_KEY = 16777216,     /* F1: keys are not found after their bucket was split */
     MQD_PLANTED_OLD_KEYS = 33554432,     /* F1: the old keys stay when the setting changes */
     MQD_PLANTED_FORGOTTEN = 67108864     /* the next one of a key is not made Available */

@@ -25,18 +25,19 @@
 struct mqd_share_entry {
     uint8_t topic_id[16];
     int32_t partition_index;
-    uint32_t slot : 31;      /* slot under which this session was reported to its owner */
-    uint32_t unreported : 1; /* added after the session was opened, and not in a response since */
+    uint32_t slot : 31;      /* slot under which this session was reported to the partition's owner */
+    uint32_t unreported : 1; /* added after the session was opened, and in no response since then */
     uint64_t joined;         /* generation of that owner + 1; 0 = it was not reported */
 };
 
 struct mqd_share_session {
     struct mqd_share_session *next; /* in its bucket */
     struct mqd_node node;           /* of the connection's sessions */
-    uint64_t hash, member;          /* hash of group and member; of the member alone, by which owners know it */
-    uint64_t number;                /* unique among sessions */
-    int32_t epoch;                  /* of the next request */
-    int32_t lock_ms;                /* last reported by an owner */
+    /* hash of group and member; hash of the member alone, which identifies it to owners */
+    uint64_t hash, member;
+    uint64_t number; /* unique among sessions */
+    int32_t epoch;   /* of the next request */
+    int32_t lock_ms; /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
     uint32_t turn; /* where the next request begins */
     struct mqd_share_entry *entries;
@@ -57,7 +58,7 @@ uint64_t mqd_share_member_hash(const void *bytes, uint32_t size_bytes);
 /* NULL: there is none */
 struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member);
-/* The same, by its hash and its number */
+/* The session with this hash and number; NULL: there is none */
 struct mqd_share_session *mqd_share_session_numbered(const struct mqd_share_sessions *sessions, uint64_t hash,
                                                      uint64_t number);
 /* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a

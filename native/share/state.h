@@ -17,9 +17,9 @@
  * An acquisition is a row: its range, member, deadline. Locks last equally long, so the rows form a
  * queue in the order of their deadlines.
  *
- * What is released waits for its backoff (Delayed, persisted as Available), also in rows. Backoffs of
- * equal delivery counts last equally long, so each count has a queue of its own. A new leader does
- * not know them: a failover loses the delay, nothing else.
+ * A released record waits for its backoff (Delayed, persisted as Available), also in a row.
+ * Backoffs of equal delivery counts last equally long, so each count has a queue of its own. A new
+ * leader does not know the backoffs: a failover loses the delay, nothing else.
  *
  * With FIFO the records of a key, known by its hash, are delivered one after the other: a record is
  * Waiting (persisted as Available) while an earlier one of its key is open, and they are linked in
@@ -30,7 +30,7 @@
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  what is finished is never acquired again.
  *   S3  a delivery count never falls, and nothing is acquired whose count has reached the limit.
- *   S4  the start never falls, and all below it is finished or gone from the log.
+ *   S4  the start never falls; every offset below it is finished or no longer in the log.
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never fall; a
  *       row without acquired offsets is freed immediately.
  *   S6  a change is part of the next differences until one has listed it, or the start has passed
@@ -38,9 +38,9 @@
  *   S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing new
  *       is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and expiring
  *       need no memory, so they cannot fail for lack of it.
- *   S8  what the owner marks as not to be delivered is archived, never acquired.
- *   L1  with dead letters, what is rejected, or not to be delivered again, is Archiving until
- *       mqd_share_archive, or until the log does not have it any more. It is open, counts for S7,
+ *   S8  records that the owner marks as not to be delivered are archived, never acquired.
+ *   L1  with dead letters, a record that is rejected, or may not be delivered again, is Archiving
+ *       until mqd_share_archive, or until it is no longer in the log. It is open, counts for S7,
  *       and is never acquired.
  *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
  *       a row is kept free for each queue of backoffs that is empty.
@@ -65,14 +65,14 @@
 /* of rows: locks, then backoffs by delivery count; the last has all larger counts */
 #define MQD_SHARE_QUEUE_COUNT 33
 
-/* Kafka's numbers */
+/* 0 to 4: Kafka's numbers */
 enum mqd_share_record_state {
     MQD_SHARE_AVAILABLE = 0,
     MQD_SHARE_ACQUIRED = 1,
     MQD_SHARE_ACKNOWLEDGED = 2,
     MQD_SHARE_ARCHIVING = 3, /* its dead letter is to be written */
     MQD_SHARE_ARCHIVED = 4,
-    /* ours; Kafka and the persisted state know them as Available */
+    /* mqd's own; to Kafka, and as persisted, both are Available */
     MQD_SHARE_DELAYED = 5,
     MQD_SHARE_WAITING = 6 /* with FIFO: an earlier record of its key is open */
 };
@@ -86,7 +86,7 @@ struct mqd_share_settings {
     uint32_t open_max;      /* open offsets, at most MQD_SHARE_SPAN_MAX */
     /* before the second delivery, doubled for each further one; 0: no delay */
     int32_t backoff_ms, backoff_ms_max;
-    uint8_t dead_letters; /* what is rejected or exhausted gets one before it is archived */
+    uint8_t dead_letters; /* a record that is rejected or exhausted gets a dead letter before it is archived */
     uint32_t fifo; /* identifies what the owner uses as a record's key (fifo_id in share/partition.c); 0: no FIFO */
 };
 
@@ -116,12 +116,12 @@ struct mqd_share {
     int64_t first_maybe;                 /* no offset below it is Available */
     int64_t changed_first, changed_last; /* changes since the last difference are within; first > last: none */
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
-    uint32_t boundary_count;             /* neighbours from start to end that differ, as they are persisted */
+    uint32_t boundary_count;             /* neighbouring offsets from start to end whose persisted states differ */
     uint8_t start_moved;                 /* since the last difference */
     uint8_t starved;                     /* the last acquire ended early because the pool was used up */
     uint16_t directory_used[8];          /* pages in use, of each block of pages */
     struct mqd_share_page *directory[8]; /* 256 pages a block; a page's place is its number modulo 2048 */
-    uint32_t row_count, row_used;        /* rows that there is memory for; in use at present */
+    uint32_t row_count, row_used;        /* rows for which memory is allocated; rows in use */
     uint32_t row_free, queue_used;       /* unused rows; queues of backoffs that are not empty */
     void **row_directory[8];             /* 1,024 blocks each, of 128 rows each */
     struct mqd_share_queue queues[MQD_SHARE_QUEUE_COUNT]; /* in the order of deadlines */
@@ -168,9 +168,10 @@ struct mqd_share_acquisition {
      * acquired whole. */
     uint8_t strict;
 };
-/* Acquires for a member what is Available in `batches`, which are all that the log has from `from`
- * (from mqd_share_next) to the end of the last one. Offsets between batches are archived: they are
- * not in the log. Fills `out` with the acquired runs, at most out_max, and returns their number.
+/* Acquires for a member the Available records of `batches`, which must be all batches of the log
+ * from `from` (the result of mqd_share_next) to the end of the last one. Offsets between batches
+ * are archived, because they are not in the log. Fills `out` with the acquired runs, at most
+ * out_max, and returns their number.
  *
  * A record that was delivered half of the limit's times (2 at least) comes with fewer neighbours
  * each time, and alone the last time, so that one bad record does not get its neighbours
@@ -188,20 +189,21 @@ struct mqd_share_acknowledgement {
 };
 /* All or none. 0; MQD_SHARE_INVALID_REQUEST: ranges that do not ascend, unknown types or a wrong
  * number of them; MQD_SHARE_INVALID_RECORD_STATE: an offset is not acquired by this member, or its
- * lock has ended. What is below the log's start is gone, and ignored. */
+ * lock has ended. Offsets below the log's start are ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
-/* The dead letters of what is Archiving from first to last are written, or are not wanted. Returns
- * how many offsets are archived. */
+/* The dead letters of the Archiving records from first to last are written, or are not wanted.
+ * Returns how many offsets are archived. */
 uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last);
-/* Releases all that the member has acquired. Returns how many offsets. Walks all rows. */
+/* Releases all records that the member has acquired; returns their number. Walks all rows. */
 uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms);
 /* When the next lock or backoff ends, or MQD_SHARE_NEVER. */
 int64_t mqd_share_deadline(const struct mqd_share *share);
-/* Ends the locks and backoffs that are due, in rows until `offsets_max` offsets are reached. Returns
- * how many; call it again while mqd_share_deadline is due. */
+/* Ends the locks and backoffs that are due, row by row, until `offsets_max` offsets are reached.
+ * Returns the number of offsets; call it again while mqd_share_deadline is due. */
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max);
-/* The log begins here now (retention, DeleteRecords): what is below is gone, acquired or not. */
+/* The log now begins at log_start (retention, DeleteRecords): records below it are dropped,
+ * acquired or not. */
 void mqd_share_log_start(struct mqd_share *share, int64_t log_start);
 
 /* ---- persistence ---- */
@@ -213,18 +215,18 @@ struct mqd_share_difference {
     uint8_t is_whole;   /* all changes are listed; otherwise the next difference continues */
     uint8_t is_empty;   /* nothing to write */
 };
-/* What has changed since the last difference; it counts as listed from now on. Acquired offsets are
- * listed as they were before their acquisition. */
+/* Lists the changes since the last difference; they count as listed from now on. Acquired offsets
+ * are listed as they were before their acquisition. */
 void mqd_share_difference(struct mqd_share *share, struct mqd_share_run *out, uint32_t out_max,
                           struct mqd_share_difference *difference);
 /* The state from `from` on as it would be persisted in a snapshot: runs that are finished or were
  * delivered before. Returns their number; *next is where to continue, or -1. */
 uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct mqd_share_run *out, uint32_t out_max,
                             int64_t *next);
-/* Loads what was persisted into a state fresh from mqd_share_init (its start is the persisted one).
- * Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2, 3 and 4, a
- * negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is used up (starved). After -1
- * only mqd_share_destroy may follow. */
+/* Loads the persisted runs into a state that mqd_share_init has just initialized with the persisted
+ * start. Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2,
+ * 3 and 4, a negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is used up (starved).
+ * After -1 only mqd_share_destroy may follow. */
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);
 
 /* Runs of equal state and count from start to end. */

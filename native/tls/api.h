@@ -43,9 +43,9 @@ struct mqd_tls_settings {
     uint8_t between_hosts;
 };
 struct mqd_tls_context;
-/* NULL with the reason: what is wrong with which of the files. */
+/* On failure NULL with the reason, which names the file and what is wrong with it. */
 struct mqd_tls_context *mqd_tls_context_create(const struct mqd_tls_settings *settings);
-/* sessions that use it keep what they need */
+/* existing sessions that use the context are not affected */
 void mqd_tls_context_free(struct mqd_tls_context *context);
 
 #endif

@@ -14,7 +14,8 @@ struct mqd_filtered {
     uint8_t *bytes; /* malloc'd: whole batches; NULL = none */
     uint64_t size_bytes, capacity_bytes;
     int64_t next_offset; /* every selected record below it is included */
-    /* the last batch that was read is not among them, and this one, without records, may take its place */
+    /* no record of the last batch that was read is selected; `empty` is a batch without records
+     * that may take its place */
     bool has_empty;
     uint8_t empty[61];
 };

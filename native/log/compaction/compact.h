@@ -9,8 +9,8 @@
  *   swap   log/compaction/swap.c: the new files replace the old ones
  *
  * What is kept
- *   K1  every record whose key has no later record below `map_end`; everything above it, byte for
- *       byte.
+ *   K1  every record whose key has no later record below `mapped_end`; everything above it, byte
+ *       for byte.
  *   K2  offsets: the base offset and last offset delta of a batch never change. Batches that lose
  *       no record are copied unchanged.
  *   K3  a tombstone, until a delete horizon that is set when a compaction first reads it: now +
@@ -120,7 +120,7 @@ struct mqd_compact {
     /* producer -> base offset of its last batch; -2 - epoch: the producer is known only by markers
      * of that epoch */
     struct mqd_id_map last_batch;
-    int64_t producers_from; /* batches below are in the snapshot; -1 = no snapshot */
+    int64_t producers_from; /* the snapshot covers batches below this offset; -1 = no snapshot */
     /* copy */
     struct mqd_compact_output output;
     uint32_t group_first, group_end, group_expected;

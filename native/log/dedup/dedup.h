@@ -30,10 +30,11 @@ struct mqd_dedup {
 };
 
 struct mqd_dedup_taken {
-    uint32_t left_out;   /* records whose ids are known */
-    int64_t old_offset;  /* of the record that has the id of the first of them */
-    int64_t old_end;     /* after the last record that has an id of theirs */
-    uint8_t *bytes;      /* the batch without them (malloc'd; the caller frees); NULL: as it is */
+    uint32_t left_out;  /* records whose ids are known */
+    int64_t old_offset; /* offset of the record that has the id of the first record left out */
+    int64_t old_end;    /* the offset after the last of the records that have the ids of those left out */
+    /* the batch without those records (malloc'd; the caller frees); NULL: the batch is unchanged */
+    uint8_t *bytes;
     int32_t size_bytes;  /* of `bytes` */
     const char *message; /* with an error; static */
 };
@@ -41,17 +42,17 @@ struct mqd_dedup_taken {
 /* NULL: no memory (mqd_error set). */
 struct mqd_dedup *mqd_dedup_new(const struct mqd_log_options *options);
 void mqd_dedup_free(struct mqd_dedup *dedup);
-/* Whether it was made for these options. */
+/* Whether `dedup` was created for these options. */
 bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
 
-/* A batch of a client that would begin at base_offset. Adds the ids of its records and finds those
- * that are known. 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id is of an undecided transaction, there
- * are too many ids in the window, or no memory); 87 INVALID_RECORD (a record has no id). With an
- * error nothing is added. */
+/* Takes a client's batch that would begin at base_offset: adds the ids of its records and finds
+ * those that are known. 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id is of an undecided transaction,
+ * there are too many ids in the window, or no memory); 87 INVALID_RECORD (a record has no id). With
+ * an error nothing is added. */
 int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
                        int64_t base_offset, int64_t now_ms, struct mqd_dedup_taken *taken);
-/* A batch that is in the log, or comes from the leader, with its time. Records without an id are
- * skipped; if there are too many ids, the oldest are dropped. */
+/* Adds the ids, with their time, of a batch that is in the log or comes from the leader. Records
+ * without an id are skipped; if there are too many ids, the oldest are dropped. */
 void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes);
 
 #endif

@@ -1,9 +1,9 @@
 /* The ids of a partition's latest records, for topics with dedup.window.ms: which offset has an id.
  *
- * Two structures: a queue of (hash, offset) in the order of the log, whose head expires, and a table
- * from hash to place in the queue (open addressing, linear probing). The hash is SipHash under a
- * random key, cut to 80 bits: among three million ids, one lookup in 4 * 10^17 takes a new id for one
- * of them.
+ * Two structures: a queue of (hash, offset) in the order of the log, whose head expires, and a
+ * table from hash to place in the queue (open addressing, linear probing). The hash is SipHash
+ * under a random key, cut to 80 bits: among three million ids, one look-up in 4 * 10^17 mistakes a
+ * new id for one of them.
  *
  * Transactions: ids of a producer's open transaction are undecided, and so are those of an ended
  * one until its marker is below the high watermark, because until then the marker itself can be
@@ -52,7 +52,7 @@ struct mqd_ids {
 enum mqd_id_state {
     MQD_ID_FREE,
     MQD_ID_USED,
-    /* of an undecided transaction of another producer */
+    /* the id is of an undecided transaction of another producer */
     MQD_ID_UNDECIDED
 };
 
@@ -68,8 +68,8 @@ enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_ha
 /* Adds an id, in place of the entry that has it; offsets must increase. producer_id: of the
  * transactional batch; -1: of none. 0; -1: full, or no memory (nothing changes). */
 int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
-/* Ids added from now on have this time. Times are kept to a thousandth of the window: an id
- * expires that much late at most, and never early, unless there is no memory. */
+/* Ids added from now on have this time. Times are kept to a thousandth of the window: an id expires
+ * at most that much too late, and never too early, unless there is no memory. */
 void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
 /* Forgets ids added at or before this time. */
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms);
@@ -91,7 +91,7 @@ static inline uint64_t mqd_ids_count(const struct mqd_ids *ids)
     return ids->tail - ids->head;
 }
 uint64_t mqd_ids_bytes(const struct mqd_ids *ids);
-/* I1 and I2, entry by entry; for tests. NULL, or what does not hold. */
+/* Checks I1 and I2 entry by entry; for tests. NULL, or the text of the violated invariant. */
 const char *mqd_ids_check(const struct mqd_ids *ids);
 
 #endif

@@ -37,7 +37,7 @@ struct mqd_segment_ref {
     int fd;
     int index_fd; /* -1: not opened yet, or no index file (a segment below one index interval has none) */
     uint64_t inode;
-    uint64_t serial; /* of this opening, above 0: while it is open, no other file has its inode */
+    uint64_t serial; /* number of this opening, above 0; unlike the inode it is never reused */
     uint32_t references;
 };
 
@@ -57,7 +57,7 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
-    bool seen; /* the next two hold the high watermark at the first look-up: mqd_range_just_written */
+    bool seen; /* the next two fields are the high watermark at the first look-up: mqd_range_just_written */
     int64_t seen_segment;
     uint32_t seen_position;
     /* compaction is replacing files: mqd_reader_is_swapping */
@@ -68,7 +68,7 @@ struct mqd_reader_slot {
     int64_t missed_offset;
     uint64_t missed_generation;
     uint64_t generation;
-    bool bound_known; /* the next four belong to mqd_reader_bound's last response */
+    bool bound_known; /* the next four fields are the last result of mqd_reader_bound */
     int64_t bound_offset, bound_segment;
     uint64_t bound_generation;
     uint32_t bound_position;

@@ -95,15 +95,16 @@ void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 /* The number of this opening of the file: never 0, never used for another one. */
 uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
-/* Moves the cursor that mqd_reader_find left at the end of `range` to a batch within it, which
- * begins at `position` and has the first record at or above `offset`. */
+/* Moves the cursor, which mqd_reader_find has set to the end of `range`, to the batch in the range
+ * that begins at `position` and has the first record at or above `offset`. */
 void mqd_range_move_cursor(const struct mqd_range *range, uint32_t position, int64_t offset, struct mqd_cursor *cursor);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* log/reader/page_cache.c: whether all pages of the range are in the page cache. 1 yes; 0 no, or
  * unknown: sending it may wait for the disk. */
 int mqd_range_cached(const struct mqd_range *range);
-/* The cheap check before that one: the range was written since this reader first used the
- * partition, and little has been written since. Older data may be cold, however near the end. */
+/* A cheaper check, made before mqd_range_cached: whether the range was written after this reader
+ * first used the partition, and little has been written since. Older data may be cold even near the
+ * end of the log. */
 bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                             const struct mqd_range *range);
 /* Closes descriptors of deleted segments: called when the global segments generation has moved;

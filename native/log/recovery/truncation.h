@@ -1,5 +1,5 @@
-/* Truncating a log so that no crash leaves a log with a hole, or one whose rewritten part is
- * trusted.
+/* Truncates a log so that after a crash the log has no hole, and recovery does not trust the part
+ * that was rewritten after the truncation.
  *
  * Two kinds of marks beside the log:
  *   truncating        "CUT START\n": exists from before anything is changed until everything is on

@@ -1,6 +1,6 @@
 /* Planted bugs: rules of log/views/ that a test breaks, one bit each, to verify that its simulator
- * notices. Only the test's own build has them (MQD_PLANTED); in the broker PLANTED_VIEW() is false and
- * costs nothing. */
+ * detects each one. Only the test's own build has them (MQD_PLANTED); in the broker PLANTED_VIEW()
+ * is false and costs nothing. */
 #ifndef MQD_VIEW_PLANTED_H
 #define MQD_VIEW_PLANTED_H
 
@@ -16,7 +16,7 @@ enum mqd_view_planted {
     MQD_PLANTED_BORDER = 64,  /* a batch across the border between two pieces is left out */
     MQD_PLANTED_GAP = 128,    /* a piece is continued after a gap */
     MQD_PLANTED_WITHIN = 256, /* a piece that was read from the middle of a batch is kept */
-    MQD_PLANTED_TRIM = 512    /* selected batches that exceed the room are forgotten */
+    MQD_PLANTED_TRIM = 512    /* selected batches that exceed output_bytes_max are dropped */
 };
 extern uint32_t mqd_view_planted;
 /* MQD_PLANTED_OFF */

@@ -12,9 +12,10 @@
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: it has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
-/* its appends wait at most MQD_CHECK_MS_MAX, and not beyond the time-out of their request */
+/* starts the timer: appends wait at most MQD_CHECK_MS_MAX, and not beyond the time-out of their
+ * request */
 void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
-/* sends it now or when there is room, but not after the request's deadline */
+/* sends the check now or when there is room, but not after the request's deadline */
 void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* memory for the batch that the acceptor has compressed; kept until its append takes it or the
  * check ends. False: no memory */
@@ -25,7 +26,8 @@ uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *a
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append);
 /* Moves the batch to `at` in the control arena, from where it is sent on. */
 void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t at);
-/* The frame may be released before the check of the transaction is written. False: no memory. */
+/* Copies the id, because the frame may be released before the check of the transaction is written.
+ * False: no memory. */
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
 extern const char *const mqd_check_too_many;
 

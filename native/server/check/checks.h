@@ -9,23 +9,25 @@
 /* 0, or why the batch cannot belong to a transaction */
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message);
-/* false: decided here, or its records are being checked */
+/* whether the append may continue now; false: it was decided here, or its records are being
+ * checked */
 bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch);
 /* holds the record errors of a refused batch; NULL: no memory */
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);
-/* called while it is routed: later requests of its connection may not overtake it */
+/* called while the append is routed: later requests of its connection must not overtake it */
 void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);
-/* ends the ordering: its place in the log is certain, or it has none */
+/* ends the ordering: the append's place in the log is certain, or it gets none */
 void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);
-/* all appends of a request are routed, some still undecided */
+/* called when all appends of a request are routed but some are still undecided */
 void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);
-/* the owner needs its transaction verified */
+/* the owner requires that the append's transaction is verified */
 void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard);
 /* the append is done; removes it from its check */
 void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);
-/* its client is gone: parked appends are not written. May free the request */
+/* the client has disconnected: parked appends are not written. May free the request */
 void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
-bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append); /* true: it was parked and is refused */
+/* true: the append was parked and is refused */
+bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_check_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_check_send_queued(struct mqd_reactor *r);
 void mqd_check_acceptor_died(struct mqd_reactor *r);

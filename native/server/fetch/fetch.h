@@ -15,8 +15,7 @@ struct mqd_reactor;
 #define MQD_SESSION_TABLE_COUNT 65536
 
 /* The number of bytes from `offset` to `end_offset`, valid while the segments are unchanged.
- * Without it, a fetch that waits for more than there is would count all of it again on each
- * append. */
+ * Without it, a fetch that waits for min_bytes would count all bytes again on each append. */
 struct mqd_fetch_count {
     int64_t offset, end_offset;
     uint64_t generation, bytes;
@@ -79,14 +78,14 @@ struct mqd_fetch_set {
     int32_t session_id;  /* 0 = for one request only */
     int32_t session_epoch;
     bool by_id;
-    /* of a follower: there are no records for it, but a high watermark or log start that it does
+    /* of a follower: there are no records to send, but a high watermark or log start that it does
      * not know yet */
     bool marks_changed;
-    bool local;         /* of a client on this host, which may use another replica when one here lacks the data */
+    bool local;         /* of a client on this host, which may use another replica when the one here lacks the data */
     bool leader_only;   /* of a client that cannot read from followers */
     int32_t replica_id; /* of a follower on another host; -1 = of a client */
     int64_t replica_epoch;
-    /* of the consumer (server/fetch/nearest.c); 0 = none, or the rack of this host */
+    /* hash of the consumer's rack (server/fetch/nearest.c); 0 = none, or the rack of this host */
     uint64_t rack;
     int64_t last_used_ms;
     /* of a session: its client's principal; NULL = the client has not authenticated */
@@ -97,7 +96,7 @@ struct mqd_fetch_set {
 /* server/fetch/fetch.c, server/fetch/response.c, server/fetch/session.c */
 void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                   const uint8_t *body, uint32_t size_bytes);
-/* request is at the head of its connection */
+/* `request` must be the oldest one of its connection */
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired);
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
@@ -106,7 +105,7 @@ void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
                          uint64_t *file_bytes);
 
-/* The offset at which it continues to read. */
+/* The offset at which the entry continues to read. */
 static inline int64_t mqd_fetch_position(const struct mqd_fetch_entry *entry)
 {
     return entry->fetch_offset + entry->skipped;
@@ -133,9 +132,10 @@ void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32
  * the pool is full now, or there is no memory. */
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
-/* The view selected no records. A client that advances past empty batches gets one. */
+/* Called when the view selected no records: adds an empty batch for a client that advances past
+ * empty batches. */
 void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry);
-/* Appends what it found to r->scratch. */
+/* Appends the batches that the view selected to r->scratch. */
 void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 
 /* server/fetch/range.c */
@@ -163,7 +163,7 @@ void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot);
 void mqd_fetch_wake_set(struct mqd_reactor *r, struct mqd_fetch_set *set);
 void mqd_fetch_run_woken(struct mqd_reactor *r);
 struct mqd_owned;
-/* wakes those that wait on a partition of this worker */
+/* wakes the followers' fetches that wait for a partition of this worker */
 void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned);
 /* The entry's error or 0, its slot, and its partition's current positions. Records a follower's
  * position. */
@@ -182,7 +182,7 @@ void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
 int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_fetch_request *fetch,
                          struct mqd_fetch_set **set, bool *full, bool *create);
 void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set);
-/* whether the set is a session of the connection's principal */
+/* whether the set is a session that the connection's principal may use */
 bool mqd_session_belongs(const struct mqd_fetch_set *set, const struct mqd_connection *c);
 void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set);
 

@@ -73,9 +73,10 @@ struct mqd_local {
     int32_t pid;
     /* queries */
     struct mqd_node query_node; /* in reactor->queries or query_later */
-    bool response_waits;        /* the socket had no room for it */
-    bool response_refused;      /* it has room, but refused for another reason: no edge will come */
-    int response_fd;            /* -1 = none */
+    bool response_waits;        /* the socket has no room for the response */
+    /* the socket has room, but refused the response for another reason: no edge will follow */
+    bool response_refused;
+    int response_fd; /* -1 = none */
     struct mqd_local_segment response;
 };
 
@@ -85,14 +86,16 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
                      uint16_t principal_bytes);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* event of the socket */
-/* it has hung up, or its process has ended */
+/* the client has hung up, or its process has ended */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
-/* once per housekeeping period: it has hung up and is not finished in time */
+/* called once per housekeeping period: whether the client has hung up and the attachment is not
+ * finished in time */
 bool mqd_local_overdue(struct mqd_local *local);
 
 void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes);
 
-/* server/local/memory.c. watch: false: it cannot be watched. on_event: some memory was freed. */
+/* server/local/memory.c. mqd_local_memory_watch returns false if the memory cannot be watched.
+ * mqd_local_memory_on_event: some memory was freed. */
 bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_bytes);
 void mqd_local_memory_on_event(struct mqd_reactor *r);
 void mqd_local_memory_destroy(struct mqd_reactor *r);

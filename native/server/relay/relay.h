@@ -1,5 +1,5 @@
-/* Produce of local clients for partitions that other hosts lead: sent on to the leader's worker,
- * answered as if it had been written here.
+/* Produce requests of local clients for partitions that other hosts lead: they are sent on to the
+ * leader's worker and answered as if the batch had been written here.
  *
  * A batch that a local client submitted for such a partition becomes a Produce request of its own
  * on a mutually authenticated connection (plain text, or TLS) that Python has opened. It keeps the
@@ -27,7 +27,7 @@
  *       more than MQD_RELAY_UNSENT_BYTES of them, each connection adds at most one request and is
  *       not read until that is sent. Sent requests keep no bytes here,
  *       except those that TLS has sealed (MQD_TLS_SCRATCH_BYTES).
- *   L5  a response is hostile until checked: anything except a response to the oldest request,
+ *   L5  a response is untrusted until checked: anything except a response to the oldest request,
  *       about its partition, ends the connection.
  *   L6  acks=0 is sent as acks=1, because on an error the leader would end the connection, which
  *       others use. Its outcome is reported to no client.
@@ -53,15 +53,15 @@ struct mqd_topic;
 /* Takes the append if its leader is another host and its client is local. False: not taken. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition);
-/* the append is done: a later response is ignored */
+/* the append is done: a response that arrives later is ignored */
 void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
 /* put, refuse, remove; emits the MQD_EVENT_DONE */
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
-void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS handshake, from the pool */
+void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* from the pool: a step of the TLS handshake */
 void mqd_relays_read(struct mqd_reactor *r);                   /* once a turn: receives responses */
-/* once a turn, after the requests were read: sends requests and handles time-outs */
+/* called once a turn, after clients' requests were read: sends requests and handles time-outs */
 void mqd_relays_run(struct mqd_reactor *r);
 int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* as mqd_fetchers_next_ms */
 void mqd_relays_close(struct mqd_reactor *r);            /* at the end of the reactor: closes the connections */

@@ -14,8 +14,8 @@ struct mqd_relayed {
     struct mqd_node node;
     struct mqd_append *append; /* NULL: its outcome is no longer awaited */
     struct mqd_relay *relay;
-    uint64_t end;        /* stream position after its frame */
-    int64_t deadline_ms; /* for the response, set once it is the oldest */
+    uint64_t end;        /* stream position after the request's frame */
+    int64_t deadline_ms; /* deadline of the response, set once the request is the oldest */
     uint32_t frame_bytes;
     int32_t correlation_id;
     int32_t partition_index;
@@ -32,9 +32,10 @@ struct mqd_relay {
     struct mqd_outgoing socket;
     uint64_t token; /* of the connection */
     uint32_t timeout_ms;
-    uint8_t connect_requested;  /* a connection was requested from Python */
-    int64_t connect_by_ms;      /* valid while `connect_requested` */
-    int64_t refuse_until_ms;    /* its host could not be reached: until then batches are refused immediately */
+    uint8_t connect_requested; /* a connection was requested from Python */
+    int64_t connect_by_ms;     /* valid while `connect_requested` */
+    /* the leader's host could not be reached: until this time batches are refused immediately */
+    int64_t refuse_until_ms;
     uint32_t correlation_id;    /* of the last request; may wrap during the lifetime of a relay */
     struct mqd_node entries;    /* oldest first */
     struct mqd_relayed *unsent; /* the oldest that was not given to the socket completely; NULL = none */
@@ -52,12 +53,13 @@ struct mqd_relays {
 };
 
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry); /* all of it was given to the socket */
-/* removes the oldest; the caller completes its append; NULL: its outcome is not awaited */
+/* removes the oldest entry; the caller completes the returned append; NULL: the outcome is not
+ * awaited */
 struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay);
 void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error, const char *message);
-/* notifies Python; error < 0: no notification */
+/* ends the connection and notifies Python; error < 0: no notification */
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text);
-/* ... because of mqd_error_code and mqd_error_message */
+/* the same, with mqd_error_code and mqd_error_message as the reason */
 void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay);
 
 #endif

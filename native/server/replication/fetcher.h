@@ -7,21 +7,21 @@
  *   request   the changes since the last one, in an incremental session (KIP-227): positions that
  *             moved, partitions added and removed
  *   wait      at the leader, until it has records or a new high watermark
- *   response  received into a buffer of bounded size and parsed as it arrives; hostile until
+ *   response  received into a buffer of bounded size and parsed as it arrives; untrusted until
  *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
  *   storing   the records of the response are written, and flushed with flush_on_ack; only then
  *             does the next request state the new position
  *
  * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
- * Truncations run on a helper thread while the partition rests.
+ * Truncations run on a helper thread; meanwhile the partition is not fetched.
  *
  * Invariants
  *   G1  a request states a fetch offset only when the log below it is written, and with
  *       flush_on_ack flushed.
  *   G2  a response affects a partition only if the request that it answers named the partition
  *       under the leader epoch that is still current (otherwise it is dropped).
- *   G3  one partition is fetched by at most one fetcher; a partition that rests (truncation) or is
- *       put off (an error) is in no session.
+ *   G3  a partition is fetched by at most one fetcher; while it is truncated, or put off after an
+ *       error, it is in no session.
  *   G4  a partition's share of a response is at most partition_bytes_max (one batch may be larger);
  *       those served last come last in the next request.
  *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition; over TLS also
@@ -42,38 +42,37 @@ struct mqd_reactor;
 
 /* ---- for the reactor's other files ---- */
 
-/* This worker's partition follows, or no longer follows, or its leader or epoch changed: read from
- * owned->replica and owned->leader_*. */
+/* The role, leader or leader epoch of `owned` has changed (owned->replica, owned->leader_*). */
 void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
 /* put, remove, rate; emits the MQD_EVENT_DONE */
 void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command);
-/* It is closing, or leads, or its directory failed: it is no longer fetched. */
+/* Stops fetching `owned`: it is closing, or this host leads it, or its log directory failed. */
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);
-/* Its staged batches were written (error 0) or could not be written (errno); or its flush ended. */
+/* The staged batches of `owned` were written (error 0) or could not be written (errno). */
 void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
-void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* of its TLS handshake, from the pool */
+void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* from the pool: a step of the TLS handshake */
 void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies responses */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
 /* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = immediately */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
-/* once a second: sends events again that the main thread could not receive */
+/* called once a second: sends events again that did not fit in the event queue */
 void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);
 void mqd_fetchers_close(struct mqd_reactor *r);   /* at the end of the reactor: closes the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 
-/* its log was truncated: it may be fetched again. If it was not, only after a pause, because its
- * leader would give the same response */
+/* the truncation of the log has ended and the partition may be fetched again; if nothing was cut,
+ * only after a pause, because its leader would give the same response */
 void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
 
 /* ---- server/replication/follow_cut.c ---- */
 
-/* The log must be truncated to `offset`; or, with batch_offset >= 0, restarted there
- * (mqd_partition_restart_at). None of its batches is staged. */
+/* Requests that the log is truncated to `offset` or, with batch_offset >= 0, restarted there
+ * (mqd_partition_restart_at). No batch of the partition may be staged. */
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset);
-/* Truncates such a partition as soon as no other work on it is in flight. */
+/* Begins the requested truncation if no other work on the partition is in flight. */
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result);
 void mqd_truncations_retry(struct mqd_reactor *r); /* once a turn while any waits for a helper thread */

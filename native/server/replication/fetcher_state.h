@@ -6,7 +6,7 @@
 #include "server/replication/fetcher_wire.h"
 #include "server/tls/outgoing.h"
 
-/* per call: received records are checked and written while they are in L2 */
+/* received per call: records are checked and written while they are in the L2 cache */
 #define MQD_FETCHER_RECEIVE_BYTES (128u << 10)
 #define MQD_FETCHER_BUFFER_BYTES (256u << 10) /* initial size; grows for a larger batch */
 #define MQD_FETCHER_TURN_BYTES (512u << 10)   /* per fetcher and turn, so that others are served too */
@@ -20,19 +20,19 @@ struct mqd_followed {
     struct mqd_fetcher *fetcher; /* NULL: no connection to its leader */
     struct mqd_followed *hash_next;
     struct mqd_fetch_key key;
-    struct mqd_replica_fetch sent; /* what the session contains for it */
+    struct mqd_replica_fetch sent; /* the partition's state in the fetch session */
     int64_t put_off_ms;            /* not fetched before this time */
     int64_t leader_high_watermark; /* of the response whose records are being taken */
-    int64_t leader_log_start;      /* the highest that was reported to Python */
-    /* the highest that could not be reported: the event queue was full, or it is above the high
-     * watermark */
+    int64_t leader_log_start;      /* the highest log start that was reported to Python */
+    /* the highest log start that could not be reported because the event queue was full, or because
+     * it is above the high watermark */
     int64_t pending_log_start;
     int64_t warned_ms;
     uint8_t in_session;  /* the leader has it in the session */
-    uint8_t storing;     /* something of the last response is not written or not flushed yet */
+    uint8_t storing;     /* records of the last response are not written or not flushed yet */
     uint8_t putting_off; /* in fetcher->put_off */
-    /* refusals in this leader epoch by a leader that did not know of it; counted until the maximum
-     * pause is reached */
+    /* refusals by a leader that did not know this leader epoch yet; counted until the maximum pause
+     * is reached */
     uint8_t refusals;
 };
 
@@ -41,10 +41,12 @@ struct mqd_fetcher {
     uint64_t token;
     struct mqd_outgoing socket;
     uint32_t index, generation;
-    uint8_t outstanding; /* responses that are due: none, one, or two after urging the leader */
-    uint8_t urging;      /* the next response is for the request that urged */
-    uint8_t urgent;      /* a request is due before the leader responds by itself */
-    uint8_t full;        /* the next request makes a new session */
+    /* responses that are due: none, one, or two when an urgent request was sent while one was
+     * due */
+    uint8_t outstanding;
+    uint8_t urging; /* the next response is for the urgent request */
+    uint8_t urgent; /* a request must be sent before the leader's response arrives */
+    uint8_t full;   /* the next request creates a new session */
     uint8_t in_frame;
     struct mqd_node members, changes, put_off; /* put_off is ordered by time */
     uint32_t session_count, storing_count;
@@ -75,20 +77,20 @@ struct mqd_fetchers {
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;
     int64_t rate;            /* bytes per second of all throttled lanes; 0 = no bound */
-    int64_t allowance_bytes; /* what they may receive now; negative: debt */
-    int64_t allowance_parts; /* ... and thousandths of a byte */
+    int64_t allowance_bytes; /* bytes that the throttled lanes may receive now; negative: debt */
+    int64_t allowance_parts; /* fraction of allowance_bytes, in thousandths of a byte */
     int64_t allowance_ms;    /* when it was last filled */
 };
 
 struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key);
-/* The next request includes it. */
+/* Adds the partition to the next request. */
 void mqd_followed_changed(struct mqd_followed *followed);
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms);
 void mqd_followed_update_storing(struct mqd_followed *followed); /* computes `storing` again */
-void mqd_followed_leave_session(struct mqd_followed *followed);  /* with the next request */
-/* notifies Python; error < 0: no notification */
+void mqd_followed_leave_session(struct mqd_followed *followed);  /* the next request removes it from the session */
+/* ends the connection and notifies Python; error < 0: no notification */
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text);
-/* ... because of mqd_error_code and mqd_error_message */
+/* the same, with mqd_error_code and mqd_error_message as the reason */
 void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 /* server/replication/fetcher_response.c: handles received bytes. false: the fetcher has ended. */
 bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher);

@@ -1,5 +1,5 @@
-/* Fetch v17 from the follower's end: requests as bytes, responses as a stream. Pure: no I/O, no
- * state except the parser's; for server/replication/fetcher*.c, tests and the fuzzer.
+/* Fetch v17 on the follower's side: encodes requests and parses responses as a stream. Pure: no
+ * I/O, no state except the parser's; for server/replication/fetcher*.c, tests and the fuzzer.
  *
  *   request   header v2: 1, 17, correlation id, null client id, no tags | wait_ms_max | bytes_min |
  *             bytes_max | isolation_level 0 | session_id | session_epoch | topics[ topic_id |
@@ -76,7 +76,7 @@ struct mqd_response_parser {
     int16_t error;
     struct mqd_parsed_partition partition;
 };
-/* from the length word, which does not count itself */
+/* frame_bytes: from the length word, which does not count itself */
 void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t frame_bytes);
 /* Parses the next step at `bytes` and consumes *taken of them. RECORDS: the caller processes
  * min(available, parser->records_left) bytes after *taken and reports by

@@ -13,14 +13,16 @@
  *       number; a serial number is never used for another topic.
  *   S3  when the tables are replaced, fetches that wait are evaluated again, and responses cached
  *       for the old tables are no longer found (`version`).
- *   S4  a host that has lost its lease may have missed a change of rules: clients read nothing there,
- *       and what local clients write is not sent on to the leader, which does not check it (S5).
- *   S5  connections of other hosts of the cluster have no subject and may do everything; what they
- *       carry for clients was checked where it entered.
+ *   S4  a host that has lost its lease may have missed a change of rules: clients can read nothing
+ *       from it, and what local clients write is not sent on to the leader, which would not check
+ *       it (S5).
+ *   S5  connections of other hosts of the cluster have no subject and may do everything; requests
+ *       that they forward for clients were checked by the host that received them.
  *   S6  an active segment that a local client has mapped, perhaps from before this worker was started, is rolled by
  *       mqd_reactor_revoke: a mapping also shows later appends, and cannot be revoked.
- * Bounds: a subject with connections exists for those; UNUSED_COUNT_MAX and UNUSED_BYTES_MAX for
- * the others. Cost without rights: one predictable branch. Concurrency: the reactor's thread.
+ * Bounds: subjects with connections are bounded by the number of connections; unused ones by
+ * UNUSED_COUNT_MAX and UNUSED_BYTES_MAX. Cost without rights: one predictable branch. Concurrency:
+ * the reactor's thread.
  */
 #ifndef MQD_SUBJECT_H
 #define MQD_SUBJECT_H
@@ -44,17 +46,18 @@ struct mqd_subject {
     uint64_t id;              /* the bucket is in its low bits */
     uint64_t version;         /* of its tables, unique in this reactor; 0 = none yet */
     uint32_t connection_count;
-    uint32_t size_bytes;                                /* all of it */
-    bool requested;                                     /* the event has been emitted */
-    struct mqd_node connections;                        /* by subject_node */
-    struct mqd_node unused_node;                        /* in subjects->unused, most recently used last */
-    uint8_t *tables;                                    /* the next three, one after the other; NULL = not known yet */
+    uint32_t size_bytes;         /* memory of the subject */
+    bool requested;              /* the event has been emitted */
+    struct mqd_node connections; /* by subject_node */
+    struct mqd_node unused_node; /* in subjects->unused, most recently used last */
+    /* memory of the next three tables, one after the other; NULL = not known yet */
+    uint8_t *tables;
     const uint8_t *topics, *transactional_ids, *groups; /* server/rights/rights_table.h */
     uint64_t masks[MQD_SUBJECT_MASK_COUNT];             /* serial number of the topic << 16 | mask, by serial number */
-    /* denials that were reported, and when: hash of the resource and operation */
+    /* denials that were reported (hash of resource and operation), and when */
     uint64_t denied[MQD_SUBJECT_DENIED_COUNT];
     int64_t denied_ms[MQD_SUBJECT_DENIED_COUNT];
-    uint32_t denied_since[MQD_SUBJECT_DENIED_COUNT]; /* equal ones that were not reported */
+    uint32_t denied_since[MQD_SUBJECT_DENIED_COUNT]; /* equal denials since then, not reported */
     uint32_t name_bytes;
     char name[]; /* host, a space, principal; NUL-terminated */
 };
@@ -71,7 +74,7 @@ struct mqd_subjects {
 
 bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
-void mqd_subjects_tick(struct mqd_reactor *r); /* repeats events that found no place */
+void mqd_subjects_tick(struct mqd_reactor *r); /* emits events again that did not fit in the event queue */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_REVOKE */
 /* With rights: gives the connection its subject, once its principal is known. False: nothing may be
@@ -79,7 +82,7 @@ void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command
 bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_subject_detach(struct mqd_reactor *r, struct mqd_connection *c);
 
-/* of its tables; 0 = it has none */
+/* version of the subject's tables; 0 = no subject or no tables */
 static inline uint64_t mqd_subject_version(const struct mqd_connection *c)
 {
     return c->subject ? c->subject->version : 0;
@@ -106,7 +109,7 @@ static inline bool mqd_subject_is_stale(const struct mqd_reactor *r)
     return r->options.rights != MQD_RIGHTS_OFF && r->lease_lost;
 }
 
-/* The same for a topic that is not known here, and for other resources. */
+/* Like mqd_subject_may, for a topic that is not known here, and for other resources. */
 static inline bool mqd_subject_may_name(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
                                         const void *name, int32_t name_bytes, enum mqd_operation operation)
 {

@@ -1,13 +1,13 @@
 /* Share groups in the reactor: ShareFetch and ShareAcknowledge of this worker's connections, and the
  * share-partitions of the partitions that it owns (docs/design/share-groups.md).
  *
- *   request.c   a frame becomes a struct mqd_share_job (`a job`): one part for each partition
- *               that it names
+ *   request.c   turns a frame into a struct mqd_share_job ("job"), with one part for each partition
+ *               that the request names
  *   job.c       the steps of a job: acknowledgements, acquiring part by part, waiting, reading,
  *               completion
- *   response.c  its response
+ *   response.c  encodes the response
  *   owner_requests.c
- *               from a job to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; within one worker
+ *               calls from a job to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARED in; within one worker
  *               the same functions are called without the link
  *   owner.c     the owner's side: requests, persistence, leadership, expiry
  *   acquire.c   which record batches an acquisition may take
@@ -15,13 +15,14 @@
  *
  * Invariants
  *   H1  requests to one owner arrive in the order in which they were made, so that the end of a
- *       session releases what its last request acquired, whether its response arrives or not.
+ *       session also releases what the session's last request acquired, even if its response never
+ *       arrives.
  *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the slot,
  *       before the request to its owner is sent, so that every later change wakes it.
  *   H3  only a leader with its lease serves (S1); a share-partition is of one leader epoch.
  *   H4  a request's payload is lent until its response, or its owner has died.
- *   H5  an owner counts a session once; one that it did not count joins with its next request, since
- *       a share-partition without sessions is unloaded.
+ *   H5  an owner counts each session once. A session that it did not count is counted at its next
+ *       request. A share-partition without sessions is unloaded.
  * Bounds: jobs are bounded by their connections and held on the heap; sessions by
  * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
  * OWNED_COUNT_MAX. Concurrency: the reactor's thread.
@@ -36,37 +37,37 @@
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
 #define MQD_SHARE_RUNS_PER_PART 64 /* acquired at a time */
-#define MQD_SHARE_KEPT 10          /* one in this many records is kept for partitions of lower priority */
+#define MQD_SHARE_KEPT 10          /* one record in this many is reserved for partitions of lower priority */
 
 /* ---- requests to owners ---- */
 
 enum mqd_share_owner_request_kind {
     MQD_SHARE_REQUEST_ACQUIRE,
-    MQD_SHARE_REQUEST_MEASURE, /* how many bytes there are to acquire */
+    MQD_SHARE_REQUEST_MEASURE, /* how many bytes can be acquired */
     MQD_SHARE_REQUEST_ACKNOWLEDGE,
     MQD_SHARE_REQUEST_FORGET,  /* the session does not name the partition any more */
-    MQD_SHARE_REQUEST_RELEASE, /* the same, and what its member holds is released */
-    /* from the acceptor, without a response: the ranges' dead letters are written, or are not
-     * wanted. The resulting states are in a WRITE. */
+    MQD_SHARE_REQUEST_RELEASE, /* the same, and the records that its member has acquired are released */
+    /* from the acceptor, without a response: the dead letters of the ranges are written, or are not
+     * wanted. The next WRITE has the resulting states. */
     MQD_SHARE_REQUEST_ARCHIVE
 };
 /* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
-    uint64_t member; /* ARCHIVE: of the state that is meant, the state epoch << 32 | the leader epoch */
+    uint64_t member; /* ARCHIVE: the state that is meant, as its state epoch << 32 | its leader epoch */
     int32_t partition_index;
     uint32_t records_max, bytes_max;
     uint32_t range_count;
     uint16_t group_bytes;
     uint8_t kind;
     uint8_t strict;
-    uint8_t joins; /* the session's first request about it */
+    uint8_t joins; /* this is the session's first request about the partition */
 };
-/* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: a run that was acquired, first in a, last in b,
- * count in c; then one without: `error`; a and b: the offsets from which and up to which to read,
- * size_bytes of them (MEASURE: how many there are); slot: how long locks last, in ms, 0 = not
- * known. With MQD_SHARED_REFUSED: the owner does not serve the partition now, and has not counted
- * who joins. */
+/* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: an acquired run, with its first offset in a, its
+ * last in b and its delivery count in c. The final response has no MQD_SHARED_RUN: `error`; a and
+ * b: the range of offsets to read; size_bytes: its size (MEASURE: the bytes available); slot: the
+ * lock duration in ms, 0 = not known. With MQD_SHARED_REFUSED the owner does not serve the
+ * partition now, and has not counted a session that joins. */
 #define MQD_SHARED_RUN 1
 #define MQD_SHARED_REFUSED 2
 
@@ -95,11 +96,11 @@ struct mqd_share_part {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* by the request, which acknowledges records of this or another partition */
+    uint8_t named;        /* named by the request, which acknowledges records of this or another partition */
     uint8_t acknowledges; /* the request has acknowledgements for it */
-    uint8_t unreported;   /* of the session: it is reported even without records */
+    uint8_t unreported;   /* the session has not reported it yet: it is in the response even without records */
     uint8_t reads;        /* records are acquired from it */
-    uint8_t ready;        /* its owner may have records */
+    uint8_t ready;        /* the owner may have records for it */
     uint8_t joins;        /* its next request is the session's first */
     uint8_t rank;         /* records are requested from parts of a higher rank first (share.priority) */
     int16_t error, acknowledge_error;
@@ -120,9 +121,9 @@ struct mqd_share_job {
     struct mqd_share_part *parts;          /* in order of topic id and index */
     uint32_t part_count, turn, next;       /* `next`: how many parts this pass has handled */
     uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
-    uint32_t acknowledgements;             /* that wait for their outcome */
-    uint32_t records_max, bytes_max;       /* left of them */
-    uint32_t records_kept, bytes_kept;     /* for ranks below that of this pass */
+    uint32_t acknowledgements;             /* acknowledgements whose outcome is awaited */
+    uint32_t records_max, bytes_max;       /* what is left of the request's limits */
+    uint32_t records_kept, bytes_kept;     /* reserved for ranks below that of this pass */
     int32_t rank;                          /* of this pass; -1: it has not begun */
     uint8_t ranked;                        /* the parts have different ranks */
     uint32_t bytes_min;
@@ -130,13 +131,13 @@ struct mqd_share_job {
     uint16_t group_bytes;
     uint8_t strict;
     uint8_t opens;    /* the session: its partitions are reported even without records */
-    uint8_t accepts;  /* some acknowledgements are well-formed, of a partition that may be read */
+    uint8_t accepts;  /* at least one acknowledgement is well-formed and for a partition that the client may read */
     uint8_t fetches;  /* it requests records */
     uint8_t measures; /* bytes_min is not reached yet */
     uint8_t acquired; /* records were acquired */
     uint8_t failed;   /* an owner refused: the response is sent immediately */
     uint8_t expired;  /* it does not wait any longer */
-    uint8_t ended;    /* no more is acquired; acknowledgements may be awaited */
+    uint8_t ended;    /* nothing more is acquired; acknowledgements may still be awaited */
 };
 
 /* ---- the owner's side ---- */
@@ -145,7 +146,7 @@ struct mqd_share_job {
 struct mqd_share_keys {
     int64_t first, last; /* the batch's */
     int32_t leader_epoch;
-    uint32_t fifo; /* of the settings */
+    uint32_t fifo; /* identifies the key that the settings use */
     int16_t error; /* they cannot be read */
     uint8_t header_bytes, codec;
     uint8_t header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
@@ -162,14 +163,15 @@ struct mqd_share_owned {
     struct mqd_cursor cursor;
     uint64_t hash;
     uint32_t index, slot;
-    uint32_t users[MQD_ENDPOINT_COUNT_MAX]; /* sessions of each worker that name it */
+    uint32_t users[MQD_ENDPOINT_COUNT_MAX]; /* number of sessions of each worker that read the partition */
     int64_t lent; /* the body of its request to the acceptor, in the control arena; -1 = none */
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
-    int64_t warming, warmed;     /* offset + 1 from which it reads ahead; has read ahead */
+    /* offset + 1 from which a read-ahead is running, and from which the last one was made */
+    int64_t warming, warmed;
     struct mqd_share_keys *keys; /* of a large batch; NULL: none */
-    uint8_t reads_keys;          /* they are being read */
+    uint8_t reads_keys;          /* a thread is reading keys */
     uint8_t group[];
 };
 
@@ -209,7 +211,7 @@ void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
                   const uint8_t *body, uint32_t size_bytes);
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request);
-void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* its wait has ended */
+void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* the request's wait time is over */
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* with `shares` */
 void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
@@ -224,14 +226,16 @@ void mqd_shares_destroy(struct mqd_reactor *r);
 
 /* ---- request.c ---- */
 struct mqd_shares *mqd_shares_of(struct mqd_reactor *r); /* created by the first call; NULL: no memory */
-/* The owner has not counted the session: its next request about the partition joins (H5). */
+/* The owner has not counted the session: the session's next request about the partition joins again
+ * (H5). */
 void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part);
 /* Appends to the ranges of a request to an owner. */
 void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
                          uint32_t type_count);
 
 /* ---- job.c ---- */
-void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job); /* it has something to do */
+/* queues the job, which has something to do */
+void mqd_share_schedule(struct mqd_reactor *r, struct mqd_share_job *job);
 void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, uint8_t kind,
                            const struct mqd_descriptor *response);
 void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *part,

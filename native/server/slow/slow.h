@@ -10,8 +10,8 @@ static inline bool mqd_slow_enabled(const struct mqd_reactor *r)
     return __builtin_expect(r->options.slow_ms > 0, 0);
 }
 
-/* Its work begins: a batch is staged, a fetch is evaluated, a frame is sent to the acceptor. The
- * last of them counts. */
+/* Work on the request begins: a batch is staged, a fetch is evaluated, or a frame is sent to the
+ * acceptor. The last of these calls counts. */
 static inline void mqd_slow_begin(const struct mqd_reactor *r, struct mqd_request *request)
 {
     if (mqd_slow_enabled(r))
@@ -37,11 +37,11 @@ static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_req
  * for this host's disk. */
 void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
 
-/* Keeps the client id of the frame: it is freed when the request is answered. */
+/* Copies the client id of the frame, which may be freed before the request is answered. */
 void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header);
 
-/* At the response: emits MQD_EVENT_SLOW if it was slow. At most SLOW_PER_SECOND events a second;
- * the next one counts those left out. */
+/* Called at the response: emits MQD_EVENT_SLOW if the request was slow. At most SLOW_PER_SECOND
+ * events are emitted a second; the next event has the number of requests left out. */
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request);
 
 #endif

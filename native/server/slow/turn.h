@@ -1,6 +1,6 @@
-/* What the turns of the loop spend their time on: a histogram for each cause, of the turns in which it
- * occurred. Measured while options.turn_causes is set: two system calls a turn, two more when it
- * writes. */
+/* What the turns of the loop spend their time on: a histogram for each cause, of the turns in which
+ * it occurred. Measured while options.turn_causes is set: two system calls a turn, and two more in
+ * a turn that writes. */
 #ifndef MQD_TURN_H
 #define MQD_TURN_H
 

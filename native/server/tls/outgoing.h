@@ -24,16 +24,16 @@ struct mqd_tls;
 struct mqd_outgoing {
     int fd; /* -1 = none */
     uint8_t readable, writable;
-    /* the end of the stream was signalled once and will not be again: read until it is reached */
+    /* the end of the stream is signalled only once: the owner must read until it is reached */
     uint8_t hangup;
     struct mqd_tls *tls; /* NULL: plain text */
     int64_t established_by_ms;
 };
 
-/* TLS from here on, as the client of `node`; events of the connection have this token. -1 with the
+/* Begins TLS as the client of `node`; events of the connection have this token. -1 with the
  * reason. */
 int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
-/* its events have another token from here on */
+/* the connection's events have another token from now on */
 void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token);
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */
 /* the pool has carried out a step of its handshake; -1: it has failed */

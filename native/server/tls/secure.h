@@ -1,5 +1,5 @@
-/* Connections of TLS listeners, and those that other hosts have opened and secure. Those that this
- * host has opened to others: server/tls/outgoing.h.
+/* TLS on connections that were accepted: from clients of TLS listeners, and from other hosts.
+ * Connections that this host opens to other hosts: server/tls/outgoing.h.
  *
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
  *
@@ -34,7 +34,7 @@ extern _Atomic uint32_t mqd_secure_handshake_ms; /* tests make it short while a 
 
 /* MQD_COMMAND_LISTENER_TLS */
 void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command);
-/* on the reactor's thread, once r->poll exists; false with the reason */
+/* called on the reactor's thread once r->poll exists; false with the reason */
 bool mqd_secure_watch(struct mqd_reactor *r);
 /* MQD_COMMAND_TLS_PRINCIPAL */
 void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command);
@@ -45,7 +45,7 @@ bool mqd_secure_established(const struct mqd_connection *c);
 /* c is readable, and its handshake has not ended; may close c */
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_secure_on_event(struct mqd_reactor *r);
-/* NULL, or why c may not stay open */
+/* NULL, or the reason why c must be closed */
 const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
@@ -56,7 +56,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
 /* Seals and sends the next part of the output: 1 progress, 0 the socket is full, -1 the connection
  * is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
-/* counts what is sealed and unsent */
+/* updates the count of sealed and unsent bytes */
 void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c);
 
 #endif
