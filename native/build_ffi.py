@@ -47,7 +47,7 @@ def accepted(options: list[str]) -> list[str]:
     command = [*compiler, *options, "-E", "-x", "c", os.devnull]
     try:
         return options if subprocess.run(command, capture_output=True).returncode == 0 else []
-    except OSError:  # no compiler at all: the build says so itself
+    except OSError:  # no compiler: the build reports that itself
         return []
 
 

@@ -121,8 +121,8 @@ int mqd_slot_await_flush(void *control, uint32_t slot);
 /* Called around the opening of a partition, on the thread that opens it: a failed assertion in
  * between is counted in the slot, where the worker's successor sees it. Returns how often that has
  * happened since the slot was assigned to the partition; -1 MQD_E_INVALID: no such slot. */
-int mqd_slot_opening(void *control, uint32_t slot);
-void mqd_slot_opened(void);
+int mqd_slot_recovery_begin(void *control, uint32_t slot);
+void mqd_slot_recovery_end(void);
 /* -1 MQD_E_INVALID: no such slot; a free slot returns state FREE */
 int mqd_slot_view(void *control, uint32_t slot, struct mqd_partition_view *out);
 /* The slots that are not free, and those whose controller died while assigning them, in order.
@@ -523,7 +523,7 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
     uint8_t replicated;
     /* in: other hosts have replicas: a log that lost its end is not extended to where it had
      * ended */
-    uint8_t has_others;
+    uint8_t has_other_replicas;
     /* in, when replicated: all records below are known to be committed (the checkpointed high
      * watermark; 0 = none known) */
     int64_t high_watermark;

@@ -79,13 +79,13 @@ def prepare(
     topic_id: bytes,
     files: Files,
     known_end: int = 0,
-    has_others: bool = False,
+    has_other_replicas: bool = False,
 ) -> tuple[Path, Path | None]:
     """Ensures that the partition's directory exists and belongs to this topic. Returns (its path,
     the path of a directory moved aside or None). Raises OSError.
 
     known_end: according to a checkpoint, this very partition has records up to this offset.
-    has_others: the partition has other replicas (D4).
+    has_other_replicas: the partition has other replicas (D4).
 
     A new directory is durable only after sync_directory(log_dir), which the caller calls once for
     many.
@@ -106,7 +106,7 @@ def prepare(
         if found is not None or _holds_records(path):
             moved = log_dir / aside_name(topic, partition, "stray")
             files.rename(path, moved)
-    if known_end > 0 and not has_others:
+    if known_end > 0 and not has_other_replicas:
         raise OSError(errno.EIO, _lost_records(path, known_end))
     if moved is not None or not path.exists():
         files.make_directory(path)

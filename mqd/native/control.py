@@ -344,12 +344,12 @@ class Control:
         """Wraps the opening of a partition, on the thread that opens it. Yields how often since the
         broker's start a worker was aborted by a broken invariant while it opened this partition.
         """
-        aborts = lib.mqd_slot_opening(self._memory, slot)
+        aborts = lib.mqd_slot_recovery_begin(self._memory, slot)
         check(aborts)
         try:
             yield aborts
         finally:
-            lib.mqd_slot_opened()
+            lib.mqd_slot_recovery_end()
 
     @staticmethod
     def _slot_exists(slot: int) -> None:

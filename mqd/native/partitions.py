@@ -117,16 +117,16 @@ class Partition:
         now_ms: int,
         recovery: Recovery | None = None,
         committed_end: int | None = None,
-        has_others: bool = False,
+        has_other_replicas: bool = False,
     ) -> Partition:
         """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the
         event loop. `committed_end`: for several replicas: everything below this offset is known to
-        be committed; until its first assignment the reactor does not serve it. `has_others`: other
+        be committed; until its first assignment the reactor does not serve it. `has_other_replicas`: other
         hosts have replicas.
         """
         recovery = recovery if recovery is not None else Recovery()
         c_recovery = copy_in(recovery, ffi.new("struct mqd_recovery *"))
-        c_recovery.has_others = has_others
+        c_recovery.has_other_replicas = has_other_replicas
         if committed_end is not None:
             c_recovery.replicated, c_recovery.high_watermark = 1, committed_end
         pointer = lib.mqd_partition_open(os.fsencode(path), options.native(), leader_epoch, now_ms, c_recovery)

@@ -286,10 +286,10 @@ class Reactor:
         return events
 
     def log_dir(self, token: int, log_dir: int, path: str | os.PathLike[str]) -> None:
-        check(lib.mqd_reactor_log_dir(self._reactor, token, log_dir, os.fsencode(path)))
+        check(lib.mqd_reactor_add_log_dir(self._reactor, token, log_dir, os.fsencode(path)))
 
     def log_dir_full(self, token: int, log_dir: int, full: bool) -> None:
-        check(lib.mqd_reactor_log_dir_full(self._reactor, token, log_dir, full))
+        check(lib.mqd_reactor_set_log_dir_full(self._reactor, token, log_dir, full))
 
     def topic_put(self, token: int, topic_id: bytes, name: str, slots: Sequence[int]) -> None:
         """`slots` by partition index."""
@@ -400,7 +400,7 @@ class Reactor:
 
     def fetcher_rate(self, token: int, bytes_per_second_max: int) -> None:
         """The rate limit of all throttled lanes together; 0 = no limit."""
-        check(lib.mqd_reactor_fetcher_rate(self._reactor, token, bytes_per_second_max))
+        check(lib.mqd_reactor_set_fetcher_rate(self._reactor, token, bytes_per_second_max))
 
     def relay_put(
         self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int, tls: bool = False
@@ -486,7 +486,7 @@ class Reactor:
         """Sets the TLS context of the listener's new connections (LISTENER_HOSTS: those between
         hosts); the reactor owns the context from here on, even on an error.
         """
-        check(lib.mqd_reactor_listener_tls(self._reactor, token, listener_id, context.give_away()))
+        check(lib.mqd_reactor_set_listener_tls(self._reactor, token, listener_id, context.give_away()))
 
     def tls_principal(self, token: int, connection: int, principal: str) -> None:
         """Answers TLS_NAME, whose token is `connection`; "": the client is refused."""

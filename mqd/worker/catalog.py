@@ -59,7 +59,7 @@ class Owned(msgspec.Struct, frozen=True):
     leader_epoch: int
     # it has an assignment; also the only replica of a host that does not serve yet
     replicated: bool = False
-    has_others: bool = False  # other hosts have replicas of it
+    has_other_replicas: bool = False  # other hosts have replicas of it
 
     @property
     def key(self) -> Key:

@@ -180,7 +180,7 @@ class PartitionSet(OpenPartitions):
             recovery.recovery_point_offset, recovery.trusted_end_offset, recovery.log_start_offset, known or 0
         )
         path, moved = directories.prepare(
-            log_dir.path, owned.topic, owned.index, owned.topic_id, self._files, known_end, owned.has_others
+            log_dir.path, owned.topic, owned.index, owned.topic_id, self._files, known_end, owned.has_other_replicas
         )
         if moved is not None:
             self._log.warning(
@@ -197,12 +197,12 @@ class PartitionSet(OpenPartitions):
                 raise OSError(errno.EIO, _recovery_aborted(path, aborts))
             now_ms = time.time_ns() // 1_000_000
             partition = native.Partition.open(
-                path, options, owned.leader_epoch, now_ms, recovery, known, owned.has_others
+                path, options, owned.leader_epoch, now_ms, recovery, known, owned.has_other_replicas
             )
         self._check_missing(owned, path, partition, recovery, known_start)
-        if known is not None and owned.has_others:
+        if known is not None and owned.has_other_replicas:
             self._check_length(owned, path, partition, recovery, view, known)
-        elif not owned.has_others and shortened.is_marked(path):
+        elif not owned.has_other_replicas and shortened.is_marked(path):
             shortened.unmark(path, self._files)  # no replica has more of it
         return _Opened(owned, path, partition, recovery, existed)
 
@@ -229,9 +229,9 @@ class PartitionSet(OpenPartitions):
             directory=str(path),
         )
         try:
-            if at_end and owned.has_others:
+            if at_end and owned.has_other_replicas:
                 shortened.mark(path, self._files)
-            elif owned.has_others and recovery.missing_to < recovery.log_end_offset:
+            elif owned.has_other_replicas and recovery.missing_to < recovery.log_end_offset:
                 raise OSError(errno.EIO, shortened.gap_reason(path, recovery.missing_from, recovery.missing_to))
         except OSError:
             partition.close(False)
@@ -349,7 +349,7 @@ class PartitionSet(OpenPartitions):
         opened = OpenPartition(
             owned, result.path, recovery.log_start_offset, policy, compaction, truncated=owned.replicated
         )
-        if owned.has_others and shortened.is_marked(result.path):
+        if owned.has_other_replicas and shortened.is_marked(result.path):
             opened.catching_up = shortened.Shortened()
             self._log.error("replica may lack acknowledged records", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened

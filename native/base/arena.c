@@ -4,8 +4,9 @@
  * A run is one or more neighbouring extents that were allocated together; any offset within it
  * identifies it.
  *
- *   one extent   popped from a free list, last freed first: a reactor that repeatedly takes and
- *                frees windows stays in the same few hundred kilobytes of its L2 cache. O(1).
+ *   one extent   popped from a free list, last freed first: a reactor that repeatedly allocates and
+ *                frees receive windows uses the same few hundred kilobytes, which stay in its L2
+ *                cache. O(1).
  *   longer runs  found in a bitmap from the high end, so that they and the hot low extents do not
  *                fragment each other.
  *

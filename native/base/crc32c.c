@@ -4,12 +4,12 @@
  * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
  *
  * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses
- * a third of it. Long input is cut in three equal parts whose checksums run side by side and are
- * then joined: shifting a checksum over n bytes is a multiplication by x^(8n) modulo the
+ * a third of it. Long input is cut into three equal parts whose checksums are computed in parallel
+ * and then combined: shifting a checksum over n bytes is a multiplication by x^(8n) modulo the
  * polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies
  * by x^32; the reflected product brings one more x), does it. The method is Gopal et al., "Fast CRC
- * computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Below SHORT_BYTES_MAX the
- * joining costs more than it saves. ARM's instructions are the same except for their names.
+ * computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to SHORT_BYTES_MAX
+ * combining costs more than it saves. ARM's instructions are the same except for their names.
  *
  * Tables and constants are computed when the library is loaded, before any thread can call it;
  * afterwards everything is read-only.
@@ -232,7 +232,8 @@ bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 }
 #endif
 
-static crc_function *best = crc_bitwise; /* correct, if slow, for a constructor that runs before ours */
+/* slow but correct, in case another constructor calls it before ours has run */
+static crc_function *best = crc_bitwise;
 
 __attribute__((constructor)) static void choose(void)
 {

@@ -20,8 +20,7 @@
 
 #define WATCHED __builtin_expect(mqd_load_relaxed(&mqd_file_watched), 0)
 
-/* Sets both errno and mqd_error: a caller that checks only one must not take a failure for
- * success. */
+/* Sets both errno and mqd_error: a caller that checks only one of them still sees the failure. */
 static ssize_t report(ssize_t result, const char *call)
 {
     if (result < 0) {

@@ -70,8 +70,8 @@ int mqd_file_watch(const char *journal, const char *faults)
     return result;
 }
 
-/* A test harness that requested faults and does not get them would prove nothing, so a failure ends
- * the process. */
+/* A test that requested faults but runs without them would prove nothing, so an invalid
+ * specification ends the process. */
 __attribute__((constructor)) static void watch_from_environment(void)
 {
     const char *journal = getenv("MQD_FILE_JOURNAL"), *faults = getenv("MQD_FILE_FAULTS");
@@ -123,7 +123,7 @@ static void write_record(struct iovec *iov, int count)
         ssize_t written = writev(watch.fd, iov, count > IOV_MAX ? IOV_MAX : count);
         if (written < 0 && errno == EINTR)
             continue;
-        if (written < 0) { /* a journal with a gap would let a test accept lost data */
+        if (written < 0) { /* with a gap in the journal a test could accept lost data */
             fprintf(stderr, "mqd: file journal: %s\n", strerror(errno));
             abort();
         }
@@ -302,8 +302,9 @@ void mqd_watched_sync_begin(int fd)
     pthread_mutex_unlock(&watch.mutex);
 }
 
-/* Several flushes of one fd may be running: a completion is attributed to the oldest begin, so that
- * it never covers more than it did. Without a recorded begin it refers to 0 and covers nothing. */
+/* Several flushes of one fd may be running: a completion is attributed to the oldest begin, so it
+ * never counts for more writes than the flush covered. Without a recorded begin it refers to 0 and
+ * covers nothing. */
 int mqd_watched_synced(int fd, int result)
 {
     char name[PATH_MAX];

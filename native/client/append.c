@@ -94,7 +94,7 @@ void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before
     }
 }
 
-static struct mqd_producer_batch *entry(struct mqd_producer *producer)
+static struct mqd_producer_batch *take_entry(struct mqd_producer *producer)
 {
     struct mqd_node *node = mqd_list_pop(&producer->free);
     if (node)
@@ -115,8 +115,8 @@ static void return_entry(struct mqd_producer *producer, struct mqd_producer_batc
 
 /* How much a new batch requests: its expected size, but at most half of its partition's share of
  * the memory, so that every active partition can have one open and one in flight. At least half of
- * that is required: smaller batches would make a full memory worse, whereas full batches are sent
- * and soon answered. */
+ * that is required: smaller batches would fill the memory with more of them, whereas full batches
+ * are sent and soon answered. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes, uint32_t *got)
 {
     struct mqd_client_memory *memory = &producer->memory;
@@ -146,7 +146,7 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
                                               uint64_t needed_bytes, uint64_t preferred_bytes)
 {
     struct mqd_producer_topic *topic = partition->topic;
-    struct mqd_producer_batch *batch = entry(producer);
+    struct mqd_producer_batch *batch = take_entry(producer);
     uint32_t got,
         first = batch ? take_run(producer, frame_bytes(topic, needed_bytes), frame_bytes(topic, preferred_bytes), &got)
                       : UINT32_MAX;
@@ -202,7 +202,7 @@ static bool make_room(struct mqd_producer *producer)
     return producer->used_bytes < before;
 }
 
-static void batch_full(struct mqd_producer *producer, struct mqd_producer_batch *batch)
+static void send_full_batch(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     mqd_producer_batch_close(producer, batch);
     mqd_client_flush(producer->client);
@@ -279,7 +279,7 @@ static enum put_result add_record(struct mqd_producer *producer, struct mqd_prod
                 *out = batch;
                 return PUT;
             }
-            batch_full(producer, batch);
+            send_full_batch(producer, batch);
             continue;
         }
         *body = body_bytes(record, 0, 0);
@@ -312,7 +312,7 @@ static inline void append_record(struct mqd_producer *producer, struct mqd_produ
 
 /* ---- columns ---- */
 
-static int usable(const struct mqd_producer *producer, int32_t topic)
+static int check_usable(const struct mqd_producer *producer, int32_t topic)
 {
     if (!producer->client)
         return mqd_error_set_static(
@@ -367,7 +367,7 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
     uint32_t delta_bytes = mqd_unsigned_varint_bytes(offset_delta),
              most = producer->options.batch_records_max - (uint32_t)batch->record_count,
              n = count < most ? count : most;
-    /* this many have deltas of the same length */
+    /* the number of records whose deltas have the same length */
     uint64_t same_size = (1ull << (7 * delta_bytes - 1)) - (uint64_t)batch->record_count;
     uint8_t head[32] = {0}, *at = mqd_producer_data(producer) + batch->header_position + batch->size_bytes;
     body = body_bytes(first, timestamp_delta, offset_delta);
@@ -401,7 +401,7 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
 int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
                             const struct mqd_record_columns *columns, uint64_t *batch_of)
 {
-    if (usable(producer, topic_number))
+    if (check_usable(producer, topic_number))
         return -1;
     struct mqd_producer_topic *topic = producer->topics[topic_number];
     struct record record = {
@@ -441,7 +441,7 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic_number, in
                          int32_t value_bytes, const uint8_t *key, int32_t key_bytes, const uint8_t *headers,
                          int32_t header_bytes, int64_t timestamp_ms)
 {
-    if (usable(producer, topic_number))
+    if (check_usable(producer, topic_number))
         return -1;
     if (value_bytes < -1 || key_bytes < -1 || header_bytes < 0)
         return wrong_size("a value, key or header section", value_bytes < -1 ? value_bytes
@@ -485,7 +485,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
                               uint32_t size_bytes, uint64_t *number)
 {
     struct mqd_batch header;
-    if (usable(producer, topic_number) || check_batch(bytes, size_bytes, &header))
+    if (check_usable(producer, topic_number) || check_batch(bytes, size_bytes, &header))
         return -1;
     struct mqd_producer_topic *topic = producer->topics[topic_number];
     if (index < 0 || index >= topic->partition_count)

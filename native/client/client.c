@@ -7,10 +7,10 @@
  *   others -> waiter   a thread that begins to wait for room raises client_sleeping from REPLY to
  *                      ROOM after a full fence; the waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
- *   appends -> waiter  replies taken in outside mqd_client_poll, by an append or a submit, concern
- *                      a waiter too, because they add outcomes and responses. `signalled` is set
- *                      before the counters advance that the waiter would otherwise have noticed;
- *                      the waiter reads the counters first and `signalled` last.
+ *   appends -> waiter  replies that an append or a submit takes in, outside mqd_client_poll, must
+ *                      wake a waiter too, because they add outcomes and responses. `signalled` is
+ *                      set before the counters advance that the waiter would otherwise have
+ *                      noticed; the waiter reads the counters first and `signalled` last.
  *
  * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
  * by a waiter, so they are level-triggered for all waiters.
@@ -53,8 +53,8 @@ int mqd_client_fail(struct mqd_client *client, int code, const char *message)
 {
     if (!mqd_load_relaxed(&client->failure)) {
         if (message)
-            /* written by the one working thread; a waiter only ever finds EPIPE, which needs no
-             * message */
+            /* the message is written only by the attachment's thread; a waiter only reports EPIPE,
+             * which needs no message */
             client->failure_message = message;
         mqd_store_release(&client->failure, code);
     }
@@ -91,7 +91,7 @@ void mqd_client_flush(struct mqd_client *client)
         wake(client->to_worker_fd);
 }
 
-/* See the head of this file. Must precede the publication it announces. */
+/* See the top of this file. Must be called before the counters advance. */
 static void wake_waiter(struct mqd_client *client)
 {
     if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
@@ -211,7 +211,7 @@ static int on_response(struct mqd_client *client, const uint8_t *bytes, uint32_t
 }
 
 /* A complete response: the producer handles its own immediately; the caller's are queued. */
-static int arrived(struct mqd_client *client)
+static int on_arrived(struct mqd_client *client)
 {
     struct mqd_response *response = client->arriving;
     client->arriving = NULL;
@@ -236,7 +236,8 @@ static int begin(struct mqd_client *client, uint32_t size_bytes)
     return 0;
 }
 
-/* A complete response to the producer, read in place. 1 = handled, 0 = not one, -1. */
+/* Handles a complete response to the producer in place. 1 = handled, 0 = the reply is something
+ * else, -1. */
 static int take_response(struct mqd_client *client, uint64_t there)
 {
     uint8_t word[4];
@@ -287,7 +288,7 @@ static int take_reply(struct mqd_client *client, uint64_t tail)
     client->arrived += piece;
     if (client->arrived < client->arriving->size_bytes)
         return 0;
-    return arrived(client) ? -1 : 1;
+    return on_arrived(client) ? -1 : 1;
 }
 
 static int take_replies(struct mqd_client *client)
@@ -448,7 +449,7 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
         mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
         return 1;
     }
-    if ((fds[0].revents || fds[2].revents) && !has_changes(client)) /* only the worker had the other end of the pipe */
+    if ((fds[0].revents || fds[2].revents) && !has_changes(client)) /* the pipe's only other end was the worker's */
         return mqd_client_fail(client, EPIPE, NULL);
     return count > 0 || has_changes(client);
 }

@@ -1,9 +1,9 @@
 /* The attachments of this process, so that a fork's child can be detached from them: see C5 of
  * client/internal.h.
  *
- * A child that kept the socket open would hide its parent's death from the worker. The handlers run
- * inside fork(): the list's lock is held across it, and the child only does a few stores and
- * close().
+ * If a child kept the socket open, the worker would not notice that the parent has ended. The
+ * handlers run inside fork(): the list's lock is held across it, and the child only does a few
+ * stores and close().
  */
 #include "client/internal.h"
 

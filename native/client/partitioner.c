@@ -1,5 +1,5 @@
 /* The partition of a key, by librdkafka's partitioners; murmur2 is also the Java client's. A key
- * must go to the same partition as with other clients: the numbers are the contract.
+ * must go to the same partition as with other clients: the results must not change.
  *
  *   consistent         CRC-32 (zlib's) of the key; no key counts as the empty key
  *   consistent_random  the same; no key or an empty one: any partition

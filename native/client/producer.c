@@ -106,9 +106,9 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
 
 /* ---- order ---- */
 
-/* Finds the next batch to send after a failure, keeping the order. A SENT batch that precedes it may
- * have been sent before a retry of an earlier batch: that one will fail too, or has been written out
- * of order, so nothing is sent until its response has arrived. */
+/* Finds the next batch to send after a failure, keeping the order. If a SENT batch that precedes it
+ * was sent before a retry of a still earlier batch, that SENT batch will fail too, or has been
+ * written out of order. So nothing is sent until its response has arrived. */
 static void find_next(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
@@ -170,8 +170,8 @@ static bool send_one(struct mqd_producer *producer, struct mqd_producer_batch *b
     return true;
 }
 
-/* An idempotent batch that is sent again is sent alone: batches sent with it could push it out of
- * the five that the broker remembers, in case its response is lost again. */
+/* An idempotent batch that is sent again is sent alone: if its response is lost again, batches sent
+ * with it could have pushed it out of the five that the broker remembers. */
 static bool may_send(const struct mqd_producer *producer, const struct mqd_producer_partition *partition,
                      const struct mqd_producer_batch *batch)
 {
@@ -258,16 +258,16 @@ static void record_outcome(struct mqd_producer *producer, struct mqd_producer_ba
 }
 
 /* P6. OUT_OF_ORDER_SEQUENCE_NUMBER (45) shows that the batch is not in the log: the response would
- * have been DUPLICATE_SEQUENCE_NUMBER. Once the broker has forgotten or fenced the producer, sending
- * the batch again under the same identity cannot show whether it is. */
+ * have been DUPLICATE_SEQUENCE_NUMBER. Once the broker has forgotten or fenced the producer,
+ * sending the batch again under the same identity cannot show whether the batch is in the log. */
 static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t error)
 {
     switch (error) {
     case MQD_KAFKA_UNKNOWN_SERVER_ERROR:
-    case MQD_KAFKA_NOT_LEADER_OR_FOLLOWER: /* also when leadership ends while replicas are waited for */
+    case MQD_KAFKA_NOT_LEADER_OR_FOLLOWER: /* also when leadership ends while the leader waits for replicas */
     case MQD_KAFKA_REQUEST_TIMED_OUT:
     case MQD_KAFKA_NOT_ENOUGH_REPLICAS_AFTER_APPEND:
-    case MQD_KAFKA_STORAGE_ERROR: /* also of a flush */
+    case MQD_KAFKA_STORAGE_ERROR: /* also when a flush failed */
         return true;
     case MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER:
     case MQD_KAFKA_INVALID_PRODUCER_EPOCH:

@@ -43,7 +43,7 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
 {
     if (client->producer)
         return mqd_error_set(MQD_E_INVALID, "the attachment already has a producer: close it first");
-    if (client->head != client->tail) { /* they may occupy memory that new batches would use */
+    if (client->head != client->tail) { /* unanswered submissions may occupy memory that new batches would use */
         mqd_client_flush(client);
         if (mqd_client_take(client))
             return -1;

@@ -355,7 +355,7 @@ static uint32_t batch_begin(struct walk *walk)
     struct mqd_record_view *out = walk->out;
     const struct mqd_batch *batch = &reader->batch;
     const uint8_t *bytes = reader->mapping->bytes + reader->at;
-    /* only after a query: the returned place is that of an earlier batch */
+    /* only after a query: the broker may return the position of an earlier batch */
     if (batch->base_offset + batch->last_offset_delta < reader->position) {
         batch_end(reader);
         return STOP_NONE;
@@ -453,9 +453,9 @@ static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
     return reader->position >= walk->bounds.end_offset ? 0 : continue_in_next_segment(walk, stop);
 }
 
-/* The aborted transactions must belong to the version of the file that is read (S5), so the newest
- * is mapped before the query. */
-static int before_query(struct walk *walk, uint32_t *stop)
+/* Called before the aborted transactions are queried. They must belong to the version of the file
+ * that is read (S5), so this maps the newest version. */
+static int map_newest(struct walk *walk, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;
     if (!reader->source.control || reader->file_generation == reader->slot_generation) {
@@ -486,7 +486,7 @@ static int step(struct walk *walk, uint32_t *stop)
     if (*stop == STOP_NONE && !failed)
         *stop = batch_begin(walk);
     if (*stop == MQD_READ_ABORTED && !failed)
-        return before_query(walk, stop);
+        return map_newest(walk, stop);
     return failed ? -1 : 0;
 }
 

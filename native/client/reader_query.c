@@ -1,4 +1,4 @@
-/* How a local client's readers get their segments: by a query on the attachment's socket.
+/* A local client's readers get their segments by queries on the attachment's socket.
  *
  * Owns the attachment's `reader_state`, which all readers of a client share. It outlives the
  * client, until its last reader is closed.
@@ -152,7 +152,7 @@ static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *f
     return size;
 }
 
-static int ended(void)
+static int fail_ended(void)
 {
     return mqd_error_set_static(EPIPE, "the broker has ended this attachment; attach again");
 }
@@ -163,12 +163,12 @@ static int wait_for_response(int socket_fd, uint32_t number, struct mqd_local_se
     for (;;) {
         ssize_t size = receive(socket_fd, response, fd);
         if (size == 0 || (size < 0 && (errno == ECONNRESET || errno == EPIPE)))
-            return ended();
+            return fail_ended();
         if (size < 0 && errno != EAGAIN && errno != EINTR)
             return mqd_error_system(errno, "reading the broker's response about a segment");
         if (size == sizeof *response && response->kind == MQD_LOCAL_QUERY_SEGMENT && response->number == number)
             return 0;
-        if (size > 0) { /* late, or of a kind that only a later broker sends */
+        if (size > 0) { /* a late response, or of a kind that only a later broker sends */
             if (*fd >= 0)
                 close(*fd);
             continue;
@@ -190,7 +190,7 @@ static int send_query(int socket_fd, const struct mqd_local_query *numbered)
         if (errno == EINTR)
             continue;
         if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN)
-            return ended();
+            return fail_ended();
         if (errno != EAGAIN)
             return mqd_error_system(errno, "query for a segment");
         struct pollfd wait = {socket_fd, POLLOUT, 0};

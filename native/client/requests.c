@@ -184,7 +184,8 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *pos
     return at;
 }
 
-/* The number of leading positions that have the same topic: they become one topic of the request. */
+/* The number of leading positions that have the same topic; they become one topic of the
+ * request. */
 static uint32_t topic_run(const struct mqd_client_position *positions, uint32_t count)
 {
     uint32_t same = 1;

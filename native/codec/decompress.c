@@ -15,8 +15,8 @@
 #define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
 #define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
 #define XERIAL_HEADER_BYTES 16
-/* an element of two or three bytes yields at most 64; the claimed size is checked against this,
- * because it is allocated */
+/* an element of two or three bytes yields at most 64 bytes; the claimed size is checked against
+ * this ratio, because that much is allocated */
 #define SNAPPY_RATIO_MAX ((size_t)64)
 #define LZ4_FLAGS_AT 4
 #define LZ4_FLAG_INDEPENDENT 0x20
@@ -29,7 +29,7 @@ struct workspace {
     void *lz4, *zstd;
 };
 
-/* What one step of a codec reads and writes. */
+/* The input and output of one step of a codec. */
 struct step {
     const uint8_t *in;
     size_t in_bytes;
@@ -195,7 +195,7 @@ static int decompress_stream(struct workspace *own, const struct stream *stream,
         if (step.ended && (stream->once || !stream->reset(own)))
             return stream->once ? MQD_CODEC_DAMAGED : MQD_CODEC_NO_MEMORY;
         *reason = "it is cut off";
-        /* room is left and there was nothing more to do with the input */
+        /* the output has room, but no more input can be consumed */
         if (!step.ended && step.out_bytes < room && (size_bytes == 0 || step.in_bytes == 0))
             return MQD_CODEC_DAMAGED;
     }

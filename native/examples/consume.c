@@ -3,9 +3,9 @@
  *
  *   consume DATA_DIR/run/client.sock TOPIC [COUNT]
  *
- * With COUNT it ends after that many. Order is kept within a partition. Compressed batches are
- * reported and skipped: a program can decompress them with a library of its choice (and parse the
- * records by mqd_segment_records).
+ * With COUNT it ends after that many records. Order is kept within a partition. Compressed batches
+ * are reported and skipped: a program can decompress them with a library of its choice (and parse
+ * the records by mqd_segment_records).
  */
 #include <inttypes.h>
 #include <stdio.h>

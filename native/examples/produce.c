@@ -2,9 +2,9 @@
  *
  *   produce DATA_DIR/run/client.sock TOPIC
  *
- * Lines are distributed like librdkafka's records without keys: to any partition, batch by batch.
- * "KEY<tab>VALUE" lines go to the partition of their key. The exit status is 0 when everything was
- * acknowledged.
+ * Lines are distributed like librdkafka's records without keys: each batch goes to a random
+ * partition. "KEY<tab>VALUE" lines go to the partition of their key. The exit status is 0 when
+ * everything was acknowledged.
  */
 #include <inttypes.h>
 #include <stdio.h>

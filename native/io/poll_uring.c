@@ -39,7 +39,7 @@ struct watched {
     uint64_t token;
     uint32_t generation; /* of the current or the next use */
     bool present;
-    bool waiting; /* not armed: no place in the submission queue */
+    bool waiting; /* not armed: the submission queue was full */
 };
 
 struct operation {
@@ -139,9 +139,9 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
     return 0;
 }
 
-/* ASYNC_CANCEL rather than POLL_REMOVE: the latter refuses a poll whose event is just being
- * delivered, which would then keep the file open forever. Submitted immediately, so that close() by
- * the caller really closes. */
+/* ASYNC_CANCEL rather than POLL_REMOVE: POLL_REMOVE refuses a poll whose event is just being
+ * delivered, and that poll would keep the file open forever. Submitted immediately, so that the
+ * caller's close() releases the file. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
     struct body *body = poll->body;
@@ -187,8 +187,10 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
     struct watched *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
-        return 0;                 /* removed meanwhile */
-    if (completion->result < 0) { /* not pollable, or no memory: arming again would not help; the owner will close it */
+        return 0; /* removed meanwhile */
+    /* not pollable, or no memory: arming again would not help; the owner will close the
+     * descriptor */
+    if (completion->result < 0) {
         *event =
             (struct mqd_poll_event){.token = watched->token,
                                     .flags = MQD_POLL_READABLE | MQD_POLL_WRITABLE | MQD_POLL_HANGUP | MQD_POLL_BROKEN,

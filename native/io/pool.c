@@ -5,11 +5,12 @@
  * them; the `queue` and `done` lists are protected by the mutex. An entry is freed when its event
  * is collected (W2), so nothing can overflow.
  *
- * Fairness: jobs are grouped by the device of their file. Arbitrary jobs of a device form a second
- * group, and those without a device one more. A group uses at most MQD_POOL_THREADS_PER_GROUP_MAX
- * threads, and the last idle thread is reserved for a group that has none. So a stalled disk, which
- * then occupies both its groups, delays neither flushes nor arbitrary jobs of another disk, however
- * many jobs are queued. Within a group the order is that of submission.
+ * Fairness: jobs are grouped by the device of their file. Arbitrary jobs (mqd_poll_run) of a device
+ * form a second group, and those without a device one more. A group uses at most
+ * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
+ * none. So a stalled disk, which then occupies both its groups, delays neither flushes nor
+ * arbitrary jobs of another disk, however many jobs are queued. Within a group the order is that of
+ * submission.
  *
  * Threads are started when more jobs wait than threads are idle, and are kept.
  */
@@ -30,7 +31,8 @@
 #define NO_JOB UINT32_MAX
 #define NO_GROUP UINT64_MAX
 #define NO_DEVICE_GROUP (UINT64_MAX - 1)
-#define RUN_GROUP_BIT (1ull << 63) /* not used in any device number; nor are the two above with it cleared */
+/* no device number has this bit set, or equals one of the two values above without it */
+#define RUN_GROUP_BIT (1ull << 63)
 #define STACK_BYTES (1u << 20)
 
 struct job {
@@ -103,8 +105,8 @@ static int32_t read_ahead(const struct mqd_pool_request *request)
     return total > INT32_MAX ? INT32_MAX : (int32_t)total;
 }
 
-/* The journal of the file layer needs the file system's root by name; the descriptor is a log
- * directory's. */
+/* fd is an open log directory. The journal of the file layer (base/file.c) needs its path, to
+ * record which files a syncfs covers. */
 static int32_t sync_file_system(int fd)
 {
     char link[64], path[PATH_MAX];
@@ -245,7 +247,7 @@ struct mqd_pool *mqd_pool_create(int event_fd)
     for (uint32_t i = 0; i < MQD_POOL_JOB_COUNT_MAX; i++)
         pool->job[i].next = i + 1 < MQD_POOL_JOB_COUNT_MAX ? i + 1 : NO_JOB;
     pthread_mutex_lock(&pool->mutex);
-    int error = start_thread(pool); /* one must exist; more only improve speed */
+    int error = start_thread(pool); /* one thread must exist; more only improve speed */
     pthread_mutex_unlock(&pool->mutex);
     if (error) {
         mqd_pool_destroy(pool);

@@ -68,7 +68,7 @@ bool mqd_epochs_cut(struct mqd_epochs *epochs, int64_t log_start_offset, int64_t
     return changed;
 }
 
-/* A decimal number and the byte that must follow it. */
+/* Parses a decimal number and the byte that must follow it. */
 static bool parse_number(const char **at, char after, int64_t max, int64_t *out)
 {
     char *end;

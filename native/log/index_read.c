@@ -148,8 +148,8 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
             return -1;
     }
     /* Two offset entries imply at least one earlier time entry, unless no batch has a timestamp. So
-     * the time index was lost, and with it the largest timestamp; only a walk over the whole
-     * segment finds it. */
+     * the time index and the largest timestamp were lost; only a walk over the whole segment finds
+     * that timestamp. */
     if (index->file_bytes > (intact ? MQD_INDEX_ENTRY_BYTES : 0) && index->time_file_bytes == 0)
         load_nothing(index, last);
     return 0;
@@ -164,8 +164,8 @@ static int64_t file_size(const char *directory, int64_t segment_base, enum mqd_f
     return status.st_size;
 }
 
-/* Whether the files already hold what `index` would write: time entries that the load ignored only
- * to create them again. 1, 0, or -1 on disk failure. */
+/* Whether the files already have the entries that `index` would write (the load ignores some time
+ * entries, and the walk creates them again). 1, 0, or -1 on disk failure. */
 static int files_match(const struct mqd_index *index, const char *directory, int64_t segment_base)
 {
     int64_t time_bytes = index->time_file_bytes + index->time_pending_count * (int64_t)MQD_TIME_INDEX_ENTRY_BYTES;
@@ -211,8 +211,8 @@ int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_
     return 1;
 }
 
-/* The last of `count` entries for which not_after() holds, by bisection with pread; its number, -1
- * none, -2 disk failure. */
+/* Finds the last of `count` entries whose key is not above `key`, by bisection with pread. Returns
+ * its number; -1 none, -2 disk failure. */
 static int64_t bisect(int fd, uint32_t count, uint32_t entry_bytes, int64_t key, int64_t (*key_of)(const uint8_t *),
                       uint8_t *entry)
 {

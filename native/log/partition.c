@@ -72,10 +72,10 @@ static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
     return __builtin_sub_overflow(later_ms, earlier_ms, &difference) ? later_ms > earlier_ms : difference > limit_ms;
 }
 
-/* CreateTime limits on the first and the largest timestamp, which are in the header. -1 = the
- * batch has none. The limits apply to client batches only: a coordinator's clock may be another
- * host's and does not follow this one's, and a transaction must end and a group must continue
- * in any case. */
+/* CreateTime limits on the first and the largest timestamp, which are in the header. -1 = the batch
+ * has none. The limits apply to client batches only: a coordinator's clock may be another host's
+ * and does not follow this one's, and its batches (transaction markers, committed offsets) must be
+ * accepted in any case. */
 static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
 {
     const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
@@ -200,14 +200,14 @@ int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_sta
     return 0;
 }
 
-/* Leaves out the records whose ids are known (log/dedup/dedup.h). *rewritten: what is left (`batch`
- * is its header), if something was left out. A duplicate: everything, and there are no sequence
- * numbers to keep. */
+/* Leaves out the records whose ids are known (log/dedup/dedup.h). *rewritten: the rest of the batch
+ * (`batch` is its header), if any record was left out. The batch is a duplicate if all records are
+ * left out and it has no sequence numbers to keep. */
 static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *batch, const uint8_t *bytes,
                            int64_t now_ms, uint8_t **rewritten, struct mqd_stage_result *result)
 {
     struct mqd_dedup_taken taken;
-    if (!partition->dedup) { /* there was no memory for it */
+    if (!partition->dedup) { /* there was no memory for partition->dedup */
         result->message = "no memory for the ids of dedup.window.ms; the client may retry";
         return MQD_KAFKA_STORAGE_ERROR;
     }
@@ -294,7 +294,7 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
                     (flags & MQD_STAGE_REDIRECTED));
     if (partition->dedup && is_marker)
         mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker.commit, partition->staged_end_offset);
-    /* a batch that lost all of its records has the offset of what was there before */
+    /* a batch that lost all of its records gets the offset of an earlier record with the same id */
     if (!rewritten || batch->record_count)
         result->base_offset = partition->staged_end_offset;
     partition->staged_end_offset = result->end_offset = mqd_batch_end_offset(&staged->batch);
@@ -325,7 +325,7 @@ void mqd_partition_note_refused(struct mqd_partition *partition, const struct mq
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
 {
     const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
-    /* otherwise its state determines the next sequence */
+    /* a known producer's state determines the next sequence */
     return refused && batch->base_sequence > refused->lowest_sequence &&
            !mqd_producers_sequenced(&partition->producers, batch);
 }
@@ -472,9 +472,9 @@ static int64_t at_least(int64_t value, int64_t least)
     return value < least ? least : value;
 }
 
-/* If the setting is new, only ids from now on are known; a log that is opened with it is read for
- * its ids. If there is no memory for the ids, batches are refused until the settings are applied
- * again. */
+/* If the setting is new, only ids of records from now on are known; when a log is opened with the
+ * setting, its ids are read from the log. If there is no memory for the ids, batches are refused
+ * until the settings are applied again. */
 static void set_dedup(struct mqd_partition *partition)
 {
     const struct mqd_log_options *options = &partition->options;

@@ -35,7 +35,7 @@ static int check_continues(struct mqd_partition *partition, const struct mqd_bat
         bool empty = partition->staged_count == 0 && partition->log_start_offset == partition->log_end_offset &&
                      partition->active.size_bytes == 0;
         if (empty && batch->base_offset == partition->active.base_offset && mqd_batch_end_offset(batch) > end)
-            return MQD_FOLLOW_OK; /* the log was restarted for it */
+            return MQD_FOLLOW_OK; /* the log was restarted to begin with this batch */
         out->next_offset = batch->base_offset;
         if (empty && mqd_batch_end_offset(batch) > end)
             return refuse(out, MQD_FOLLOW_BEFORE, "the leader's log start is inside a batch");
@@ -50,8 +50,8 @@ static int check_continues(struct mqd_partition *partition, const struct mqd_bat
     return MQD_FOLLOW_OK;
 }
 
-/* Checks for a whole, valid batch in `left` bytes. 1 yes; 0: only its beginning is there; -1:
- * *error, out->reason. */
+/* Checks for a whole, valid batch in `left` bytes. 1: yes; 0: only the beginning of a batch is
+ * there; -1: invalid, with out->reason. */
 static int take_batch(const uint8_t *bytes, uint64_t left, struct mqd_batch *batch, struct mqd_follow *out)
 {
     if (left < MQD_BATCH_HEADER_BYTES)

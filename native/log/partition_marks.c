@@ -1,9 +1,10 @@
 /* The high watermark of a partition with several replicas: maps an offset from mqd_replica to a
- * place in the log. See log/partition_follow.h.
+ * position in the log. See log/partition_follow.h.
  *
  * Followers fetch at most to the end of a write, but may stop before it. The high watermark moves
- * only to ends of writes, whose places were recorded at the write. It is never above the requested
- * offset, and reaches it at the latest when the followers have reached the end of the log.
+ * only to ends of writes, whose positions were recorded by the writes. It is never above the
+ * requested offset, and reaches it at the latest when the followers have reached the end of the
+ * log.
  */
 #include <stdlib.h>
 

@@ -2,8 +2,8 @@
  * invariants P3 and P4.
  *
  * A sync covers up to three files in this order: waiting sealed files (S3), then the active .log;
- * and the directory when it has a new entry. It advances durable to the last mark that it covered;
- * what remains keeps the partition dirty, and the caller begins again.
+ * and the directory when it has a new entry. It advances durable_offset to the last mark that it
+ * covered. If more files wait, the partition stays dirty and the caller begins another sync.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -66,7 +66,9 @@ void mqd_partition_forget_syncs(struct mqd_partition *partition)
 {
     uint32_t kept = 0;
     if (partition->syncing)
-        return; /* its files may be among them: the active one, which has been sealed since */
+        /* a running sync may cover these files: the file that was active when it began may have
+         * been sealed since */
+        return;
     for (uint32_t i = 0; i < partition->sync_queue_count; i++) {
         const struct mqd_sync_item *item = &partition->sync_queue[i];
         if (item->segment < 0 || item->segment >= partition->segments[0]) {

@@ -7,8 +7,8 @@
  *      memory
  *   3  commit
  *
- * All staged batches succeed or none does: when a later step fails, segments begun by this write
- * are deleted, the old one is truncated and its state restored.
+ * Either all staged batches are written or none is: when a later step fails, segments begun by this
+ * write are deleted, the old one is truncated and its state restored.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -246,8 +246,9 @@ static int write_all(struct mqd_partition *partition, struct iovec *iov, int cou
 }
 
 /* The iovecs of one write. An iovec costs the kernel about half a microsecond, more than copying a
- * small batch, so neighbours up to GATHER_BATCH_BYTES are joined in a buffer on the stack while it
- * has room. Batches that are contiguous in memory as in the file (a follower's) need neither. */
+ * small batch, so neighbouring batches of up to GATHER_BATCH_BYTES are joined in a buffer on the
+ * stack while it has room. Batches that are contiguous in memory as in the file (a follower's)
+ * share one iovec without copying. */
 struct gather {
     struct iovec iov[2 * MQD_STAGE_COUNT_MAX];
     int count;
@@ -392,8 +393,8 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
 }
 
 /* Closes what this write queued, except for the old segment's files: a flush of its .log may be
- * running and must not meet another file under that descriptor number, and after a full disk it
- * must not need new descriptors when none are left. */
+ * running, so its descriptor number must not be reused for another file; and after a full disk the
+ * write must not need new descriptors, since none may be left. */
 static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {
@@ -412,7 +413,7 @@ static void queue_restore(struct mqd_partition *partition, const struct checkpoi
         partition->sync_queue[old->sync_queue_count - 1] = old->sync_queue_last;
 }
 
-/* Needed only when the queue was full: the roll itself has then flushed and closed the .log. */
+/* Needed only when the queue was full, because the roll has then flushed and closed the .log. */
 static int reopen_log(struct mqd_partition *partition)
 {
     struct mqd_active *active = &partition->active;
@@ -423,8 +424,8 @@ static int reopen_log(struct mqd_partition *partition)
 }
 
 /* Restores the checkpoint. -1 with errno: the old segment could not be restored, or a segment begun
- * by this write could not be deleted. A clean start would take the old segment for sealed and end
- * the log where the leftover one begins, so the caller fences. */
+ * by this write could not be deleted. The next clean start would regard the old segment as sealed
+ * and end the log at the beginning of the leftover one, so the caller fences the partition. */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;
@@ -482,8 +483,8 @@ static int write_failed(struct mqd_partition *partition, const struct checkpoint
 
 /* ---- the write ---- */
 
-/* Queues the new file of epochs in the place of an older one that waits for its sync, so that the
- * queue does not fill up while a disk repeatedly refuses the batches that follow. */
+/* Queues the new epoch checkpoint. It replaces an older one that still waits for its sync, so that
+ * the queue does not fill up while the disk repeatedly refuses the following batches. */
 static int queue_epochs(struct mqd_partition *partition, int fd)
 {
     uint32_t count = partition->sync_queue_count;
@@ -542,7 +543,7 @@ static int write_staged(struct mqd_partition *partition, int64_t now_ms, struct 
 
 int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *rolled)
 {
-    struct checkpoint old; /* large: its other fields are set when it is taken */
+    struct checkpoint old; /* not initialized as a whole, because it is large: checkpoint_take sets the other fields */
     int64_t base_offset = partition->active.base_offset;
     int index_error = 0;
     old.taken = false;
@@ -564,8 +565,7 @@ int mqd_partition_write(struct mqd_partition *partition, int64_t now_ms, bool *r
     mqd_partition_check(partition);
     if (!index_error)
         return 0;
-    /* The batches are in the log, but the disk is failing: no further promises about this
-     * partition. */
+    /* The batches are in the log, but the disk is failing: the partition is fenced. */
     mqd_partition_fence(partition);
     mqd_error_system(index_error, "%s: cannot write the index of segment %lld", partition->path,
                      (long long)partition->active.base_offset);

@@ -129,7 +129,7 @@ static const struct mqd_producer_batch *batch_at(const struct mqd_producer *entr
     return &entry->batches[(entry->head + MQD_PRODUCER_BATCH_COUNT - entry->count + i) % MQD_PRODUCER_BATCH_COUNT];
 }
 
-/* `sequence` is before `other`, by less than half of the circle. */
+/* Whether `sequence` is before `other`, by less than half of the sequence space. */
 static bool sequence_before(int32_t sequence, int32_t other)
 {
     uint32_t distance = ((uint32_t)other - (uint32_t)sequence) & INT32_MAX;
@@ -158,7 +158,7 @@ static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd
         bool is_duplicate = !sequence_before(batch_at(entry, entry->count - 1u)->last_sequence, batch->base_sequence);
         return is_duplicate && batch->attributes & TRANSACTIONAL_BIT ? 59 : 45;
     }
-    /* if fewer batches are remembered, an earlier one was never written */
+    /* if fewer batches are remembered, no earlier batch was ever written */
     bool dropped = entry->count == MQD_PRODUCER_BATCH_COUNT;
     return dropped && sequence_before(last_sequence, batch_at(entry, 0)->first_sequence) ? 46 : 45;
 }

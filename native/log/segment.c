@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 
-/* A walk that checks headers only reads SPAN_READ_BYTES in one call after a batch of at most
- * SMALL_BATCH_BYTES, because reading ahead costs less than a call for each small batch;
- * HEADER_READ_BYTES after a larger one. */
+/* How much a walk that checks only headers reads in one call. After a batch of at most
+ * SMALL_BATCH_BYTES: SPAN_READ_BYTES, because reading ahead costs less than a call for each small
+ * batch. After a larger batch: HEADER_READ_BYTES. */
 #define SMALL_BATCH_BYTES 8192
 #define HEADER_READ_BYTES 4096
 #define SPAN_READ_BYTES (256 * 1024)
@@ -154,7 +154,7 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
     return 1;
 }
 
-/* Whether there is a batch at `at`; if so, the walk continues there. */
+/* Whether a valid batch begins at `at`; if so, the walk continues there. */
 static int walk_try(struct mqd_walk *walk, int64_t at)
 {
     struct mqd_batch batch;
@@ -166,7 +166,7 @@ static int walk_try(struct mqd_walk *walk, int64_t at)
     return found;
 }
 
-/* A position is tried when a batch of magic 2 could begin there. The CRC decides. */
+/* Tries each position at which a batch of magic 2 could begin; the CRC decides. */
 int mqd_walk_resync(struct mqd_walk *walk)
 {
     int64_t crc_from_offset = walk->crc_from_offset, start = walk->position;

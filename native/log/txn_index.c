@@ -89,7 +89,8 @@ static int open_active(struct mqd_txn_index *index, const char *directory, int64
     int64_t sum_bytes = sum_bytes_of(index->file_bytes);
     if (index->fd >= 0)
         return 0;
-    index->sum_fd = open_sized(directory, segment_base, MQD_FILE_TXN_SUM, sum_bytes); /* truncated first */
+    /* the checksums are truncated before the entries */
+    index->sum_fd = open_sized(directory, segment_base, MQD_FILE_TXN_SUM, sum_bytes);
     if (index->sum_fd >= 0)
         index->fd = open_sized(directory, segment_base, MQD_FILE_TXN_INDEX, index->file_bytes);
     if (index->fd >= 0 && (sum_bytes == 0 || pread(index->sum_fd, last, sizeof last, sum_bytes - MQD_TXN_SUM_BYTES) ==
@@ -223,7 +224,8 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
     return fd;
 }
 
-/* -1 with errno. The checksums first: while the file grows there are never fewer entries. */
+/* -1 with errno. Opens the checksums first: while the files grow, there are then at least as many
+ * entries as checksums. */
 static int files_open(struct files *files, const char *directory, int64_t segment_base)
 {
     *files = (struct files){.fd = -1, .sum_fd = -1, .segment_base = segment_base};
@@ -310,8 +312,8 @@ int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t so
                       : result;
 }
 
-static bool sound(const uint8_t *at, const struct mqd_aborted *entry, const struct mqd_aborted *before,
-                  int64_t segment_base, int64_t offset_end)
+static bool is_sound(const uint8_t *at, const struct mqd_aborted *entry, const struct mqd_aborted *before,
+                     int64_t segment_base, int64_t offset_end)
 {
     return at[0] == 0 && at[1] == 0 && entry->producer_id >= 0 && entry->first_offset >= 0 &&
            entry->first_offset < entry->last_offset && entry->last_offset >= segment_base &&
@@ -339,7 +341,7 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
         for (int i = 0; i < count && result == 0 && more; i++) {
             const uint8_t *at = bytes + i * MQD_TXN_INDEX_ENTRY_BYTES;
             struct mqd_aborted entry = decode(at);
-            more = sound(at, &entry, out->count ? &out->entries[out->count - 1] : NULL, segment_base, offset_end);
+            more = is_sound(at, &entry, out->count ? &out->entries[out->count - 1] : NULL, segment_base, offset_end);
             if (more)
                 result = mqd_aborted_add(out, &entry);
         }
@@ -369,8 +371,8 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
         return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
                    ? -1
                    : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
-    /* Keeps the inodes: no reader exists while this is called, and a crash half-way leaves entries
-     * that fail verification. Opening an index of 0 bytes truncates both. */
+    /* Rewrites the existing files: no reader exists while this is called, and a crash half-way
+     * leaves entries that fail verification. Opening an index of 0 bytes truncates both. */
     int result = open_active(&index, directory, segment_base);
     if (result == 0)
         result = mqd_txn_index_append(&index, directory, segment_base, list->entries, list->count);

@@ -1,4 +1,4 @@
-/* The follower's side, and leader epochs. See replica/rules.h. */
+/* The follower's side of the replication core, and leader epochs. See replica/rules.h. */
 #include "replica/planted.h"
 #include "replica/rules.h"
 
@@ -45,7 +45,7 @@ int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_co
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
     if (found < 0) /* all epochs here are earlier than the diverging one */
         return least(diverging_end, log_end);
-    /* that epoch is unknown here: truncate to the end of the previous one; the next response
+    /* this log does not have that epoch: truncate to the end of the previous one; the next response
      * refines this */
     if (found != diverging_epoch)
         return least(end_offset, log_end);

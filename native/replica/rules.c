@@ -1,5 +1,5 @@
-/* The leader's side: the state of its followers, the high watermark, proposals of the in-sync set.
- * See replica/rules.h. */
+/* The leader's side of the replication core: the state of its followers, the high watermark,
+ * proposals of the in-sync set. See replica/rules.h. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -18,8 +18,8 @@
 #define INELIGIBLE_REPLICA 107
 
 #define NEVER INT64_MIN
-/* lagging by more records than allowed for this long: not just a burst that the next fetch catches
- * up with */
+/* a follower that lags by more records than allowed is removed only after this time, because it may
+ * catch up with a burst by the next fetch */
 #define BEHIND_MS 500
 
 static bool counts_durable(const struct mqd_replica *replica)
@@ -104,7 +104,8 @@ static int raise_high_watermark(struct mqd_replica *replica)
 
 /* ---- the log ---- */
 
-/* A follower that has not fetched in this epoch may have everything: only its time counts. */
+/* A follower that has not fetched in this epoch may have all records, so only the lag time applies
+ * to it. */
 static void note_behind(const struct mqd_replica *replica, struct mqd_replica_follower *follower, int64_t now_ms)
 {
     bool behind = replica->lag_records_max >= 0 && follower->position >= 0 &&
@@ -112,7 +113,8 @@ static void note_behind(const struct mqd_replica *replica, struct mqd_replica_fo
     follower->behind_ms = !behind ? INT64_MAX : follower->behind_ms < now_ms ? follower->behind_ms : now_ms;
 }
 
-int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable, int64_t now_ms)
+int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable,
+                        int64_t now_ms)
 {
     int64_t before = replica->log_end;
     int changed = 0;
@@ -129,7 +131,7 @@ int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_
     for (uint32_t i = 0; i < replica->follower_count && log_end != before; i++) {
         struct mqd_replica_follower *follower = &replica->followers[i];
         if (follower->position == before && follower->caught_up_ms < now_ms)
-            follower->caught_up_ms = now_ms; /* it had everything until now */
+            follower->caught_up_ms = now_ms; /* it had all records until now */
         note_behind(replica, follower, now_ms);
     }
     return changed | raise_high_watermark(replica);
@@ -176,7 +178,7 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
     return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
 }
 
-/* `known` is its state in this leader epoch; NULL = none. */
+/* `known` is the follower's state in this leader epoch; NULL = none. */
 static struct mqd_replica_follower follower_from(const struct mqd_replica_member *member,
                                                  const struct mqd_replica_follower *known, int64_t now_ms)
 {
@@ -271,7 +273,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
 
 /* ---- requests of clients ---- */
 
-int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
+int mqd_replica_check_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
 {
     if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !PLANTED(replica, LEASE)))
         return NOT_LEADER_OR_FOLLOWER;
@@ -289,7 +291,7 @@ int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms)
     return MQD_REPLICA_CHANGED_BELOW_MIN;
 }
 
-int mqd_replica_latest(const struct mqd_replica *replica)
+int mqd_replica_check_latest(const struct mqd_replica *replica)
 {
     if (replica->role != MQD_REPLICA_LEADER)
         return NOT_LEADER_OR_FOLLOWER;
@@ -341,7 +343,7 @@ static void note_position(struct mqd_replica *replica, struct mqd_replica_follow
         follower->caught_up_ms = now_ms;
     else if (follower->fetched_ms != NEVER && fetch->fetch_offset >= follower->fetched_log_end &&
              follower->caught_up_ms < follower->fetched_ms)
-        follower->caught_up_ms = follower->fetched_ms; /* it has everything up to the end at that time */
+        follower->caught_up_ms = follower->fetched_ms; /* it has all records up to the log end at that time */
     follower->position = fetch->fetch_offset;
     follower->fetched_broker_epoch = fetch->broker_epoch;
     follower->fetched_ms = now_ms;
@@ -397,9 +399,9 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
     return !caught_up_within(replica, follower, now_ms, replica->lag_ms_max);
 }
 
-/* R-4. While the set is below min_insync the high watermark does not move, so having reached it
- * means little: a follower that joined for that reason alone, far behind the log's end, would be
- * removed immediately. Requiring half of the allowed lag time keeps the set from flapping. */
+/* R-4. While the set is below min_insync the high watermark does not move, so a follower can have
+ * reached it and still be far from the log's end. If it joined, it would be removed immediately.
+ * Requiring half of the allowed lag time keeps the set from flapping. */
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
@@ -421,17 +423,17 @@ static bool counts_in_set(const struct mqd_replica_follower *follower)
     return !follower->member.moving && follower->member.eligible;
 }
 
-static bool slow(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
+static bool is_slow(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
     return !caught_up_within(replica, follower, now_ms, MQD_REPLICA_SLOW_MS) || PLANTED(replica, SWAP_OFTEN);
 }
 
-/* Whether `one` should rather be in the set than `other`: one that is not slow, then the preferred
- * one, then the longer log, then the earlier in the list. */
-static bool better(const struct mqd_replica *replica, const struct mqd_replica_follower *one,
-                   const struct mqd_replica_follower *other, int64_t now_ms)
+/* Whether `one` is a better member than `other`. In order of importance: it is not slow; it is the
+ * preferred replica; its log is longer; it is earlier in the list. */
+static bool is_better(const struct mqd_replica *replica, const struct mqd_replica_follower *one,
+                      const struct mqd_replica_follower *other, int64_t now_ms)
 {
-    bool one_slow = slow(replica, one, now_ms), other_slow = slow(replica, other, now_ms);
+    bool one_slow = is_slow(replica, one, now_ms), other_slow = is_slow(replica, other, now_ms);
     if (one_slow != other_slow)
         return other_slow;
     if (one == replica->followers || other == replica->followers)
@@ -455,7 +457,7 @@ static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int6
     struct mqd_replica_follower *best = NULL;
     for (uint32_t i = 0; i < replica->follower_count; i++)
         if (is_spare(replica, &replica->followers[i], now_ms, within_ms) &&
-            (!best || better(replica, &replica->followers[i], best, now_ms)))
+            (!best || is_better(replica, &replica->followers[i], best, now_ms)))
             best = &replica->followers[i];
     return best;
 }
@@ -467,14 +469,15 @@ static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, in
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         struct mqd_replica_follower *follower = &replica->followers[i];
         if (follower->proposed && counts_in_set(follower) && follower->member.node_id != replica->node_id &&
-            (!worst || better(replica, worst, follower, now_ms)))
+            (!worst || is_better(replica, worst, follower, now_ms)))
             worst = follower;
     }
     return worst;
 }
 
-/* Exchanges slow members for which a record waits, each for a spare that is ahead of it; or another
- * member for the preferred replica, which can lead only from within the set. */
+/* Exchanges slow members that a record waits for, each for a spare that is ahead of it. Otherwise
+ * may exchange a member for the preferred replica, which can become the leader only as a member of
+ * the set. */
 static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 {
     bool waits = replica->high_watermark < replica->log_end, exchanged = false;
@@ -482,7 +485,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
     if (rested_ms < MQD_REPLICA_SWAP_MS && !PLANTED(replica, SWAP_OFTEN))
         return false;
     struct mqd_replica_follower *member, *spare;
-    while (waits && (member = worst_member(replica, now_ms)) != NULL && slow(replica, member, now_ms) &&
+    while (waits && (member = worst_member(replica, now_ms)) != NULL && is_slow(replica, member, now_ms) &&
            (spare = best_spare(replica, now_ms, MQD_REPLICA_SLOW_MS / 2)) != NULL &&
            (spare->position > member->position || PLANTED(replica, SWAP_UNCHECKED))) {
         member->proposed = 0;
@@ -501,7 +504,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
     return exchanged;
 }
 
-/* Reduces the replicas that may be in the set to set_max. True: one was exchanged for another. */
+/* Reduces the chosen members to set_max. True: a member was exchanged for another replica. */
 static bool limit(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;

@@ -3,7 +3,7 @@
  * arguments), no allocation (one struct of fixed size). The broker links it and the simulator loads
  * it by cffi: it is the same code.
  *
- * It holds no log. The caller reports where the log ends (mqd_replica_log) and passes the leader
+ * It holds no log. The caller reports where the log ends (mqd_replica_set_log) and passes the leader
  * epochs of the log where needed.
  *
  * Terms: the position of a replica is the end of the part of its log that counts: its durable
@@ -154,7 +154,7 @@ enum mqd_replica_change {
     MQD_REPLICA_CHANGED_BELOW_MIN = 16
 };
 /* Applies the metadata. Before the first call the caller must report the log's end by
- * mqd_replica_log, and a known high watermark by mqd_replica_restore. -1: invalid assignment (too
+ * mqd_replica_set_log, and a known high watermark by mqd_replica_restore. -1: invalid assignment (too
  * many members, this node listed twice, ...). */
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms);
 /* when a log is opened: sets its known high watermark; 0 or the log's start when none is known */
@@ -164,16 +164,18 @@ void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark);
 void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence);
 /* The log grew, was flushed, or (a follower's) was truncated. Returns bits of enum
  * mqd_replica_change. */
-int mqd_replica_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable, int64_t now_ms);
+int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable,
+                        int64_t now_ms);
 
 /* ---- the leader ---- */
 
 /* Whether a batch may be appended. 0; 6 NOT_LEADER_OR_FOLLOWER (not the leader, or the lease has
  * ended); 19 NOT_ENOUGH_REPLICAS (acks=all). Times: CLOCK_BOOTTIME. */
-int mqd_replica_may_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns);
+int mqd_replica_check_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns,
+                             int64_t now_ns);
 /* Whether the end of the log may be returned (ListOffsets). 0; 6; 78 OFFSET_NOT_AVAILABLE until the
  * high watermark has reached the epoch's start (KIP-207). */
-int mqd_replica_latest(const struct mqd_replica *replica);
+int mqd_replica_check_latest(const struct mqd_replica *replica);
 
 /* one partition of a follower's Fetch */
 struct mqd_replica_fetch {
@@ -241,10 +243,10 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
 
 enum mqd_replica_action {
     MQD_REPLICA_IGNORE, /* from another epoch than the current one */
-    /* the records begin at the fetch offset: append, then mqd_replica_log, then
+    /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
      * mqd_replica_followed */
     MQD_REPLICA_APPEND,
-    /* truncate the log to `offset` (with producers, transactions and epochs), call mqd_replica_log,
+    /* truncate the log to `offset` (with producers, transactions and epochs), call mqd_replica_set_log,
      * fetch again */
     MQD_REPLICA_TRUNCATE,
     MQD_REPLICA_RESTART, /* the leader's log begins after this one's end: empty the log, begin at `offset` */

@@ -13,7 +13,7 @@ enum mqd_rights {
     MQD_RIGHTS_LOG_ONLY /* what is denied is reported, and then allowed */
 };
 #define MQD_LISTENER_COUNT_MAX 64
-#define MQD_LISTENER_HOSTS 64 /* mqd_reactor_listener_tls: connections between hosts, both ways */
+#define MQD_LISTENER_HOSTS 64 /* mqd_reactor_set_listener_tls: connections between hosts, both ways */
 #define MQD_LISTENER_TLS 1
 #define MQD_LISTENER_SASL 2
 
@@ -71,9 +71,9 @@ int mqd_reactor_backend(struct mqd_reactor *reactor); /* the backend in use */
 /* Commands from the main thread of the worker. Each returns immediately and is answered by one
  * event with the same token. -1 MQD_E_FULL when 4096 commands are outstanding; a command is
  * outstanding until its event has been taken. */
-int mqd_reactor_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, const char *path);
+int mqd_reactor_add_log_dir(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, const char *path);
 /* full: Produce is refused with KAFKA_STORAGE_ERROR */
-int mqd_reactor_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full);
+int mqd_reactor_set_log_dir_full(struct mqd_reactor *reactor, uint64_t token, uint32_t log_dir, int full);
 int mqd_reactor_topic_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                           const uint32_t *slots, uint32_t partition_count);
 int mqd_reactor_topic_remove(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16]);
@@ -138,8 +138,8 @@ int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint6
  * Existing connections keep their context. The reactor takes ownership of the context, also when
  * the command fails. */
 struct mqd_tls_context;
-int mqd_reactor_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
-                             struct mqd_tls_context *context);
+int mqd_reactor_set_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
+                                 struct mqd_tls_context *context);
 /* Answers MQD_EVENT_TLS_NAME for `connection` with the client's principal, such as "User:alice"; ""
  * refuses the client. Does nothing if the connection has been closed. */
 int mqd_reactor_tls_principal(struct mqd_reactor *reactor, uint64_t token, uint64_t connection, const char *principal);
@@ -192,7 +192,7 @@ int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd,
 int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker,
                                uint32_t lane);
 /* for all throttled lanes together */
-int mqd_reactor_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
+int mqd_reactor_set_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
 
 /* Produce of local clients for partitions that other hosts lead (server/relay/relay.h).
  * MQD_EVENT_RELAY_REQUESTED requests a connection: offset = the leader's node id, log_dir = which of

@@ -11,7 +11,8 @@
 
 #define SASL_HANDSHAKE 17
 #define SASL_AUTHENTICATE 36
-/* An exchange takes five: ApiVersions twice, SaslHandshake, SaslAuthenticate twice. */
+/* Requests before a connection is authenticated. An exchange takes five: ApiVersions twice,
+ * SaslHandshake, SaslAuthenticate twice. */
 #define COUNT_MAX 10
 
 static bool is_exchange(int16_t api_key)
@@ -85,11 +86,12 @@ bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_princip
     memcpy(c->principal, principal, size_bytes);
     c->principal_bytes = size_bytes;
     c->principal_kind = (uint8_t)kind;
-    c->quota_version = 0; /* other quotas apply to it */
+    c->quota_version = 0; /* other quotas apply to this principal */
     return true;
 }
 
-/* NULL, or why the connection must end. Removes the block from the response. */
+/* Takes the principal block out of the response. NULL, or the reason why the connection must be
+ * closed. */
 static const char *take_principal(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;
@@ -138,7 +140,7 @@ bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *r
     struct mqd_connection *c = request->connection;
     const char *wrong = flags & MQD_RESPONSE_AUTHENTICATED ? take_principal(r, request) : NULL;
     if (wrong) {
-        request->sent = 0; /* it is answered: orphaning then frees it */
+        request->sent = 0; /* the request is answered, so mqd_request_orphan frees it */
         return refuse(r, c, wrong);
     }
     if (flags & MQD_RESPONSE_DISCONNECT) {
@@ -147,7 +149,7 @@ bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *r
     }
     if (begins_raw_tokens(request)) {
         c->raw_tokens = 1;
-        c->frame_bytes_min = 0; /* a token may be empty */
+        c->frame_bytes_min = 0; /* a raw token, which has no header, may be empty */
     }
     c->blocked -= request->blocks;
     request->blocks = 0;
@@ -170,7 +172,8 @@ void mqd_authentication_close(struct mqd_connection *c)
     c->principal_bytes = 0;
 }
 
-/* The address, which the descriptor has no room for; "" if it is IPv4 or there is none. */
+/* The client's IPv6 address, for which the descriptor has no room; "" if the address is IPv4 or
+ * there is none. */
 static uint32_t ipv6_of(const struct mqd_connection *c, char host[INET6_ADDRSTRLEN])
 {
     static const uint8_t none[16];

@@ -2,7 +2,7 @@
  * the reactor that two threads touch; one mutex guards it and is held for a few stores.
  *
  * Each command is answered by exactly one MQD_EVENT_DONE with its token, also after the reactor has
- * been stopped: the caller's thread then carries the command out.
+ * been stopped: the caller's thread then executes the command.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,10 +25,10 @@
 #define RESERVED_COUNT 1024
 
 /* How many events may wait before this one is dropped. The response to a command is never dropped:
- * at most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. The first
- * to be dropped are log lines, changes that retention finds by itself, and events that are sent
- * again (proposals, a leader's log start). The last are ends of connections to other hosts, which
- * would never be reopened, and failures of log directories; there are few of these. */
+ * at most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. Dropped
+ * first: log lines, changes that retention finds by itself, and events that are sent again
+ * (proposals, a leader's log start). Dropped last: ends of connections to other hosts, because
+ * these would never be reopened, and failures of log directories; there are few of both. */
 static uint32_t entries_for(const struct mqd_event *event)
 {
     switch (event->kind) {
@@ -183,7 +183,7 @@ static void reload_segments(struct mqd_reactor *r, uint32_t number)
     mqd_fetch_add(&slot->segments_generation, 1);
     mqd_fetch_add(&r->header->segments_generation, 1);
     for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
-        /* wakes the worker: it drops descriptors of deleted segments */
+        /* wakes the other workers, which close descriptors of deleted segments */
         struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number};
         if (worker != r->options.self)
             mqd_forward_send(r, worker, &note);
@@ -219,8 +219,7 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset =
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    /* the files are deleted now: readers also drop descriptors that they kept or opened
-     * meanwhile */
+    /* the files have been deleted: readers close descriptors that they kept or opened meanwhile */
     bool again = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
@@ -344,8 +343,8 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
     }
 }
 
-/* Only its truncation may touch a partition that is being truncated. Commands for it are deferred,
- * in order. true: deferred. */
+/* While a partition is truncated nothing else may use it, so commands for it are deferred, in
+ * order. true: deferred. */
 static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
 {
     bool of_partition = command->kind != MQD_COMMAND_LOG_DIR && command->kind != MQD_COMMAND_LOG_DIR_FULL &&
@@ -388,7 +387,7 @@ void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->deferred = NULL;
     while (command) {
         struct mqd_command *next = command->next;
-        if (!defer(r, command)) { /* the partition may become idle again */
+        if (!defer(r, command)) { /* a deferred command may begin another truncation */
             run_one(r, command);
             mqd_command_free(command);
         }
@@ -464,7 +463,7 @@ static int post_slot(struct mqd_reactor *r, uint32_t kind, uint64_t token, uint3
     return check_slot(slot) < 0 ? -1 : mqd_command_post(r, &command);
 }
 
-int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, const char *path)
+int mqd_reactor_add_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, const char *path)
 {
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u is out of range: there are at most %d", log_dir,
@@ -474,7 +473,7 @@ int mqd_reactor_log_dir(struct mqd_reactor *r, uint64_t token, uint32_t log_dir,
                         : mqd_error_set(ENOMEM, "out of memory for a log directory's path");
 }
 
-int mqd_reactor_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
+int mqd_reactor_set_log_dir_full(struct mqd_reactor *r, uint64_t token, uint32_t log_dir, int full)
 {
     if (log_dir >= MQD_LOG_DIR_COUNT_MAX)
         return mqd_error_set(MQD_E_INVALID, "log directory %u is out of range: there are at most %d", log_dir,
@@ -553,8 +552,8 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *r, uint32_t count, uint32
     return 0;
 }
 
-int mqd_reactor_listener_tls(struct mqd_reactor *r, uint64_t token, uint32_t listener_id,
-                             struct mqd_tls_context *context)
+int mqd_reactor_set_listener_tls(struct mqd_reactor *r, uint64_t token, uint32_t listener_id,
+                                 struct mqd_tls_context *context)
 {
     struct mqd_command command = {
         .kind = MQD_COMMAND_LISTENER_TLS, .token = token, .number = listener_id, .tls_context = context};

@@ -1,9 +1,10 @@
 /* Connections: reading frames and closing. How connections arrive: server/handoff.c.
  *
- * Receiving. Bytes are received into the window, one hot extent of the arena that all connections
- * share within a turn; complete frames are handled in place. The bytes of an incomplete frame wait
- * on the heap (small frame) or in a run of extents of its own (large frame), so that an idle client
- * holds no extent. A frame larger than half of the arena uses other memory: server/large.c.
+ * Receiving. Bytes are received into the receive window, one extent of the arena that all
+ * connections share within a turn and that stays in the CPU cache; complete frames are handled in
+ * place. The bytes of an incomplete frame wait on the heap (small frame) or in a run of extents of
+ * its own (large frame), so that an idle client holds no extent. A frame larger than half of the
+ * arena uses other memory: server/large.c.
  *
  * Bounds: inflight_count_max requests; MQD_HELD_BYTES_MAX for them and their completed replies
  * (frames beyond it stay as bytes); MQD_OUT_BYTES_MAX unsent bytes; heap_bytes_max for everything
@@ -28,13 +29,15 @@
 #define READ_BYTES_MIN 16384
 #define RUN_STEP_BYTES (256u << 10) /* of a large frame in one turn, so that others are served too */
 #define PARTIAL_BYTES_MIN 64
-#define EVICT_MS 200 /* while others wait for room in the arena or for memory */
+#define EVICT_MS 200 /* applies while other connections wait for room in the arena or for memory */
 #define RELIEVE_MS 10
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-#define GONE_MS 2000    /* a shorter stall of the answering threads drops no request of a client that has closed */
-#define WINDOW_SHARE 16 /* this fraction of the arena is not available to large frames */
+/* long enough that a short stall of the threads that answer does not drop requests of a client that
+ * has closed */
+#define GONE_MS 2000
+#define WINDOW_SHARE 16         /* this fraction of the arena is not available to large frames */
 #define TLS_RECORD_BEGIN 0x1603 /* a handshake record, where a frame has the upper half of its length */
 
 /* ---- closing ---- */
@@ -96,10 +99,10 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
-        !mqd_output_has_room(r, c) || (c->control_count && mqd_control_pressed(r)))
+        !mqd_output_has_room(r, c) || (c->control_count && mqd_control_under_pressure(r)))
         return false;
-    /* sending its own responses makes it readable again */
-    return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_pressed(r));
+    /* it becomes readable again when its responses are sent */
+    return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_under_pressure(r));
 }
 
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c)
@@ -149,8 +152,8 @@ static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
-/* How long the rest of a started request has been awaited. 0 for a connection that is not read or
- * has more bytes in its socket: the rest may be there. */
+/* How long the connection has been waiting for the rest of an incomplete request. 0 if it is not
+ * read or its socket has more bytes, which may be the rest. */
 static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c && c->fd >= 0 && c->partial_capacity && !c->readable && !mqd_list_linked(&c->stall_node)
@@ -159,8 +162,8 @@ static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connecti
 }
 
 /* Called when another incomplete request arrives and those that exist use their whole share of the
- * heap. Closes the connections that have been awaited longest, approximately in that order, but
- * none that has sent something within EVICT_MS. */
+ * heap. Closes the connections that have been waiting longest, approximately in that order, but
+ * none that has sent bytes within EVICT_MS. */
 static void evict_partial_frames(struct mqd_reactor *r, uint32_t capacity)
 {
     int64_t age_ms = 0;
@@ -201,8 +204,8 @@ static bool partial_keep(struct mqd_reactor *r, struct mqd_connection *c, const 
     return true;
 }
 
-/* Some extents are reserved for windows: large frames that never end must not stop small ones. -1:
- * none available now. */
+/* Allocates extents for a large frame. Some extents are reserved for receive windows, so that large
+ * frames that never end cannot stop small ones. -1: none available now. */
 static int64_t run_allocate(struct mqd_reactor *r, const struct mqd_connection *c, uint32_t total)
 {
     if (r->run_first && r->run_first != c)
@@ -230,10 +233,10 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
     return true;
 }
 
-/* Other connections wait for room: large frames that have been in the arena for EVICT_MS move to
- * the heap with the bytes they have. The age of the run counts, because a client that sends a byte
- * now and then is never idle. If the heap is full too, the active ones stay and the idle ones are
- * closed. */
+/* Called when other connections wait for room: moves large frames that have been in the arena for
+ * EVICT_MS to the heap, with the bytes received so far. The age of the run counts, because a client
+ * that sends a byte now and then is never idle. If the heap is full too, idle connections are
+ * closed and active ones keep their runs. */
 static void evict_runs(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->connection_end; i++) {
@@ -253,8 +256,8 @@ static void evict_runs(struct mqd_reactor *r)
 }
 
 /* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
- * low end. Its old place may have split the free extents, and the largest frame needs nearly all of
- * them in one piece. */
+ * low end, because it may split the free extents, and the largest frame needs nearly all of them as
+ * one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
     if (r->now_ms - r->relieved_ms < RELIEVE_MS)
@@ -280,7 +283,7 @@ void mqd_connections_resume_stalled(struct mqd_reactor *r)
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, stall_node);
         mqd_connection_resume(r, c);
         if (r->run_first == c && !mqd_list_linked(&c->ready_node))
-            r->run_first = NULL; /* it must send its replies first */
+            r->run_first = NULL; /* the connection must send its replies first */
     }
 }
 
@@ -372,8 +375,8 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_frame_release(r, (uint64_t)offset);
 }
 
-/* Room for the received part of a small frame and as much again: a length word alone does not
- * allocate the memory that it announces. */
+/* Room for the received part of a small frame and as much again, so that a length word alone cannot
+ * cause the allocation of a whole frame. */
 static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
 {
     uint32_t capacity = PARTIAL_BYTES_MIN;
@@ -404,8 +407,9 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         c->expects_large = 1;
         return;
     }
-    /* A large frame that found the arena full waits with what it has; the rest of it stays in the
-     * socket. A frame for the memory of large requests reserves it when more bytes arrive. */
+    /* A large frame for which the arena is full keeps the bytes received so far; the rest stays in
+     * the socket. A frame for the memory of large requests reserves its run when more bytes
+     * arrive. */
     keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
@@ -413,7 +417,7 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
 static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
 {
     if (keep(r, c, frames, size_bytes, size_bytes))
-        c->readable = 1; /* there is something to read, in `partial` if not in the socket */
+        c->readable = 1; /* there are bytes to handle, in `partial` if not in the socket */
 }
 
 static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t begin, uint32_t size_bytes)
@@ -433,7 +437,8 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
-        /* even if the connection closes: a staged batch stays here until it is written */
+        /* even if the connection closes, because a staged batch stays in the window until it is
+         * written */
         r->window_used = at + 4 + length;
         mqd_connection_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
@@ -479,7 +484,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
         if (r->run_first == c)
-            r->run_first = NULL; /* it may be muted for minutes: no other connection waits behind it */
+            r->run_first = NULL; /* the connection may be muted for minutes: no other connection waits for it */
         return;
     }
     if (c->tls && !mqd_secure_established(c)) {
@@ -491,7 +496,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     if (c->local) {
         mqd_local_read(r, c);
         if (r->run_first == c && !mqd_list_linked(&c->stall_node))
-            r->run_first = NULL; /* its client has sent something smaller instead */
+            r->run_first = NULL; /* its client has sent a smaller frame instead */
         return;
     }
     uint32_t total = 0;
@@ -526,7 +531,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
     handle_window(r, c, begin, c->partial_bytes + got);
 }
 
-static bool writes(const struct mqd_connection *c)
+static bool has_unfinished_produce(const struct mqd_connection *c)
 {
     for (const struct mqd_request *request = c->head; request; request = request->next)
         if (request->kind == MQD_REQUEST_PRODUCE && !request->complete)
@@ -535,13 +540,13 @@ static bool writes(const struct mqd_connection *c)
 }
 
 /* True when both directions are closed and no bytes have moved for GONE_MS: pending responses may
- * take minutes and could not be delivered. False while it may be read, because what it sent with
- * acks=0 counts. False with a Produce in flight, which ends by its own time limit: closing now
- * would drop received requests that have not been handled yet. */
-static bool gone(const struct mqd_reactor *r, const struct mqd_connection *c)
+ * take minutes and could not be delivered. False while it may be read, because requests that it
+ * sent with acks=0 must be handled. False with a Produce in flight, which ends by its own time
+ * limit: closing now would drop received requests that have not been handled yet. */
+static bool has_gone(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->broken && !c->local && r->now_ms - c->last_active_ms >= GONE_MS && !mqd_connection_may_read(r, c) &&
-           !writes(c);
+           !has_unfinished_produce(c);
 }
 
 /* The client has shut down its sending side and its responses take long. A client that still waits
@@ -567,10 +572,12 @@ static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
     }
     if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
         probe(c);
-    if (gone(r, c))
+    if (has_gone(r, c))
         mqd_connection_close(r, c, "the client has disconnected");
     else
-        mqd_connection_resume(r, c); /* it may have stalled on a full heap; nothing signals that there is room again */
+        /* the connection may have stalled on a full heap; nothing signals when there is room
+         * again */
+        mqd_connection_resume(r, c);
 }
 
 void mqd_connections_sweep(struct mqd_reactor *r)
@@ -586,7 +593,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_end; i++) {
         struct mqd_connection *c = r->connections[i];
-        /* hung up, or does not read its responses: it could stay forever */
+        /* the client has hung up, or does not read its responses: it could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
             (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");

@@ -1,17 +1,17 @@
-/* Requests that Python answers: sent to the acceptor over the link, kept until the response
- * arrives, and cached where the response may be reused.
+/* Requests that Python answers. They are sent to the acceptor over the link and kept until the
+ * response arrives; responses that can be reused are cached.
  *
  * A frame waits in the control arena (the last quarter of this worker's mapping), separate from the
  * receive window: a request that Python takes long to answer must not hold bytes that the hot path
- * needs. It stays there until it is answered, so that it can be sent to a restarted acceptor. For a
- * request that takes long (MQD_LINK_PARKED: a JoinGroup waits for other members) the bytes that
- * must be kept move back to the heap.
+ * needs. It stays there until it is answered, so that it can be sent to a restarted acceptor. When
+ * a request takes long (MQD_LINK_PARKED: a JoinGroup waits for other members), the bytes that must
+ * be kept move back to the heap.
  *
  * Connections take turns, and a connection's requests keep their order. A turn ends after
  * TURN_BYTES, and the acceptor has at most SENT_COUNT_MAX unanswered requests of one connection
  * (not counting those it reported as taking long). This bounds how many requests of each other
- * connection a request waits for, however many one client pipelines. While the first in turn waits
- * for room in the arena, small requests of other connections pass it, in at most a part of the
+ * connection a request waits for, however many one client pipelines. While the first one waits for
+ * room in the arena, small requests of other connections pass it; they use at most a part of the
  * arena (PASS_SHARE). A request that would not fit even into an empty arena would wait forever, so
  * it is refused.
  *
@@ -19,8 +19,8 @@
  * sent again. A connection with any other pending request is closed, because it is unknown whether
  * the change was made.
  *
- * A request whose client has gone is forgotten as soon as its frame is no longer read
- * (MQD_LINK_CANCEL).
+ * A request whose client has disconnected is dropped as soon as the acceptor no longer reads its
+ * frame (MQD_LINK_CANCEL).
  *
  * A token is the index in `control` and the entry's sequence number: a late response to a request
  * that has ended finds another sequence number and is dropped.
@@ -87,8 +87,9 @@ static bool is_replayable(int16_t api_key)
     }
 }
 
-/* Whether the frame stays in memory while the acceptor takes long. Unauthenticated clients could
- * fill the heap with refused tokens, whose responses are held back for seconds. */
+/* Whether the frame stays in memory while the acceptor takes long. Not for SASL requests:
+ * unauthenticated clients could fill the heap with refused tokens, whose responses are delayed by
+ * seconds. */
 static bool is_kept_when_parked(int16_t api_key)
 {
     return is_replayable(api_key) && api_key != SASL_HANDSHAKE && api_key != SASL_AUTHENTICATE;
@@ -180,9 +181,9 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
         request->connection->control_count--;
 }
 
-/* The last quarter of the table is for connections without an entry: a greedy client is limited,
- * and the others are served. */
-bool mqd_control_pressed(const struct mqd_reactor *r)
+/* Whether only connections without an entry may take one: the last quarter of the table is reserved
+ * for them, so that one client cannot use all entries. */
+bool mqd_control_under_pressure(const struct mqd_reactor *r)
 {
     return r->control_used >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
 }
@@ -197,7 +198,7 @@ static bool acceptor_takes(const struct mqd_reactor *r, uint32_t acceptor, const
            r->overflow_head[acceptor] == r->overflow_count[acceptor];
 }
 
-/* Moves its frame into the arena. */
+/* Moves the request's frame into the arena. */
 static bool move_to_arena(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset >= 0)
@@ -251,10 +252,9 @@ void mqd_control_send_queued(struct mqd_reactor *r)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state: what is sent is meant for this generation, and its successor drops
-     * it */
+    /* read before the state, because a successor drops descriptors sent to this generation */
     uint64_t generation = mqd_load_acquire(&slot->generation);
-    struct mqd_node passed; /* found no room: first in turn next time, in the same order */
+    struct mqd_node passed; /* connections whose request found no room: first in turn next time, in the same order */
     mqd_list_init(&passed);
     struct mqd_node *node;
     bool takes = true;
@@ -361,8 +361,8 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     if (!good && request->connection) {
         mqd_connection_fail(r, request->connection, "the acceptor's response could not be copied");
         if (!request_of(r, descriptor->token))
-            /* a parked request was freed with its connection; any other one is kept, because it was
-             * sent */
+            /* a parked request was freed with its connection; any other request that was sent is
+             * kept */
             return;
     }
     if (!(descriptor->flags & MQD_RESPONSE_MORE))
@@ -382,10 +382,10 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_request_free(r, request);
 }
 
-/* The client has gone and the acceptor has read the frame: clients that connect, send and leave
- * repeatedly must not use up the entries of the table. Later responses to the request find another
- * sequence number. A request that waits for other members may wait for minutes, so the acceptor is
- * notified to stop waiting. */
+/* The client has disconnected and the acceptor has read the frame: frees the entry, because clients
+ * that connect, send and disconnect repeatedly must not use up the table. Later responses to the
+ * request find another sequence number. A request that waits for other members may wait for
+ * minutes, so the acceptor is notified to stop waiting. */
 static void cancel(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->api_key == JOIN_GROUP || request->api_key == SYNC_GROUP) {
@@ -401,12 +401,12 @@ void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset < 0)
         cancel(r, request);
-    /* otherwise the acceptor may still read the frame: until it answers, or reports that it takes
-     * long */
+    /* otherwise the acceptor may still read the frame, until it answers or reports that the request
+     * takes long */
 }
 
-/* Ten thousand members of a group may wait for a late one: their requests must not fill the arena
- * that the requests of others need. */
+/* Ten thousand members of a group may wait for one late member: their requests must not fill the
+ * arena, which other requests need. */
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)
 {
     struct mqd_request *request = request_of(r, descriptor->token);
@@ -462,7 +462,8 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
-    while (!mqd_list_empty(&again)) { /* from the newest on, each before the connection's waiting requests */
+    /* from the newest to the oldest, each in front of the connection's waiting requests */
+    while (!mqd_list_empty(&again)) {
         struct mqd_request *request = MQD_CONTAINER(again.previous, struct mqd_request, control_node);
         struct mqd_node *waiting = &request->connection->control_waiting;
         mqd_list_remove(&request->control_node);
@@ -478,7 +479,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
 /* ---- cache ---- */
 
 /* The key: the local address of the connection (advertised addresses depend on it), the rights of
- * its principal, the API and version, and the body. Client ids differ and do not matter. */
+ * its principal, the API and version, and the body. The client id is not part of the key. */
 uint64_t mqd_reply_key(struct mqd_connection *c, const struct mqd_request_header *header, const uint8_t *frame,
                        uint32_t size_bytes, uint8_t **key, uint32_t *key_bytes)
 {
@@ -516,10 +517,10 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
             cached_drop(r, &r->cached[i]);
 }
 
-/* Not used while this host has lost its lease: it must report to clients that it leads nothing,
- * which the acceptor does. Cached replies stay: a response that depends on the lease contains an
- * error while it is lost and is never cached, so all others are correct again when the lease is
- * back and the version is the same, including replies that arrived meanwhile. */
+/* The cache is not used while this host has lost its lease: the acceptor must answer, and report to
+ * clients that this host leads no partition. Cached replies stay: a response that depends on the
+ * lease contains an error while it is lost and is never cached, so all others are correct again
+ * when the lease is back and the version is the same, including replies that arrived meanwhile. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                           const uint8_t *frame, uint32_t size_bytes)
 {

@@ -3,8 +3,7 @@
  *
  * The descriptions (struct mqd_producer_view) are in this worker's control arena until the acceptor
  * sends RELEASE with their offset, or dies. At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and
- * only as many as fit in the arena; beyond that, the response is an error after which the acceptor
- * retries.
+ * only as many as fit in the arena; beyond that, the response is a retriable error.
  */
 #include <string.h>
 

@@ -64,8 +64,9 @@ static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, ui
     return valid;
 }
 
-/* Prepared by the acceptor in the control segment, so that a client can connect while the acceptor
- * is down. Copy 7 answers versions that we do not know. The acceptor refuses an invalid request. */
+/* Sends the response that the acceptor has prepared in the control segment, so that a client can
+ * connect while the acceptor is down. Copy 7 is for versions that the broker does not know. The
+ * acceptor refuses an invalid request. */
 static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                             const uint8_t *request, uint32_t request_bytes)
 {

@@ -65,8 +65,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_request(r, owned);
-        /* a flush covers a few files: continue until it has caught up; compaction waits for
-         * these */
+        /* a flush covers only a few files: flush again until no sealed files wait; compaction waits
+         * for them */
         if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_flushed(r, owned);
@@ -75,8 +75,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* Nothing to flush: clean, or the flush could not even start. Requests that wait for it must not
- * wait until they time out. */
+/* No flush was started: the log is clean, or the flush failed to start. Requests that wait for a
+ * flush must not wait until they time out. */
 static void no_flush_begun(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
@@ -98,7 +98,8 @@ static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
     for (int i = 0; i < count; i++) {
         mqd_stat(r, MQD_COUNT_SYNCS, 1);
         if (mqd_poll_sync(r->poll, fds[i].fd, fds[i].directory, mqd_token(MQD_TOKEN_SYNC, owned->slot)) < 0)
-            /* queue full: flush synchronously, late but correct */
+            /* the queue of file operations is full: flushes synchronously, which is slow but
+             * correct */
             mqd_flush_on_done(r, owned->slot, mqd_file_sync(fds[i].fd, fds[i].directory) < 0 ? -mqd_error_code() : 0);
     }
 }
@@ -128,7 +129,7 @@ static void start_in(struct mqd_reactor *r, struct mqd_log_directory *dir, uint3
 {
     if (dir->to_sync_count > MQD_SYNCFS_PARTITION_COUNT && dir->fd >= 0) {
         if (!dir->syncfs_running)
-            start_syncfs(r, dir, log_dir); /* otherwise they wait for the running one to end */
+            start_syncfs(r, dir, log_dir); /* otherwise the partitions wait until the running syncfs ends */
         return;
     }
     struct mqd_node *node;
@@ -187,8 +188,8 @@ static int64_t background_ms(const struct mqd_log_options *options)
     return MQD_BACKGROUND_FLUSH_MS;
 }
 
-/* Once a second: also flushes what no acknowledgement waits for, so that dirty bytes stay
- * bounded. */
+/* Called once a second: also flushes data that no acknowledgement waits for, so that dirty bytes
+ * stay bounded. */
 void mqd_flush_background(struct mqd_reactor *r)
 {
     uint32_t busy_count[MQD_LOG_DIR_COUNT_MAX] = {0};
@@ -277,7 +278,8 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    /* no poll: not started, or stopped; closing the partition writes a snapshot */
+    /* no poll: the reactor has not been started, or has stopped; closing the partition writes a
+     * snapshot */
     if (owned->snapshotting || owned->closing || owned->truncating || !r->poll || !(job = calloc(1, sizeof *job)))
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);
@@ -317,7 +319,7 @@ void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
     if (mqd_list_linked(&owned->sync_node))
         r->log_dirs[owned->log_dir].to_sync_count--;
     mqd_list_remove(&owned->sync_node);
-    /* its last flush moved the high watermark: its waiters have not been woken yet */
+    /* its last flush moved the high watermark, and its waiters have not been woken yet */
     if (mqd_list_linked(&owned->publish_node)) {
         mqd_list_remove(&owned->publish_node);
         mqd_owner_wake_slot(r, owned->slot);

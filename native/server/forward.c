@@ -1,14 +1,15 @@
-/* Messages between workers: batches to their owner, outcomes back, notes about moved high
+/* Messages between workers: batches to their owner, outcomes back, notifications of moved high
  * watermarks.
  *
  * A batch is passed by descriptor; its bytes stay in the arena of the worker that received them
  * until the owner has written them (RELEASE or PRODUCED).
  *
- * Order: descriptors to one peer leave in the order in which they were queued; those that find the
- * ring full wait in `overflow` and are never overtaken. Bound of `overflow`: each entry belongs to
- * an append of a connection with bounded in-flight requests, or is the note of one slot.
- * Generations: a PRODUCE names the owner's generation (`c`). The owner's successor ignores it, and
- * the sender completes it when it learns of the death.
+ * Order: descriptors to one peer leave in the order in which they were queued; when the ring is
+ * full they wait in `overflow`, where they are never overtaken. Bound of `overflow`: each entry
+ * belongs to an append of a connection with bounded in-flight requests, or is a notification about
+ * one slot. Generations: a PRODUCE names the owner's generation (`c`). The owner's successor
+ * ignores such a PRODUCE, and the sender completes it with an error when it learns that the owner
+ * has died.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +23,7 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
 {
     if (r->overflow_head[to] == r->overflow_count[to])
         r->overflow_head[to] = r->overflow_count[to] = 0;
-    /* the queue rarely becomes empty: reclaim the front */
+    /* reclaims the front of the queue, which rarely becomes empty */
     if (r->overflow_count[to] == r->overflow_capacity[to] && r->overflow_head[to] > r->overflow_capacity[to] / 2) {
         r->overflow_count[to] -= r->overflow_head[to];
         memmove(r->overflow[to], r->overflow[to] + r->overflow_head[to],
@@ -191,7 +192,7 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
 static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     if ((uint64_t)descriptor->c != r->generation)
-        return; /* meant for our predecessor; its sender has completed it */
+        return; /* sent to our predecessor; the sender has completed it */
     struct mqd_append *append = r->free_appends;
     if (append)
         r->free_appends = (struct mqd_append *)append->node.next;
@@ -213,7 +214,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     append->guard = descriptor->b;
     append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
     const struct mqd_owned *owned = append->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[append->slot] : NULL;
-    /* a coordinator of an outdated leader epoch */
+    /* the sender is a coordinator of an outdated leader epoch */
     if (owned && descriptor->a >= 0 && descriptor->a != mqd_partition_leader_epoch(owned->partition)) {
         mqd_append_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
         return;
@@ -241,7 +242,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
 static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     if (descriptor->generation != mqd_load_acquire(&mqd_control_worker(r->options.control, from)->generation))
-        return; /* its sender is dead: its loans are void */
+        return; /* the sender has died: its arena is no longer valid */
     switch (descriptor->kind) {
     case MQD_LINK_PRODUCE:
         on_produce(r, descriptor, from);
@@ -307,8 +308,8 @@ void mqd_links_drain(struct mqd_reactor *r)
     }
 }
 
-/* The keeper has proved that the process died: the appends it held have an unknown outcome,
- * reported to the client as REQUEST_TIMED_OUT; memory lent to it is released. */
+/* The keeper has proved that the process died: appends that were sent to it have an unknown
+ * outcome, which clients get as REQUEST_TIMED_OUT; memory lent to it is released. */
 void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
@@ -319,8 +320,8 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         append->message = "the process that owns the partition ended; whether the batch was written is unknown";
         mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
-    /* all waiters set their bits again: the dead process may have taken them, and the slot may have
-     * another owner by now */
+    /* all waiters set their bits again: the dead process may have cleared them, and the slot may
+     * have another owner by now */
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT; slot++) {
         mqd_fetch_wake_slot(r, slot);
         mqd_look_ups_wake(r, slot);

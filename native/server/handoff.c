@@ -134,7 +134,7 @@ static void describe_peer(int fd, char *text, size_t size_bytes)
 }
 
 /* Counts the connection by its key; false: there are more than `count_max` now. */
-static bool tally(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes, uint32_t count_max)
+static bool count_by_key(struct mqd_reactor *r, int32_t *tally, const void *key, uint32_t key_bytes, uint32_t count_max)
 {
     uint32_t sum;
     *tally =
@@ -145,10 +145,11 @@ static bool tally(struct mqd_reactor *r, int32_t *tally, const void *key, uint32
 /* NULL, or which limit the connection exceeds. */
 static const char *count_connection(struct mqd_reactor *r, struct mqd_connection *c, const struct handoff *handoff)
 {
-    if (!tally(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
+    if (!count_by_key(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
         return "max.connections.per.ip";
-    /* also counted without a limit: a limit may be set later */
-    if (!tally(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id, handoff->listener_count_max))
+    /* connections are also counted when there is no limit, because one may be set later */
+    if (!count_by_key(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id,
+                      handoff->listener_count_max))
         return "max.connections of its listener";
     return NULL;
 }
@@ -156,7 +157,7 @@ static const char *count_connection(struct mqd_reactor *r, struct mqd_connection
 static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
 {
     int flags = fcntl(fd, F_GETFL);
-    /* sendfile has no other way not to block on a client that does not read */
+    /* otherwise sendfile would block on a client that does not read */
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0) {
         mqd_log(r, 3, 0, UINT32_MAX, "connection refused: it cannot be made non-blocking: %s", strerror(errno));
         close(fd);
@@ -198,12 +199,12 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
     if (memcmp(handoff->peer_ip, mapped, 12) == 0)
         memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
-    if (!c->tls) /* early: its rights are looked up while its first request is on its way */
+    if (!c->tls) /* early, so that the rights are looked up before the first request arrives */
         mqd_subject_attach(r, c);
 }
 
-/* Does nothing before the process is ready, because it would answer that no topic exists.
- * Connections wait in the channel meanwhile. */
+/* Does nothing before the process is ready, because it would answer that no topic exists;
+ * connections wait in the hand-off socket meanwhile. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
     if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)
@@ -224,7 +225,8 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0) {
-            /* otherwise no edge will signal the rest: tried again in the next turn */
+            /* no edge will signal the remaining ones, so accepting is tried again in the next
+             * turn */
             r->serving = errno == EAGAIN;
             return;
         }

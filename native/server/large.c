@@ -1,19 +1,19 @@
 /* Large requests: those larger than half of the receive arena; their batches may be as large as
- * socket.request.max.bytes. They have memory of their own at the end of the worker's mapping. An
- * offset therefore still names their bytes to every process, and they take no room from the
+ * socket.request.max.bytes. They have memory of their own at the end of the worker's mapping. So
+ * their bytes still have offsets that are valid in every process, and they take no room from the
  * requests of other connections.
  *
  *   frame read so far (heap) -> waits for its turn, unread -> has a run, is received -> handled
  *
  * Invariants
- *   B1  a frame is received only after its whole declared size was reserved: two half-received
+ *   B1  a frame is received only after its whole declared size was reserved: so two partly received
  *       frames never wait for each other's memory. Reservations are granted in order of arrival.
  *   B2  a reservation takes no page before bytes arrive (the segment is sparse), and returns its
  *       pages when the run is freed.
  *   B3  the first touch of a page is always by a system call. If /dev/shm is full the call fails
  *       with EFAULT and the connection ends; a store would raise SIGBUS.
- * Bounds: large.request.memory.bytes in total. A stalled client is disconnected, sooner while
- * others wait (mqd_large_overdue).
+ * Bounds: large.request.memory.bytes in total. A stalled client is disconnected, earlier if other
+ * connections wait (mqd_large_overdue).
  */
 #include <errno.h>
 #include <string.h>
@@ -63,7 +63,7 @@ static bool take(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_
 bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
 {
     if (c->run_offset >= 0 && c->run_bytes >= size_bytes)
-        return true;          /* its turn has come */
+        return true;          /* its reservation was granted */
     if (c->run_offset >= 0) { /* a local client requests more than it waited for */
         mqd_frame_release(r, (uint64_t)c->run_offset);
         c->run_offset = -1;

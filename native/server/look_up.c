@@ -3,14 +3,14 @@
  *
  * With flush.on.ack the high watermark follows the flush, which begins in the turn of the append. A
  * look-up therefore waits until everything that the log held when it arrived is flushed; then its
- * client sees what it has written, and no offset is returned that a power failure could undo. It
- * waits only for the local flush, never for followers, and for at most MQD_LOOK_UP_MS_MAX: when a
- * disk hangs, it is answered with the known offset.
+ * client sees the records that it has written, and no offset is returned that a power failure could
+ * take back. It waits only for the local flush, never for followers, and for at most
+ * MQD_LOOK_UP_MS_MAX: if the disk hangs, the response has the known offset.
  *
- * A look-up waits for one partition at a time, in r->look_ups by slot. The ends that it waits for
- * were taken at its arrival, so flushes that run in parallel are waited for together. It sets
- * flush_awaited in the slot, then checks again; the owner publishes, then checks the flag. At least
- * one side sees the other.
+ * A look-up waits for one partition at a time, in r->look_ups by slot. All end offsets that it
+ * waits for were taken at its arrival, so flushes of different partitions can complete in parallel.
+ * It sets flush_awaited in the slot, then checks again; the owner publishes, then checks the flag.
+ * At least one side sees the other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -35,8 +35,8 @@ static struct mqd_node *bucket(struct mqd_reactor *r, uint32_t slot)
     return &r->look_ups[slot % MQD_LOOK_UP_BUCKET_COUNT];
 }
 
-/* Parks it on the next partition that is not flushed yet, or answers it when there is none. The
- * connection may be closed afterwards. */
+/* Parks the look-up on the next partition that is not flushed yet, or answers it when there is
+ * none. The connection may be closed afterwards. */
 static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
     for (; look_up->at < look_up->count; look_up->at++) {
@@ -96,7 +96,8 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     struct mqd_node due, *node;
     mqd_list_init(&due);
     mqd_list_move_all(&due, bucket(r, slot));
-    while ((node = mqd_list_pop(&due))) { /* answering one may close its connection and free others in the list */
+    /* answering a look-up may close its connection and free other look-ups in the list */
+    while ((node = mqd_list_pop(&due))) {
         struct mqd_look_up *look_up = MQD_CONTAINER(node, struct mqd_look_up, node);
         if (look_up->awaited[look_up->at].slot == slot)
             advance(r, look_up);
@@ -106,7 +107,7 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
 }
 
 /* Owner's side: a flush has ended and is published, or the slot is no longer served. A worker that
- * misses the note because its ring is full answers at its time-out. */
+ * misses the notification because its ring is full answers at its time-out. */
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);

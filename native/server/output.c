@@ -27,7 +27,7 @@ uint64_t mqd_output_pending_bytes(const struct mqd_connection *c)
 bool mqd_output_has_room(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     uint64_t pending = mqd_output_pending_bytes(c);
-    return pending == 0 || (pending <= MQD_OUT_BYTES_MAX && !mqd_heap_pressed(r));
+    return pending == 0 || (pending <= MQD_OUT_BYTES_MAX && !mqd_heap_under_pressure(r));
 }
 
 void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c)
@@ -46,7 +46,7 @@ void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const vo
 {
     uint32_t before = c->out.capacity_bytes;
     mqd_buffer_reserve(&c->out, size_bytes);
-    /* the response already exists: it is counted even above the bound, and requests that need room
+    /* the response already exists, so it is counted even above the bound; requests that need room
      * wait */
     r->heap_bytes += c->out.capacity_bytes - before;
     if (c->out.failed) {
@@ -76,7 +76,8 @@ static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
     return true;
 }
 
-/* All of it or nothing: half a response must not be sent, nor anything after it. */
+/* Moves the whole response or closes the connection: a part of a response must not be sent, nor
+ * anything after it. */
 void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint64_t base = c->out_base + c->out.size_bytes;
@@ -112,12 +113,12 @@ static void out_free(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_buffer_free(&c->out);
 }
 
-/* Everything is sent: resets the buffer and frees a large one. */
+/* Called when everything has been sent: resets the buffer and frees a large one. */
 static void out_reset(struct mqd_reactor *r, struct mqd_connection *c)
 {
     c->out_base = c->out_sent;
     c->out.size_bytes = 0;
-    if (c->out.capacity_bytes > OUT_KEEP_BYTES || mqd_heap_pressed(r))
+    if (c->out.capacity_bytes > OUT_KEEP_BYTES || mqd_heap_under_pressure(r))
         out_free(r, c);
 }
 
@@ -146,7 +147,7 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
     ssize_t n;
     if (c->local)
         return sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
-    do /* this thread receives no signals, except from a tracer */
+    do /* EINTR: this thread receives signals only from a tracer */
         n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent,
                  MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     while (n < 0 && errno == EINTR);
@@ -189,7 +190,7 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
         return -1;
     if (n == 0 && !file_end)
         return 0;
-    if (n == 0) { /* shorter than published: the file was damaged under us, and half a response cannot be repaired */
+    if (n == 0) { /* the file is shorter than published, so it is damaged; the rest of the response cannot be sent */
         mqd_output_short_file(r, c, range);
         return -1;
     }

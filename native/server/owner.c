@@ -31,7 +31,8 @@ static void release_peer_bytes(struct mqd_reactor *r, struct mqd_append *append)
     mqd_forward_send(r, append->peer, &release);
 }
 
-/* Written: the bytes are no longer needed. Acknowledge now or wait for the high watermark. */
+/* The append has been written, so its bytes are no longer needed: acknowledges it, or lets it wait
+ * for the high watermark. */
 static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                            const struct mqd_positions *positions)
 {
@@ -59,10 +60,10 @@ static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         mqd_list_append(&r->to_write, &owned->write_node);
 }
 
-/* A marker that this log already has. Its coordinator takes the refusal to mean that the
- * transaction has ended here, so the refusal is sent only when everything the log holds now is
- * below the high watermark, like an acknowledgement. The next leader may not have what is above
- * it. */
+/* A marker that this log already has. The coordinator takes the refusal to mean that the
+ * transaction has ended here. So the refusal, like an acknowledgement, is sent only when all
+ * records now in the log are below the high watermark, because the next leader may not have records
+ * above it. */
 static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -82,7 +83,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     }
     int16_t error = 0;
     if (__builtin_expect(owned->replicated | owned->retiring | r->lease_lost, 0)) {
-        error = mqd_leading_may_append(r, owned, append);
+        error = mqd_leading_check_append(r, owned, append);
         if (!error && owned->retiring && mqd_redirect_take(r, owned, append, batch))
             return;
     }
@@ -142,7 +143,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     if (!result.duplicate)
         mqd_slot_count_in(mqd_control_partition(r->options.control, append->slot), written_count,
                           (uint64_t)batch->size_bytes);
-    await_write(r, owned, append); /* a duplicate too: its original may be staged in this very turn */
+    await_write(r, owned, append); /* also for a duplicate, because the original may be staged in this turn */
     if (append->ordered)
         mqd_check_decided(r, append);
 }
@@ -165,7 +166,7 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
-/* Not a disk failure: it ends as soon as any connection closes. */
+/* Running out of descriptors is not a disk failure: it ends as soon as any connection closes. */
 static bool out_of_descriptors(const struct mqd_owned *owned, int error)
 {
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
@@ -184,7 +185,8 @@ void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, in
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    /* fenced: removing the partial write also failed, and free space does not repair that */
+    /* fenced: the partial write could not be removed either, and free space would not repair
+     * that */
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_written(r, owned, error);
@@ -205,8 +207,8 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
     }
 }
 
-/* The failure that fences may come after the new segment was created, so readers list the segments
- * again in either case. */
+/* A failure that fences may occur after the new segment was created, so readers list the segments
+ * again even after a failure. */
 int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool was_fenced = mqd_partition_fenced(owned->partition);
@@ -260,13 +262,15 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         write_failed(r, owned, mqd_error_code());
         return;
     }
-    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates were staged; no flush will ever complete them */
+    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates can be staged then, and no flush will complete them */
         write_failed(r, owned, EIO);
         return;
     }
     check_senders(r, owned);
     bool created = mqd_partition_take_created(owned->partition);
-    if (rolled || created) { /* before the positions are published: readers up to them look for the files */
+    /* must precede the publication of the positions, because readers up to them open the new
+     * files */
+    if (rolled || created) {
         mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
         mqd_fetch_add(&r->header->segments_generation, 1);
     }
@@ -317,9 +321,9 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     if (owned->truncating == MQD_TRUNCATION_UNDER_WAY)
-        return; /* published when the truncation has ended */
+        return; /* the positions are published when the truncation has ended */
     if (owned->replica)
-        mqd_replication_log(r, owned);
+        mqd_replication_update(r, owned);
     mqd_partition_positions(owned->partition, &positions);
     MQD_ASSERT(positions.last_stable_offset <= positions.high_watermark &&
                    positions.high_watermark <= positions.log_end_offset,
@@ -339,7 +343,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.high_watermark)
             break;
-        __builtin_prefetch(spare, 1); /* the next one has waited long enough to have left the cache */
+        __builtin_prefetch(spare, 1); /* the next append has waited so long that it is no longer in the cache */
         __builtin_prefetch(&MQD_CONTAINER(spare, struct mqd_append, node)->end_offset, 1);
         mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : append->error);
     }
@@ -364,7 +368,7 @@ static void wake_slot(struct mqd_reactor *r, uint32_t slot)
 
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
-    mqd_fence_full(); /* orders what they must see before the check for waiters */
+    mqd_fence_full(); /* orders the stores that waiters must see before the check for waiters */
     wake_slot(r, slot);
 }
 
@@ -384,8 +388,8 @@ void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t 
         mqd_append_done(r, MQD_CONTAINER(node, struct mqd_append, node), error);
 }
 
-/* A write or flush failed permanently: the directory can no longer be trusted. Reading continues
- * below the high watermark. */
+/* A write or flush failed permanently: fences the directory, whose data can no longer be trusted.
+ * Records below the high watermark can still be read. */
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what)
 {
     struct mqd_log_directory *dir = &r->log_dirs[log_dir];
@@ -402,7 +406,7 @@ void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, con
         if (!owned || owned->log_dir != log_dir)
             continue;
         mqd_fetcher_leave(r, owned);
-        if (owned->truncating != MQD_TRUNCATION_UNDER_WAY) /* otherwise when the truncation has ended */
+        if (owned->truncating != MQD_TRUNCATION_UNDER_WAY) /* otherwise this is done when the truncation has ended */
             mqd_partition_fence(owned->partition);
         mqd_store_release(&mqd_control_partition(r->options.control, slot)->state, (uint8_t)MQD_SLOT_OFFLINE);
         mqd_owner_fail_all(r, owned, MQD_KAFKA_STORAGE_ERROR);

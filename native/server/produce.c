@@ -1,9 +1,9 @@
 /* Produce, on the worker that received it: parse, check each batch while it is in the cache, pass
  * it to its partition's owner, answer.
  *
- * Stateless checks (framing, CRC) happen here, where the bytes are hot. Checks that need the
- * partition's state happen only in its owner, in arrival order (server/owner.c); the owner may be
- * this worker or another (server/forward.c).
+ * Stateless checks (framing, CRC) happen here, where the bytes are in the cache. Checks that need
+ * the partition's state happen only in its owner, in arrival order (server/owner.c); the owner may
+ * be this worker or another (server/forward.c).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -39,8 +39,9 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
     return true;
 }
 
-/* Kafka looks for a transactional batch before it handles any partition, among the first batches of
- * all of them. An invalid batch found on the way refuses the whole request. */
+/* As in Kafka, the first batch of each partition is checked for being transactional before any
+ * partition is handled. If an invalid batch is found before a transactional one, the whole request
+ * is refused. */
 static int16_t refusal_of_all(const struct mqd_produce_request *produce, const struct mqd_produce_partition *partition,
                               bool *transactional)
 {
@@ -58,8 +59,8 @@ static int16_t refusal_of_all(const struct mqd_produce_request *produce, const s
                                                                       : 0;
 }
 
-/* Before anything is appended: the frame is well-formed to its end. *refusal: the error of all
- * batches. *transactional: one of them is. */
+/* Called before anything is appended: checks that the whole frame is well-formed. *refusal: the
+ * error for all batches. *transactional: whether one of them is transactional. */
 static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
                    int16_t *refusal, bool *transactional)
 {
@@ -90,8 +91,8 @@ static bool is_complete(const uint8_t *records, int32_t size_bytes)
     return size_bytes >= MQD_BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - MQD_BATCH_LENGTH_END;
 }
 
-/* What Kafka checks before acks and the log: one whole batch, in a format that the request's
- * version allows. */
+/* The checks that Kafka makes before those of acks and of the log: one whole batch, in a format
+ * that the request's version allows. */
 static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
 {
     const uint8_t *records = partition->records;
@@ -167,7 +168,8 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
         mqd_append_done(r, append, MQD_KAFKA_INVALID_REQUIRED_ACKS);
         return;
     }
-    /* a client that could write here could commit offsets and transactions of other clients */
+    /* a client that could write to an internal topic could change the offsets and transactions of
+     * other clients */
     if (mqd_topic_is_internal(topic)) {
         append->message = "only this broker's coordinators write to its internal topics";
         mqd_append_done(r, append, MQD_KAFKA_INVALID_TOPIC);
@@ -209,8 +211,8 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
     uint8_t state = mqd_load_acquire(&slot->state);
     bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
                    owner_generation == mqd_load_acquire(&mqd_control_worker(r->options.control, owner)->generation);
-    /* the same error as from the owner itself: a fenced directory is no reason to look for another
-     * leader */
+    /* the same error as from the owner itself: the client must not look for another leader because
+     * a directory is fenced */
     if (!serving) {
         mqd_append_done(r, append,
                         state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
@@ -320,11 +322,12 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     if (transactional && !refusal)
         refusal = transaction_refusal(r, c, &produce);
     request->no_reply = produce.required_acks == 0;
-    request->undecided = 1; /* like `pending` below */
+    request->undecided = 1; /* like `pending` below: 1 until all appends are routed */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;
-    request->pending = produce.partition_count + 1; /* + 1: cannot complete before all are routed */
+    /* + 1, so that the request cannot complete before all appends are routed */
+    request->pending = produce.partition_count + 1;
     /* an append that is refused immediately must not release the bytes of those after it */
     request->arena_pins = 1;
     r->producing = &produce;
@@ -402,8 +405,8 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
         mqd_request_free(r, request);
 }
 
-/* A check has taken too long, or the client's time limit is over. What is written may still become
- * durable: the outcome is unknown, which REQUEST_TIMED_OUT says. */
+/* A check has taken too long, or the client's time limit is over. Batches that are written may
+ * still become durable: their outcome is unknown, which REQUEST_TIMED_OUT means. */
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
 {
     int64_t again_ms = INT64_MAX, response_by_ms = request->order_read ? request->order.response_by_ms : r->now_ms;
@@ -413,7 +416,7 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         if (r->now_ms < response_by_ms) {
             again_ms = response_by_ms < again_ms ? response_by_ms : again_ms;
-        } else if (append->pinned) { /* not written yet: the bytes are lent; check again soon */
+        } else if (append->pinned) { /* not written yet, and its bytes are lent: checks again soon */
             again_ms = r->now_ms + 10;
         } else {
             append->message = append->relayed
@@ -445,8 +448,8 @@ static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
     return known ? out : NULL;
 }
 
-/* Whether Kafka names the log's start beside this error: where the log itself, or its validator,
- * refused the batch. */
+/* Whether Kafka returns the log start offset with this error, which it does for errors of the log
+ * itself and of its validator. */
 static bool names_log_start(int16_t error)
 {
     return error == MQD_KAFKA_INVALID_RECORD || error == MQD_KAFKA_INVALID_TIMESTAMP ||

@@ -2,9 +2,10 @@
  * invariants.
  *
  * Starting: descriptors already in the inbound links were meant for a predecessor. Their tokens and
- * generations name it, so they are dropped when they are read. Stopping: reading ends; staged
- * appends are written, dirty partitions are flushed, requests are answered where possible, then the
- * connections close. The caller still has to close the partitions by mqd_reactor_partition_close.
+ * generations are those of the predecessor, so they are dropped when they are read. Stopping:
+ * reading ends; staged appends are written, dirty partitions are flushed, requests are answered
+ * where possible, then the connections close. The caller still has to close the partitions by
+ * mqd_reactor_partition_close.
  */
 #include "server/check/checks.h"
 #include "server/reactor.h"
@@ -28,8 +29,8 @@
 #include <unistd.h>
 
 #define EVENTS_PER_WAIT 256
-/* with more staged bytes than this, write before they leave the L2 cache, not at the end of the
- * turn */
+/* with more staged bytes than this, batches are written before they leave the L2 cache, not at the
+ * end of the turn */
 #define WRITE_EARLY_BYTES (96u << 10)
 /* polling interval until the process is ready (once), and after a connection could not
  * be accepted */
@@ -185,7 +186,7 @@ static void respond_and_send(struct mqd_reactor *r)
     while ((node = mqd_list_pop(&r->to_send))) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, output_node);
         mqd_output_send(r, c);
-        /* responses may have been held back by the output that is sent now */
+        /* responses may have been waiting for the output that is sent now */
         if (c->fd >= 0 && c->head && (c->head->complete || c->relaying) && mqd_output_has_room(r, c) &&
             !mqd_list_linked(&c->response_node))
             mqd_list_append(&r->to_respond, &c->response_node);
@@ -217,7 +218,7 @@ static void sweep_segments(struct mqd_reactor *r)
     mqd_reader_sweep(r->reader, segments_generation_of, r);
 }
 
-/* Without an event, the next second will be like this one. */
+/* Whether housekeeping would have nothing to do in the next second, if no event arrives. */
 static bool nothing_due(const struct mqd_reactor *r)
 {
     if (r->connection_count || r->local_count || r->local_memory_count || r->replicated_count || r->fetchers ||
@@ -235,14 +236,15 @@ static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
     return r->housekeeping_ms + (r->quiet ? QUIET_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
 }
 
-/* A turn that housekeeping did not cause ends the quiet, and the main thread is notified. */
+/* A turn that was not caused by housekeeping ends the quiet state, and the main thread is
+ * notified. */
 static void note_turn(struct mqd_reactor *r, int event_count)
 {
     if (event_count == 0 && r->now_ms >= housekeeping_due_ms(r))
         return;
     r->active = true;
     struct mqd_event event = {.kind = MQD_EVENT_RESUMED, .slot = UINT32_MAX};
-    if (r->quiet && mqd_reactor_emit(r, &event)) /* refused: the next turn repeats it */
+    if (r->quiet && mqd_reactor_emit(r, &event)) /* if the event does not fit, the next turn tries again */
         mqd_store_release(&r->quiet, 0u);
 }
 
@@ -312,8 +314,8 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
         mqd_relays_read(r);
     if (!mqd_list_empty(&r->queries))
         mqd_locals_respond(r);
-    /* a fetch that was just read must see what was acknowledged before it was sent: the note may
-     * have arrived meanwhile */
+    /* a fetch that was just read must see records that were acknowledged before it was sent, whose
+     * notification may have arrived meanwhile */
     mqd_links_drain(r);
     mqd_owner_write_all(r);
     mqd_owner_wake_all(r);
@@ -329,7 +331,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     if (r->relays)
         mqd_relays_run(r);
     mqd_reactor_refresh_clock(r);
-    mqd_forward_flush(r); /* readers are notified of a record before its producer is */
+    mqd_forward_flush(r); /* readers are notified of a record before its producer gets the acknowledgement */
     respond_and_send(r);
     mqd_control_send_queued(r);
     mqd_check_send_queued(r);
@@ -420,7 +422,7 @@ static bool work_done(struct mqd_reactor *r)
     return true;
 }
 
-static bool answered(const struct mqd_reactor *r)
+static bool all_answered(const struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < r->connection_end && r->connection_count; i++) {
         const struct mqd_connection *c = r->connections[i];
@@ -436,7 +438,7 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     for (;;) {
         mqd_reactor_turn(r, events, wait_events(r, events));
         int64_t waited_ms = r->now_ms - began_ms;
-        if (waited_ms > STOP_MS_MAX || (work_done(r) && (answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
+        if (waited_ms > STOP_MS_MAX || (work_done(r) && (all_answered(r) || waited_ms > STOP_RESPONSE_MS_MAX)))
             break;
     }
     for (uint32_t i = 0; i < r->connection_end; i++)
@@ -447,8 +449,8 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
-/* mqd_poll is destroyed, and with it the events of work still in flight: a flush with an unknown
- * outcome counts as failed. */
+/* Destroys mqd_poll, and with it the events of work still in flight: a flush whose outcome is
+ * unknown counts as failed. */
 static void end_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
@@ -464,7 +466,7 @@ static void end_file_work(struct mqd_reactor *r)
             mqd_partition_preallocate_done(owned->partition, EAGAIN);
         owned->preallocating = owned->snapshotting = 0;
         if (owned->truncating == MQD_TRUNCATION_UNDER_WAY)
-            mqd_truncation_on_done(r, slot, 0); /* the thread pool has ended with it */
+            mqd_truncation_on_done(r, slot, 0); /* the thread pool, and so the truncation, has ended */
         else
             mqd_owned_maybe_close(r, owned);
     }

@@ -354,7 +354,7 @@ void mqd_topic_command_brokers(struct mqd_reactor *r, struct mqd_command *comman
 void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
 void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
 /* updates the core before the positions are published */
-void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned);
 /* bits of enum mqd_replica_change */
 void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed);
 /* the log was truncated: lowers the core's high watermark to the log end if it is above */
@@ -364,7 +364,7 @@ void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned);
 /* server/replication/leading.c: the leader's side of replication */
 void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_leading_check_lease(struct mqd_reactor *r);
-int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append);
+int16_t mqd_leading_check_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append);
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions);
 void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned);
@@ -374,7 +374,7 @@ void mqd_leading_tick(struct mqd_reactor *r);
  * divergence. */
 int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, uint32_t slot,
                           struct mqd_positions *positions);
-void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set);
+void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set);
 /* the positions that the client or follower that owns the set may see */
 void mqd_leading_positions(struct mqd_reactor *r, const struct mqd_fetch_set *set, uint32_t slot,
                            struct mqd_positions *positions);
@@ -569,7 +569,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
 /* the client of a request that was sent but is unanswered has disconnected */
 void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request);
-bool mqd_control_pressed(const struct mqd_reactor *r);
+bool mqd_control_under_pressure(const struct mqd_reactor *r);
 void mqd_control_send_queued(struct mqd_reactor *r);
 void mqd_control_acceptor_died(struct mqd_reactor *r);
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,

@@ -5,14 +5,14 @@
 #include "server/redirect.h"
 
 #define VERDICT_DUPLICATE (-1)
-#define USED_MS 1000 /* how often a report is sent that a hidden partition is written to */
+#define USED_MS 1000 /* interval between two reports that a hidden partition is written to */
 #define OUT_OF_ORDER_SEQUENCE_NUMBER 45
 #define DUPLICATE_SEQUENCE_NUMBER 46
 #define INVALID_PRODUCER_EPOCH 47
 #define UNKNOWN_PRODUCER_ID 59
 #define ABOUT_SEQUENCES(error)                                                                                         \
     ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
-/* final, whatever the target knows */
+/* these errors are final, whatever the target's state */
 #define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE)
 
 /* ---- metadata ---- */
@@ -65,9 +65,10 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
     return true;
 }
 
-/* D4. Without records of the transaction in p there is nothing to end: a marker would only keep p
- * from becoming empty. The marker that ended the transaction is safe once everything in p is below
- * the high watermark, so this one is acknowledged like a batch at the log's end. */
+/* D4. If p has no records of the transaction, no marker is needed: it would only keep p from
+ * becoming empty. p may have an earlier marker that ended the transaction, which is safe once
+ * everything in p is below the high watermark. So this marker is acknowledged like a batch at the
+ * log's end. */
 static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -118,7 +119,7 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
 }
 
 /* A client library that never accepts a smaller number of partitions (librdkafka) writes to the
- * partition until the client ends; the partition is not deleted before then. */
+ * partition as long as the client runs; the partition is not deleted before that ends. */
 static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};

@@ -1,7 +1,7 @@
 /* Requests between their arrival and their response: order of replies, time-outs, memory.
  *
- * A request exists until its last append or response has arrived, even when its client has gone
- * (connection NULL).
+ * A request exists until its last append or response has arrived, even if its client has
+ * disconnected (connection NULL).
  */
 #include <stdlib.h>
 #include <string.h>
@@ -27,9 +27,9 @@ void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes)
     r->heap_bytes -= bytes;
 }
 
-/* The last quarter is for connections that hold nothing yet, so that a greedy connection cannot
- * stop others. */
-bool mqd_heap_pressed(const struct mqd_reactor *r)
+/* The last quarter of the heap is reserved for connections that hold nothing yet, so that one
+ * connection cannot stop the others. */
+bool mqd_heap_under_pressure(const struct mqd_reactor *r)
 {
     return r->heap_bytes > r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
@@ -100,7 +100,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     memset(request, 0, offsetof(struct mqd_request, inline_append));
     if (kind != MQD_REQUEST_PRODUCE)
         begin_other(request);
-    mqd_request_expect(r->free_requests);
+    mqd_request_prefetch(r->free_requests);
     request->connection = c;
     request->heap_bytes = sizeof *request;
     c->held_bytes += sizeof *request;
@@ -169,11 +169,11 @@ void mqd_request_orphan(struct mqd_reactor *r, struct mqd_request *request)
     if (request->kind == MQD_REQUEST_PRODUCE && request->pending) {
         if (request->undecided)
             mqd_check_cancel(r, request);
-        return; /* the appends finish, then mqd_append_done frees it */
+        return; /* mqd_append_done frees the request when its last append is done */
     }
     if ((request->kind == MQD_REQUEST_SHARE || (request->kind == MQD_REQUEST_FETCH && request->evaluated)) &&
         request->pending)
-        return; /* reads in flight refer to it; mqd_fetch_on_read_ahead frees it */
+        return; /* reads in flight refer to the request; mqd_fetch_on_read_ahead frees it */
     if (request->kind == MQD_REQUEST_CONTROL && request->sent && !request->complete) {
         mqd_control_orphan(r, request);
         return;
@@ -212,7 +212,7 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
         uint8_t length[4] = {(uint8_t)(request->reply.size_bytes >> 24), (uint8_t)(request->reply.size_bytes >> 16),
                              (uint8_t)(request->reply.size_bytes >> 8), (uint8_t)request->reply.size_bytes};
         mqd_output_append(r, c, length, sizeof length);
-        if (request->reply.size_bytes) /* a bare token may be empty */
+        if (request->reply.size_bytes) /* a raw SASL token, which has no header, may be empty */
             mqd_output_append(r, c, request->reply.bytes, request->reply.size_bytes);
     }
     }
@@ -254,7 +254,8 @@ void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c)
     while (c->head && !c->closing) {
         struct mqd_request *request = c->head;
         if (!request->complete && request->kind == MQD_REQUEST_FETCH && !request->set->request && !request->evaluated) {
-            /* a fetch is evaluated in its turn, so that its data are as recent as its response */
+            /* a fetch is evaluated when its response may be sent, so that the data are as recent as
+             * possible */
             request->set->request = request;
             /* a client that has hung up does not wait for records and does not delay later
              * requests */
@@ -262,7 +263,7 @@ void mqd_connection_respond(struct mqd_reactor *r, struct mqd_connection *c)
         }
         if (!request->complete || !mqd_output_has_room(r, c))
             break;
-        mqd_request_expect(request->next);
+        mqd_request_prefetch(request->next);
         encode_and_charge(r, c, request);
         c->head = request->next;
         if (!c->head)

@@ -220,7 +220,7 @@ struct mqd_look_up {      /* counted in its request's heap_bytes */
 
 /* Prefetches a request into the CPU cache: thousands that waited for followers do not fit in it.
  * NULL is allowed. */
-static inline void mqd_request_expect(const struct mqd_request *request)
+static inline void mqd_request_prefetch(const struct mqd_request *request)
 {
     uintptr_t at = (uintptr_t)request;
     for (uintptr_t line = 0; line < offsetof(struct mqd_request, inline_topic) + 2 * MQD_CACHE_LINE;
@@ -341,7 +341,7 @@ int64_t mqd_timers_next_ms(const struct mqd_reactor *r); /* -1 = none */
 bool mqd_heap_take(struct mqd_reactor *r, uint64_t bytes);
 void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
 /* whether the heap is nearly full: connections that hold memory get no more */
-bool mqd_heap_pressed(const struct mqd_reactor *r);
+bool mqd_heap_under_pressure(const struct mqd_reactor *r);
 bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
 /* appends to `reply`; false: no room */
 bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const void *bytes, uint32_t size_bytes);

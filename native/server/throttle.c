@@ -1,5 +1,5 @@
-/* Quotas on the reactor: what each client is charged for, and connections that are not read while
- * their client is over its quota (KIP-13, KIP-124, KIP-219).
+/* Quotas in the reactor: charges clients, and does not read connections whose client is over its
+ * quota (KIP-13, KIP-124, KIP-219).
  *
  * A request is never refused and its response never delayed because of a quota: it is charged,
  * answered immediately with throttle_time_ms, and the connection is then not read (muted) until the
@@ -8,13 +8,14 @@
  * own full sockets. Memory is bounded as for any other connection.
  *
  * All connections of the clients that a rule counts together (shm/quota.h) share its buckets, on
- * all workers. Each checks the debt before it receives and before each frame, so a new connection
- * does not avoid the quota, except for one large frame (its client id is not known before it has
- * been received). The user is the connection's principal, ANONYMOUS where the listener does not
- * authenticate; requests before authentication are bounded by server/authentication.h and not
- * charged. A connection whose client has hung up is not muted: the debt may last for minutes and
- * the connection would stay as long, and a client that gives up and reconnects would add one more
- * each time. What its socket still holds is served and charged as usual.
+ * all workers. A connection's debt is checked before it is read and before each frame, so a new
+ * connection does not avoid the quota, except for one large frame (the client id is not known
+ * before the frame has been received). The user is the connection's principal, ANONYMOUS where the
+ * listener does not authenticate; requests before authentication are bounded by
+ * server/authentication.h and not charged. A connection whose client has hung up is not muted: the
+ * debt may last for minutes, the connection would stay open as long, and a client that gives up and
+ * reconnects would add one more each time. Requests still in its socket are served and charged as
+ * usual.
  *
  * The produce and fetch kinds count bytes. The request kind counts nanoseconds of this thread spent
  * on a request (the acceptor charges its own). Internal writes of brokers (coordinators, followers)
@@ -50,7 +51,7 @@ void mqd_throttle_refresh(struct mqd_reactor *r)
     r->quota_version = mqd_quota_limits_version(r->quota_limits);
 }
 
-/* The name of its principal, of whatever type (KIP-55). */
+/* The key of the principal's name, whatever the principal's type (KIP-55). */
 static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     static const char anonymous[] = "ANONYMOUS";
@@ -62,8 +63,8 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
 }
 
 /* The kinds that a request of this API is charged for. A request for changes of topics is refused
- * when the client is over its mutation quota, in the versions that know that error; with older ones
- * it waits (KIP-599). */
+ * when the client is over its mutation quota, in the versions that know that error; in older
+ * versions it waits (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
     uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
@@ -89,7 +90,8 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)
-        /* a connection from another host was charged there: a debt would hold up all clients that it serves */
+        /* the other host has charged the client: a debt would delay all clients that the host
+         * serves */
         return false;
     int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
@@ -130,7 +132,7 @@ static void mute(struct mqd_reactor *r, struct mqd_connection *c, int64_t delay_
         return;
     if (c->muted) {
         if (until_ns > c->muted_until_ns)
-            c->muted_until_ns = until_ns; /* checked again at its tick */
+            c->muted_until_ns = until_ns; /* the connection is checked again at its tick */
         return;
     }
     mqd_stat(r, MQD_COUNT_THROTTLED, 1);
@@ -175,7 +177,7 @@ static void check_muted(struct mqd_reactor *r, struct mqd_connection *c)
         wheel_enter(r, c, r->now_ns + debt);
         return;
     }
-    c->last_active_ms = r->now_ms; /* it was not idle but muted */
+    c->last_active_ms = r->now_ms; /* the connection was muted, not idle */
     mqd_connection_resume(r, c);
 }
 
@@ -265,9 +267,9 @@ void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int6
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* A response that was built before its cost was known reports it in the versions that have a field
- * for it: Metadata and ListOffsets begin with it. Responses from the acceptor carry what it
- * charged. */
+/* Writes throttle_time_ms into a response that was built before its cost was known, in versions
+ * with that field: Metadata and ListOffsets begin with it. Responses from the acceptor already have
+ * the time that the acceptor charged. */
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request)
 {
     int32_t ms = mqd_throttle_time_ms(r, request->connection);

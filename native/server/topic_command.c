@@ -23,10 +23,10 @@ static void clear_path(struct mqd_reactor *r, uint32_t slot)
 static void wake(struct mqd_reactor *r, uint32_t slot)
 {
     if (slot < MQD_PARTITION_SLOT_COUNT)
-        mqd_fetch_wake_slot(r, slot); /* they are evaluated later in this turn */
+        mqd_fetch_wake_slot(r, slot); /* the fetches are evaluated later in this turn */
 }
 
-/* Waiters on its partitions find it removed. */
+/* Removes the topic and wakes waiters on its partitions, which then find it removed. */
 static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
 {
     for (uint32_t i = 0; i < topic->partition_count; i++) {
@@ -36,9 +36,9 @@ static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
     mqd_topics_remove(&r->topics, topic);
 }
 
-/* Effects of a new description on the old one: another topic with the same name is dropped; waiters
- * on a slot that no longer belongs to the partition look for the new slot; waiters on a partition
- * with another leader are notified. */
+/* Called before a new description replaces the old one: drops another topic with the same name;
+ * wakes waiters on a slot that no longer belongs to the partition, so that they find the new slot,
+ * and waiters on a partition with a new leader. */
 static void topic_changes(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
@@ -56,7 +56,7 @@ static void topic_changes(struct mqd_reactor *r, const struct mqd_command *comma
             memset(r->cursors, 0, sizeof r->cursors);
             clear_path(r, topic->slots[i]);
             if (i < command->number)
-                clear_path(r, partitions[i].slot); /* it may have been another partition's slot */
+                clear_path(r, partitions[i].slot); /* the slot may have been another partition's */
         }
         wake(r, topic->slots[i]);
     }

@@ -1,4 +1,5 @@
-/* How acquisitions end: acknowledged, released, expired, gone from the log. See share/state.h. */
+/* How acquisitions end: records are acknowledged, released, expired, or no longer in the log. See
+ * share/state.h. */
 #include "base/assert.h"
 #include "share/internal.h"
 
@@ -20,7 +21,7 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
     uint64_t cell = page->cells[offset & PAGE_MASK];
     uint32_t count = cell_count(cell), state = archived_state(share), row = 0;
     if (type == MQD_SHARE_GAP) {
-        state = MQD_SHARE_ARCHIVED; /* it is not in the log */
+        state = MQD_SHARE_ARCHIVED; /* a gap: the offset is not in the log */
     } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RELEASE) {
@@ -62,14 +63,15 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
     return true;
 }
 
-/* Below `start` everything has ended: what is acknowledged there again is ignored, as in Kafka. */
+/* The first offset of the range that is still in the state. Offsets below the start are finished,
+ * and acknowledging them again is ignored, as in Kafka. */
 static int64_t first_here(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
 {
     return given->first > share->start ? given->first : share->start;
 }
 
-/* Whether the member holds all that is left of a range. Returns 0, MQD_SHARE_INVALID_REQUEST where the
- * range ends above what was acquired, or MQD_SHARE_INVALID_RECORD_STATE. */
+/* Checks that the member has acquired the rest of a range. Returns 0; MQD_SHARE_INVALID_REQUEST if
+ * the range ends above the end; or MQD_SHARE_INVALID_RECORD_STATE. */
 static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
                       int64_t now_ms)
 {
@@ -108,7 +110,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
         *row = ROW_NONE;
     if (*row == ROW_NONE)
         *row = mqd_share_row_make(share, row_of(share, old)->member, offset, now_ms);
-    if (*row == ROW_NONE) { /* no memory: all that was acquired with it is renewed */
+    if (*row == ROW_NONE) { /* no memory: renews all offsets of the acquisition */
         mqd_share_row_renew(share, old, now_ms);
         return;
     }
@@ -140,7 +142,8 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        /* a repeated offset is no longer held: the previous range has acknowledged it */
+        /* a repeated offset is no longer acquired, because the previous range has acknowledged
+         * it */
         bool again = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
         int error = again ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)
@@ -178,7 +181,7 @@ uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- releasing ---- */
 
-/* The backoff of `records` offsets has ended. Nothing changes in what is persisted. */
+/* The backoff of `records` offsets has ended. The persisted state does not change. */
 static void make_available(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
@@ -189,7 +192,8 @@ static void make_available(struct mqd_share *share, struct mqd_share_page *page,
     mqd_share_row_release(share, cell_row(cell), records);
 }
 
-/* Ends the lock or the backoff of all that a row holds; the row is freed. Returns how many offsets. */
+/* Ends the lock or the backoff of all offsets of a row and frees the row. Returns the number of
+ * offsets. */
 static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now_ms)
 {
     bool is_lock = row_of(share, index)->queue == LOCKS;
@@ -253,7 +257,7 @@ uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offs
     return released;
 }
 
-void mqd_share_log_start(struct mqd_share *share, int64_t log_start)
+void mqd_share_set_log_start(struct mqd_share *share, int64_t log_start)
 {
     if (log_start <= share->log_start)
         return;

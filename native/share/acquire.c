@@ -1,8 +1,8 @@
-/* Acquiring, and archiving what is not to be delivered. See share/state.h. */
+/* Acquiring, and archiving records that must not be delivered. See share/state.h. */
 #include "base/assert.h"
 #include "share/internal.h"
 
-/* What one mqd_share_acquire has done so far. */
+/* The progress of one mqd_share_acquire. */
 struct taking {
     struct mqd_share *share;
     const struct mqd_share_acquisition *acquisition;
@@ -60,7 +60,7 @@ static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t of
 
 /* ---- archiving ---- */
 
-/* Nothing is open, so skipped offsets need no cells. */
+/* Moves start and end to `offset`. No offset is open, so the skipped ones need no cells. */
 static void jump(struct mqd_share *share, int64_t offset)
 {
     mqd_share_page_drop(share, share->start);
@@ -68,7 +68,7 @@ static void jump(struct mqd_share *share, int64_t offset)
     share->start_moved = 1;
 }
 
-/* Archives what is Available from first to last. false: there is no room, or no memory. */
+/* Archives the Available offsets from first to last. false: there is no room, or no memory. */
 static bool archive(struct mqd_share *share, int64_t first, int64_t last)
 {
     mqd_share_advance(share);
@@ -318,7 +318,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
         const struct mqd_share_batch *batch = &batches[index];
         if (t.acquired >= acquisition->records_max || batch->last < batch->first)
             break;
-        if (batch->last < position) /* finished meanwhile */
+        if (batch->last < position) /* the batch was finished meanwhile */
             continue;
         int64_t first = batch->first > position ? batch->first : position;
         if (position < first && !skip(share, position, first - 1))

@@ -1,12 +1,12 @@
 /* FIFO: the records of a key are delivered one after the other (F1). See share/state.h.
  *
- * A slot of 16 bytes for each open offset that has a key, in blocks of 512 beside the pages. The
- * first open record of each key is in a bucket by its hash; the later ones, Waiting, are linked
- * after it. So the cost of a record does not depend on their number, and finishing one needs no
- * memory.
+ * Each open offset that has a key has a slot of 16 bytes, in blocks of 512 slots beside the pages.
+ * The first open record of each key is in a hash bucket; later records of the key are Waiting and
+ * linked after it. So the cost of a record does not depend on their number, and finishing one needs
+ * no memory.
  *
- * The buckets grow one by one, each time by splitting one (linear hashing), when there are more
- * keys than buckets. Without memory their number stays, and their chains grow. */
+ * When there are more keys than buckets, one bucket is split (linear hashing). If there is no
+ * memory for another bucket, the chains grow instead. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -18,7 +18,7 @@
 #define SLOT_BITS 9    /* of a block */
 #define BUCKET_BITS 11 /* of a block */
 #ifdef MQD_PLANTED
-#define FIRST_BITS 1 /* short histories split buckets, too */
+#define FIRST_BITS 1 /* for tests: short histories split buckets too */
 #else
 #define FIRST_BITS BUCKET_BITS
 #endif
@@ -29,12 +29,12 @@
 struct slot {       /* places are offsets modulo 2^21 */
     uint32_t hash;  /* 0: no key, or finished */
     uint32_t next;  /* of its key */
-    uint32_t tail;  /* of its key; LATER */
-    uint32_t chain; /* the next first one in the bucket */
+    uint32_t tail;  /* the last record of its key; LATER */
+    uint32_t chain; /* the first record of the next key in the bucket */
 };
 
 struct mqd_share_fifo {
-    uint32_t id; /* of the settings */
+    uint32_t id; /* as in the settings */
     uint32_t key_count;
     uint32_t bits, split;                          /* 2^bits + split buckets; those below `split` are split already */
     int64_t hashed;                                /* all open offsets below it have a slot, or no key */
@@ -75,7 +75,7 @@ static struct slot *slot_of(const struct mqd_share_fifo *fifo, uint32_t place)
     return &(*block_of(fifo, place))[place & ((1u << SLOT_BITS) - 1)];
 }
 
-/* NULL: it has no key here. */
+/* NULL: the offset has no slot, and so no key. */
 static struct slot *slot_find(const struct mqd_share_fifo *fifo, int64_t offset)
 {
     struct slot **block = block_of(fifo, place_of(offset));
@@ -133,8 +133,8 @@ static uint32_t *bucket_of(struct mqd_share_fifo *fifo, uint32_t hash)
     return bucket_at(fifo, index);
 }
 
-/* The link to the first record of the key; if it has none, the link at the end of its bucket, which
- * is NONE. */
+/* The link to the first record of the key; if the key has no record, the link at the end of its
+ * bucket, which is NONE. */
 static uint32_t *link_of(struct mqd_share_fifo *fifo, uint32_t hash)
 {
     uint32_t *link = bucket_of(fifo, hash);
@@ -305,8 +305,8 @@ static void promote_next(struct mqd_share *share, const struct slot *first, uint
         make_available(share, offset);
 }
 
-/* Records that were acquired before FIFO began end in any order, so one in the middle is
- * unlinked. */
+/* Unlinks a record from the middle: records that were acquired before FIFO began may be finished in
+ * any order. */
 static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place)
 {
     struct mqd_share_fifo *fifo = share->fifo;

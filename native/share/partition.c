@@ -126,7 +126,8 @@ static bool is_dirty(const struct mqd_share_partition *partition)
     return partition->phase == MQD_SHARE_ACTIVE && (state->start_moved || state->changed_first <= state->changed_last);
 }
 
-/* Puts the next WRITE into `body`. Waiters whose changes are all in it wait for it. */
+/* Encodes the next WRITE into `body`. Waiters whose changes are all in it are answered with its
+ * outcome. */
 static bool take_write(struct mqd_share_partition *partition)
 {
     struct mqd_share_run runs[RUNS_PER_WRITE];
@@ -167,8 +168,8 @@ static bool write_is_due(struct mqd_share_partition *partition, int64_t now_ms)
     return now_ms - partition->dirty_ms >= MQD_SHARE_LAZY_MS;
 }
 
-/* The epochs and the end of the log tell the coordinator which records the log has lost since the last
- * leader epoch: what it knows of their offsets is void. */
+/* From the epochs and the end of the log the coordinator derives which records the log has lost
+ * since the last leader epoch; it discards the state of their offsets. */
 static void take_read(struct mqd_share_partition *partition)
 {
     struct mqd_share_epoch epochs[MQD_SHARE_EPOCH_COUNT_MAX];

@@ -1,7 +1,7 @@
 /* Writing a share-partition's state as runs of offsets, and loading it. See share/state.h. */
 #include "share/internal.h"
 
-/* Appends an offset's key to runs. false: they are full. */
+/* Appends an offset with this key to the runs. false: `out` is full. */
 static bool append(struct mqd_share_run *out, uint32_t *count, uint32_t max, int64_t offset, uint64_t key)
 {
     struct mqd_share_run *run = *count ? &out[*count - 1] : NULL;

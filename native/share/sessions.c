@@ -53,8 +53,8 @@ struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions
     return session;
 }
 
-struct mqd_share_session *mqd_share_session_numbered(const struct mqd_share_sessions *sessions, uint64_t hash,
-                                                     uint64_t number)
+struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_sessions *sessions, uint64_t hash,
+                                                        uint64_t number)
 {
     struct mqd_share_session *session = sessions->buckets[hash % MQD_SHARE_SESSION_BUCKET_COUNT];
     while (session && session->number != number)

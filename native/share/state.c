@@ -98,7 +98,7 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
         share->changed_last = last;
 }
 
-/* By how much the number of unequal neighbours grows at the two ends of a stretch of cells that
+/* By how much the number of unequal neighbours grows at the two ends of a range of cells that
  * changes from `old_key` to `key`. */
 static uint32_t boundaries_more(const struct mqd_share *share, int64_t first, int64_t last, uint64_t key,
                                 uint64_t old_key)
@@ -243,8 +243,8 @@ static bool rows_grow(struct mqd_share *share)
     return true;
 }
 
-/* An unused row. One is left for each queue of backoffs that is empty (S9); `is_first` takes such a
- * one. ROW_NONE: the pool is used up. */
+/* Takes an unused row. One row is reserved for each queue of backoffs that is empty (S9); with
+ * `is_first` a reserved row may be taken. ROW_NONE: the pool is used up. */
 static uint32_t row_take(struct mqd_share *share, bool is_first)
 {
     uint32_t kept = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->queue_used;

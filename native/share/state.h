@@ -204,7 +204,7 @@ int64_t mqd_share_deadline(const struct mqd_share *share);
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max);
 /* The log now begins at log_start (retention, DeleteRecords): records below it are dropped,
  * acquired or not. */
-void mqd_share_log_start(struct mqd_share *share, int64_t log_start);
+void mqd_share_set_log_start(struct mqd_share *share, int64_t log_start);
 
 /* ---- persistence ---- */
 

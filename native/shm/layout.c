@@ -324,7 +324,8 @@ int64_t mqd_control_lease_deadline_ns(void *control)
     return mqd_load_acquire(&mqd_control_header(control)->lease_deadline_ns);
 }
 
-/* The deadline last: a reader that sees a later lease sees the epoch it was granted under. */
+/* The deadline is stored last: a reader that sees a new lease also sees the epoch for which it was
+ * granted. */
 void mqd_control_set_broker(void *control, int64_t broker_epoch, uint64_t incarnation, int64_t lease_deadline_ns)
 {
     struct mqd_control_header *header = control;
@@ -360,8 +361,9 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
 
 /* ---- endpoints ---- */
 
-/* Generation before state: a reader that sees DEAD sees that everything the process lent or owed is
- * void. */
+/* The generation is stored before the state: a reader that sees DEAD also sees the new generation,
+ * so it knows that the buffers which the process lent are invalid and that its outstanding
+ * responses will not come. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid)
 {
     struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);

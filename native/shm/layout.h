@@ -118,8 +118,8 @@ struct mqd_partition_slot {
     /* lines 0 and 1: the two copies; the owner writes the inactive one */
     struct mqd_positions positions[2];
     /* line 2: the owner writes `version` and `segments_generation`. The controller writes the rest
-     * while the slot has no owner or when the leader changes, bracketed by `identity_version` (odd
-     * while it writes) */
+     * while the slot has no owner or when the leader changes, under the seqlock `identity_version`
+     * (odd while it writes) */
     uint64_t version;
     uint64_t segments_generation;
     uint8_t topic_id[16];

@@ -9,7 +9,7 @@
  *             write the eventfd
  *
  * With the fences it is impossible that both S3 misses the tail and P3 misses the flag. Several
- * producers may exchange; one of them writes. A needless wake-up only costs another check. An
+ * producers may exchange; one of them writes. An unnecessary wake-up only costs another check. An
  * eventfd is never reset here: a level-triggered caller reads it before mqd_endpoint_drain;
  * edge-triggered waiting needs no read.
  *
@@ -19,12 +19,12 @@
  *       one round of the others.
  *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the other links
  *       continue.
- *   K4  a producer that dies between P1 and the end of P3 may leave a sleeper beside a full ring,
- *       perhaps with its flag showing it as awake, so that no other process wakes it either. A
- *       consumer that had taken the published descriptors and slept again before the flag was
- *       exchanged sleeps the same way beside an empty ring. So the producer's successor writes all
- *       eventfds (wake_forgotten), and a consumer that sleeps without a time limit checks its rings
- *       when it learns of the death.
+ *   K4  if a producer dies between P1 and the end of P3, a consumer may stay asleep although its
+ *       ring has descriptors. Its flag may already show it as awake, so that no other process wakes
+ *       it either. (The ring may also be empty: the consumer took the descriptors and slept again
+ *       before the flag was exchanged.) So the producer's successor writes all eventfds (wake_all),
+ *       and a consumer that sleeps without a time limit checks its rings when it learns of the
+ *       death.
  * Concurrency: one thread per endpoint.
  */
 #include <errno.h>
@@ -108,8 +108,8 @@ static void wake(struct mqd_endpoint *endpoint, uint32_t to)
         notify(endpoint, to);
 }
 
-/* K4. Regardless of flags and rings. */
-static void wake_forgotten(struct mqd_endpoint *endpoint)
+/* K4: writes all eventfds, regardless of flags and rings. */
+static void wake_all(struct mqd_endpoint *endpoint)
 {
     for (uint32_t peer = 0; peer < endpoint->count; peer++)
         if (peer != endpoint->self)
@@ -141,8 +141,8 @@ struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self
         free(endpoint);
         return NULL;
     }
-    mqd_store_seq_cst(endpoint->sleeping, 0); /* a predecessor may have died asleep */
-    wake_forgotten(endpoint);
+    mqd_store_seq_cst(endpoint->sleeping, 0); /* a predecessor may have died while it slept */
+    wake_all(endpoint);
     return endpoint;
 }
 

@@ -24,8 +24,8 @@ static uint64_t mixed(uint64_t hash)
     return hash ^ hash >> 33;
 }
 
-/* FNV-1a, mixed: names often differ only in their last digits, and both the set and the order
- * depend on the hash. */
+/* FNV-1a with a final mix: names often differ only in their last digits, and both the set and the
+ * order depend on the hash. */
 uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes)
 {
     uint64_t hash;
@@ -79,8 +79,8 @@ static uint32_t kinds_of(const uint64_t *interval)
     return kinds;
 }
 
-/* Forgives debts incurred under the old limits, because intervals have changed. A concurrent charge
- * is lost at most. */
+/* Clears debts incurred under the old limits, because intervals have changed. At most a concurrent
+ * charge is lost. */
 static void clear_debts(struct mqd_quota_table *table)
 {
     for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++)
@@ -134,8 +134,8 @@ void mqd_quota_limits_close(struct mqd_quota_limits *limits)
     free(limits);
 }
 
-/* A word of a later publication cannot be read without seeing its predecessor's version too. If the
- * publisher is faster than this loop, the next call tries again. */
+/* A reader that loads a word of a later publication also sees the version stored before it, and
+ * retries. If the publisher is faster than this loop, the next call tries again. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
 {
     const struct mqd_quota_table *table = mqd_control_quotas(control);

@@ -22,7 +22,8 @@ static int check(const struct mqd_ring *ring, uint32_t capacity, uint64_t head, 
     return 0;
 }
 
-/* tail does not move while its only writer is here; head may, but never beyond tail. */
+/* tail does not move, because this process is its only writer; head may move, but never beyond
+ * tail. */
 int mqd_ring_writer_open(struct mqd_ring_writer *writer, struct mqd_ring *ring, uint32_t capacity)
 {
     uint64_t tail = mqd_load_acquire(&ring->tail);

@@ -5,13 +5,13 @@
  *
  *   double copy (positions, blobs)  version v: copy v & 1 is complete. Writer: fill copy (v + 1) &
  *                                   1, store v + 1. Reader: load v, copy, load again; the same v
- *                                   means that this copy was not changed. A word of a later write
- *                                   cannot be read without seeing its predecessor's version too. A
- *                                   writer that dies blocks no reader.
- *   bracket (identity of a slot)    identity_version is odd while the controller writes. This is
- *                                   rare, and readers give up after BRACKET_TRY_COUNT attempts
- *                                   (MQD_E_STALE) instead of waiting for a dead controller; the
- *                                   next one to assign the slot closes the bracket.
+ *                                   means that this copy was not changed. A reader that loads a
+ *                                   word of a later write also sees the version stored before it,
+ *                                   and retries. A writer that dies blocks no reader.
+ *   seqlock (identity of a slot)    identity_version is odd while the controller writes. This is
+ *                                   rare, and readers give up after SEQLOCK_TRY_COUNT attempts
+ *                                   (MQD_E_STALE) instead of waiting for a dead controller. The
+ *                                   next assignment of the slot makes the version even again.
  */
 #include "shm/layout.h"
 
@@ -21,7 +21,7 @@
 #include "base/atomic.h"
 #include "base/error.h"
 
-#define BRACKET_TRY_COUNT 2000
+#define SEQLOCK_TRY_COUNT 2000
 
 /* ---- words ---- */
 
@@ -70,7 +70,7 @@ void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positi
         uint64_t again = mqd_load_acquire(&slot->version);
         if (again == version)
             return;
-        version = again; /* the writer is alive and advancing; it delays us at most as long as it writes */
+        version = again; /* the writer is alive and advancing, so this loop ends */
     }
 }
 
@@ -114,15 +114,15 @@ int mqd_blob_read(const struct mqd_blob *blob, void *out, uint32_t capacity)
 
 /* ---- partition slots ---- */
 
-/* A dead predecessor may have left the bracket open; it is then taken over. */
-static uint32_t bracket_open(struct mqd_partition_slot *slot)
+/* Makes the version odd; a predecessor that died while writing may have left it odd already. */
+static uint32_t identity_write_begin(struct mqd_partition_slot *slot)
 {
     uint32_t odd = mqd_load_relaxed(&slot->identity_version) | 1;
     mqd_store_release(&slot->identity_version, odd);
     return odd;
 }
 
-static void bracket_close(struct mqd_partition_slot *slot, uint32_t odd)
+static void identity_write_end(struct mqd_partition_slot *slot, uint32_t odd)
 {
     mqd_store_release(&slot->identity_version, odd + 1);
 }
@@ -145,13 +145,14 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
         partition_index < 0)
         return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range",
                              index, partition_index, owner, log_dir);
-    bool complete = (mqd_load_acquire(&slot->identity_version) & 1) == 0; /* otherwise nothing in it can be trusted */
+    /* otherwise the slot's contents cannot be trusted */
+    bool complete = (mqd_load_acquire(&slot->identity_version) & 1) == 0;
     bool held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
     if (complete && held && !same_identity(slot, topic_id, partition_index))
         return mqd_error_set(MQD_E_INVALID, "slot %u holds another partition (%d); clear it first", index,
                              mqd_load_relaxed(&slot->partition_index));
     bool keep_state = complete && held && mqd_load_relaxed(&slot->owner) == owner;
-    uint32_t odd = bracket_open(slot);
+    uint32_t odd = identity_write_begin(slot);
     words_store((uint64_t *)slot->topic_id, topic_id, 16);
     mqd_store_release(&slot->partition_index, partition_index);
     mqd_store_release(&slot->leader_epoch, leader_epoch);
@@ -160,13 +161,12 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
     mqd_store_release(&slot->owner_generation, mqd_endpoint_generation(control, owner));
     if (!keep_state)
         mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_OPENING);
-    bracket_close(slot, odd);
+    identity_write_end(slot, odd);
     return 0;
 }
 
-/* The controller writes the positions here, because the slot no longer has an owner.
- * segments_generation increases, so that readers drop the file descriptors that they keep for the
- * former partition. */
+/* The controller writes the positions, because the slot no longer has an owner. segments_generation
+ * increases, so that readers drop the file descriptors that they keep for the former partition. */
 void mqd_slot_clear(void *control, uint32_t index)
 {
     static const struct mqd_positions empty;
@@ -174,7 +174,7 @@ void mqd_slot_clear(void *control, uint32_t index)
     struct mqd_partition_slot *slot = mqd_control_partition(control, index);
     if (!slot)
         return;
-    uint32_t odd = bracket_open(slot);
+    uint32_t odd = identity_write_begin(slot);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_FREE);
     words_store((uint64_t *)slot->topic_id, no_topic, 16);
     mqd_store_release(&slot->partition_index, 0);
@@ -194,7 +194,7 @@ void mqd_slot_clear(void *control, uint32_t index)
     mqd_store_release(&slot->bytes_out, 0);
     mqd_store_release(&slot->segments_generation, mqd_load_relaxed(&slot->segments_generation) + 1);
     mqd_slot_publish(slot, &empty);
-    bracket_close(slot, odd);
+    identity_write_end(slot, odd);
     mqd_fetch_add(&mqd_control_header(control)->segments_generation, 1);
 }
 
@@ -215,7 +215,7 @@ int mqd_slot_await_flush(void *control, uint32_t index)
     return 0;
 }
 
-int mqd_slot_opening(void *control, uint32_t index)
+int mqd_slot_recovery_begin(void *control, uint32_t index)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(control, index);
     if (!slot)
@@ -224,7 +224,7 @@ int mqd_slot_opening(void *control, uint32_t index)
     return mqd_load_acquire(&slot->recovery_aborts);
 }
 
-void mqd_slot_opened(void)
+void mqd_slot_recovery_end(void)
 {
     mqd_assert_count(NULL);
 }
@@ -245,7 +245,7 @@ int mqd_slot_view(void *control, uint32_t index, struct mqd_partition_view *out)
     const struct mqd_partition_slot *slot = mqd_control_partition(control, index);
     if (!slot)
         return mqd_error_set(MQD_E_INVALID, "there is no partition slot %u", index);
-    for (int attempt = 0; attempt < BRACKET_TRY_COUNT; attempt++) {
+    for (int attempt = 0; attempt < SEQLOCK_TRY_COUNT; attempt++) {
         uint32_t version = mqd_load_acquire(&slot->identity_version);
         if (version & 1) {
             mqd_cpu_relax();

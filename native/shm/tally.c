@@ -22,7 +22,7 @@ static struct mqd_tally *tally_of(struct mqd_tally *set, uint64_t key)
     return NULL;
 }
 
-/* T1. False: it is in use, or another process was faster. */
+/* T1. False: the tally is in use, or another process has claimed it. */
 static bool claim(struct mqd_tally *tally, uint64_t key)
 {
     uint64_t before = mqd_load_relaxed(&tally->key);
@@ -62,7 +62,7 @@ int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *
             return (int32_t)(tally - table->tally);
         }
         if (!tally && tries < TRIES / 2 && tally_of(set, LOCKED)) {
-            mqd_cpu_relax(); /* the locked tally may be this key's, and may soon be unlocked */
+            mqd_cpu_relax(); /* the locked tally may be that of this key, and may soon be unlocked */
             continue;
         }
         for (uint32_t way = 0; !tally && way < MQD_TALLY_WAY_COUNT; way++)

@@ -216,7 +216,7 @@ static struct bench *bench_start(int backend, void (*change)(struct bench *b))
         b->reactors[worker] = mqd_reactor_create(&b->options[worker]);
         CHECK_OR(b->reactors[worker], fprintf(stderr, "%s\n", mqd_error_message()); abort());
         CHECK_OR(mqd_reactor_start(b->reactors[worker]) == 0, fprintf(stderr, "%s\n", mqd_error_message()); abort());
-        mqd_reactor_log_dir(b->reactors[worker], ++b->token, 0, log_root);
+        mqd_reactor_add_log_dir(b->reactors[worker], ++b->token, 0, log_root);
         bench_done(b, worker, b->token);
     }
     for (uint32_t slot = 0; slot < 4; slot++)

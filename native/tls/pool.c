@@ -1,9 +1,9 @@
 /* See tls/pool.h.
  *
  * The reactor takes no lock here: a thread of lower priority that held one might not get a CPU for
- * many milliseconds, for which all connections of the reactor would wait. Sessions are passed in
- * both directions by stacks that are taken as a whole, so that a word compared with an old one (ABA)
- * does no harm. The mutex is the threads' own.
+ * many milliseconds, and all connections of the reactor would wait. Sessions are passed in both
+ * directions by stacks that are taken as a whole, so the ABA problem cannot occur. Only the threads
+ * use the mutex.
  */
 #include "tls/pool.h"
 
@@ -27,12 +27,12 @@
 #define NICE 10
 
 struct mqd_tls_pool {
-    struct mqd_tls *submitted, *done; /* stacks, written with atomic operations: the last is the first */
+    struct mqd_tls *submitted, *done; /* stacks (last in, first out), written with atomic operations */
     sem_t waiting;                    /* sessions that no thread has taken; at the end also one for each thread */
     bool stopping;
     int event_fd;
-    struct mqd_tls *collected; /* a list, the oldest first: the reactor's */
-    pthread_mutex_t mutex;     /* the threads', for the list taken */
+    struct mqd_tls *collected; /* a list, the oldest first, used only by the reactor */
+    pthread_mutex_t mutex;     /* used only by the threads, for the list `taken` */
     struct mqd_tls *taken;
     uint32_t thread_count;
     pthread_t thread[THREAD_COUNT_MAX];
@@ -48,7 +48,8 @@ static bool push(struct mqd_tls **stack, struct mqd_tls *tls)
     return !first;
 }
 
-/* The first of the list, which is refilled from the stack when it is empty. NULL: none. */
+/* Removes the first session of the list, which is refilled from the stack when it is empty. NULL:
+ * none. */
 static struct mqd_tls *next_of(struct mqd_tls **list, struct mqd_tls **stack)
 {
     if (!*list) {
@@ -95,7 +96,7 @@ static void *thread_main(void *argument)
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     for (;;) {
         while (sem_wait(&pool->waiting) != 0)
-            ; /* interrupted, by a debugger: signals are blocked */
+            ; /* interrupted by a debugger; signals are blocked */
         if (mqd_load_acquire(&pool->stopping))
             return NULL;
         struct mqd_tls *tls = take(pool);

@@ -29,18 +29,18 @@ struct mqd_tls {
     int fd;
     bool established;
     int32_t node;         /* the host that must be at the other end; -1: a client */
-    bool node_proved;     /* its certificate names it */
-    uint32_t key_records; /* sealed by the present key */
+    bool node_proved;     /* the certificate has the name of that host */
+    uint32_t key_records; /* records sealed with the present key */
     bool drained;         /* the last recv drained the socket */
     bool end_of_stream;
-    bool ended;             /* by ended_errno, with ended_reason */
+    bool ended;             /* the connection has ended, with ended_errno and ended_reason */
     int socket_errno;       /* of the recv that failed */
     uint32_t receive_bytes; /* left of MQD_TLS_READ_BYTES_MAX */
-    uint8_t *in;            /* received during the handshake, from in_at on not taken yet */
+    uint8_t *in;            /* received during the handshake; bytes from in_at on are not taken yet */
     uint32_t in_bytes, in_at;
     bool first_is_record; /* the first bytes may be a TLS record */
     bool first_seen;
-    uint8_t *out; /* sealed; the memory of a caller during its call */
+    uint8_t *out; /* sealed bytes; during a call of mqd_tls_write the caller's memory */
     uint32_t out_bytes, out_sent, out_capacity;
     bool out_lent;
     int ended_errno;
@@ -245,7 +245,7 @@ static bool has_name(X509 *certificate, const char *name)
     return found;
 }
 
-/* After the chain, the name: a failure here becomes an alert, so both hosts know. */
+/* Checks the name after the chain: a failure here is sent as an alert, so both hosts know. */
 int mqd_tls_verify_host(int good, X509_STORE_CTX *verification)
 {
     if (good != 1 || openssl.X509_STORE_CTX_get_error_depth(verification) > 0)
@@ -294,7 +294,7 @@ int mqd_tls_handshake(struct mqd_tls *tls)
         return mqd_error_set(EPROTO, "the other host has no certificate that proves that it is node %d", tls->node);
     int error = openssl.SSL_get_error(tls->ssl, n);
     if (error == SSL_ERROR_WANT_READ) {
-        free(tls->in); /* a client that never continues holds little */
+        free(tls->in); /* so that a client that never continues uses little memory */
         tls->in = NULL;
         tls->in_bytes = tls->in_at = 0;
         return 0;
@@ -384,7 +384,8 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
         if (n < 0)
             return total ? total : end(tls);
         total += (uint32_t)n;
-        /* SSL_has_pending is 1 for half a record too: then the next round receives, and is drained */
+        /* SSL_has_pending is 1 also for an incomplete record: then the next round receives, and
+         * drains the socket */
         if (tls->drained && (n == 0 || !openssl.SSL_has_pending(tls->ssl))) {
             *drained = true;
             break;
@@ -428,7 +429,7 @@ int mqd_tls_flush(struct mqd_tls *tls)
     return 1;
 }
 
-/* What the socket did not take moves from the caller's memory to ours. */
+/* Moves the bytes that the socket did not take from the caller's memory to the session's. */
 static int out_keep(struct mqd_tls *tls)
 {
     uint32_t left = mqd_tls_unsent(tls);
@@ -457,7 +458,8 @@ static void out_lend(struct mqd_tls *tls, uint8_t *scratch, uint32_t size_bytes)
     tls->out_lent = true;
 }
 
-/* The next SSL_write begins with the message that announces the new key. */
+/* Renews the key when it has sealed enough records: the next SSL_write begins with the message that
+ * announces the new key. */
 static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 {
     tls->key_records += record_count;
@@ -494,7 +496,7 @@ void mqd_tls_close(struct mqd_tls *tls)
     uint8_t scratch[256];
     if (!tls->established)
         return;
-    if (mqd_tls_unsent(tls)) /* an alert, which has the cause */
+    if (mqd_tls_unsent(tls)) /* sends the alert, which has the cause */
         mqd_tls_flush(tls);
     if (tls->ended || mqd_tls_unsent(tls))
         return;

@@ -93,9 +93,10 @@ static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 }
 
 /* As in Kafka, a negative producer id means none, and the other fields of a producer are then not
- * checked: clients that are not idempotent send arbitrary numbers there. A transaction's
- * coordinator, which Kafka queries first, knows no negative epoch; for other producers the log
- * checks the epoch. Control batches have no sequence. */
+ * checked: clients that are not idempotent send arbitrary numbers there. In a transaction a
+ * negative epoch is refused here, because Kafka first queries the coordinator, which has no
+ * negative epoch; for other producers the log checks the epoch. Control batches have no
+ * sequence. */
 static int16_t check_producer(const struct mqd_batch *batch, const char **reason)
 {
     if (batch->producer_id < 0 || batch->attributes & ATTRIBUTE_CONTROL)

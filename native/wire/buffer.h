@@ -15,7 +15,7 @@
 #define MQD_BUFFER_BYTES_MAX (1u << 30)
 
 /* Reserves size_bytes at the end, counted as written; NULL on failure. */
-static inline uint8_t *mqd_buffer_room(struct mqd_buffer *buffer, uint32_t size_bytes)
+static inline uint8_t *mqd_buffer_extend(struct mqd_buffer *buffer, uint32_t size_bytes)
 {
     if (__builtin_expect(buffer->failed || buffer->capacity_bytes - buffer->size_bytes < size_bytes, 0)) {
         mqd_buffer_reserve(buffer, size_bytes);
@@ -35,7 +35,7 @@ static inline void mqd_store_be32(uint8_t *at, uint32_t value)
 
 static inline void mqd_put_i16(struct mqd_buffer *buffer, int16_t value)
 {
-    uint8_t *at = mqd_buffer_room(buffer, 2);
+    uint8_t *at = mqd_buffer_extend(buffer, 2);
     uint16_t word = __builtin_bswap16((uint16_t)value);
     if (at)
         memcpy(at, &word, sizeof word);
@@ -43,14 +43,14 @@ static inline void mqd_put_i16(struct mqd_buffer *buffer, int16_t value)
 
 static inline void mqd_put_i32(struct mqd_buffer *buffer, int32_t value)
 {
-    uint8_t *at = mqd_buffer_room(buffer, 4);
+    uint8_t *at = mqd_buffer_extend(buffer, 4);
     if (at)
         mqd_store_be32(at, (uint32_t)value);
 }
 
 static inline void mqd_put_i64(struct mqd_buffer *buffer, int64_t value)
 {
-    uint8_t *at = mqd_buffer_room(buffer, 8);
+    uint8_t *at = mqd_buffer_extend(buffer, 8);
     uint64_t word = __builtin_bswap64((uint64_t)value);
     if (at)
         memcpy(at, &word, sizeof word);
@@ -58,7 +58,7 @@ static inline void mqd_put_i64(struct mqd_buffer *buffer, int64_t value)
 
 static inline void mqd_put_bytes(struct mqd_buffer *buffer, const void *bytes, uint32_t size_bytes)
 {
-    uint8_t *at = mqd_buffer_room(buffer, size_bytes);
+    uint8_t *at = mqd_buffer_extend(buffer, size_bytes);
     if (at && size_bytes > 0)
         memcpy(at, bytes, size_bytes);
 }
@@ -93,7 +93,7 @@ static inline void mqd_put_text(struct mqd_buffer *buffer, bool compact, struct 
 }
 
 /* A C string, or NULL = null; truncated to the INT16 maximum. */
-static inline void mqd_put_message(struct mqd_buffer *buffer, bool compact, const char *message)
+static inline void mqd_put_c_string(struct mqd_buffer *buffer, bool compact, const char *message)
 {
     struct mqd_text text = {.bytes = (const uint8_t *)message,
                             .size_bytes = message ? (int32_t)strnlen(message, INT16_MAX) : -1};
@@ -119,7 +119,7 @@ void mqd_put_node_list(struct mqd_buffer *buffer, const struct mqd_node_endpoint
 /* An empty set of tagged fields, if the version has one. */
 static inline void mqd_put_no_tags(struct mqd_buffer *buffer, bool flexible)
 {
-    uint8_t *at = flexible ? mqd_buffer_room(buffer, 1) : NULL;
+    uint8_t *at = flexible ? mqd_buffer_extend(buffer, 1) : NULL;
     if (at)
         *at = 0;
 }

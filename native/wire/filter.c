@@ -135,7 +135,7 @@ static bool compare(const struct mqd_record *record, const struct step *step)
 bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record)
 {
     struct step step;
-    uint64_t stack = 0; /* its top is bit 0; MQD_FILTER_NODES_MAX values fit */
+    uint64_t stack = 0; /* the top is bit 0; MQD_FILTER_NODES_MAX values fit */
     for (uint32_t at = 0; at < filter_bytes && read_step(filter, filter_bytes, at, &step); at = step.next) {
         switch (step.instruction) {
         case AND:

@@ -101,7 +101,7 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
     return 0;
 }
 
-/* A batch without records, in the place of one whose records were all left out. */
+/* Writes a batch without records, to take the place of one without selected records. */
 static void seal_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
 {
     struct mqd_batch header = *batch;
@@ -138,7 +138,7 @@ int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const ui
         if (next_offset > from_offset) {
             error = filter_batch(&work, bytes + at, &batch);
             if (error) {
-                out->size_bytes = before; /* drops what was selected from this batch before the error */
+                out->size_bytes = before; /* drops the records of this batch that were selected before the error */
                 break;
             }
             out->next_offset = next_offset;

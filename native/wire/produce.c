@@ -1,5 +1,5 @@
-/* Produce: requests and responses, versions 0..13 (0..2 carry old message sets that the caller
- * refuses; they are parsed so that it can answer).
+/* Produce: requests and responses, versions 0..13 (0..2 have old message sets, which the caller
+ * refuses; they are parsed so that it can respond).
  *
  *   request    transactional_id v3+ | required_acks | timeout_ms | topics[ name v0-12 or topic_id
  *              v13+ | partitions[ index | records ] ]
@@ -147,10 +147,10 @@ void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
         mqd_put_count(buffer, flexible(version), (int32_t)outcome->record_error_count);
         for (uint32_t i = 0; i < outcome->record_error_count; i++) {
             mqd_put_i32(buffer, outcome->record_errors[i]);
-            mqd_put_message(buffer, flexible(version), outcome->record_message);
+            mqd_put_c_string(buffer, flexible(version), outcome->record_message);
             mqd_put_no_tags(buffer, flexible(version));
         }
-        mqd_put_message(buffer, flexible(version), outcome->message);
+        mqd_put_c_string(buffer, flexible(version), outcome->message);
     }
     if (version < 10 || !outcome->current_leader) {
         mqd_put_no_tags(buffer, flexible(version));

@@ -51,7 +51,7 @@ static const char *skip_headers(struct walk *walk)
     return NULL;
 }
 
-/* One record; NULL, or what is wrong with it. */
+/* Skips one record. NULL, or the text of what is wrong with it. */
 static const char *skip_record(struct walk *walk, int32_t index, bool *keyed)
 {
     int64_t size_bytes, number;

@@ -183,7 +183,7 @@ void mqd_share_fetch_response_begin(struct mqd_buffer *buffer, int16_t api_key, 
 {
     mqd_put_i32(buffer, throttle_ms);
     mqd_put_i16(buffer, error);
-    mqd_put_message(buffer, true, message);
+    mqd_put_c_string(buffer, true, message);
     if (api_key == SHARE_FETCH || version >= 2)
         mqd_put_i32(buffer, lock_ms);
     mqd_put_count(buffer, true, topic_count);
@@ -200,10 +200,10 @@ void mqd_share_fetch_response_partition(struct mqd_buffer *buffer, int16_t api_k
 {
     mqd_put_i32(buffer, outcome->partition_index);
     mqd_put_i16(buffer, outcome->error);
-    mqd_put_message(buffer, true, outcome->message);
+    mqd_put_c_string(buffer, true, outcome->message);
     if (api_key == SHARE_FETCH) {
         mqd_put_i16(buffer, outcome->acknowledge_error);
-        mqd_put_message(buffer, true, outcome->acknowledge_message);
+        mqd_put_c_string(buffer, true, outcome->acknowledge_message);
     }
     mqd_put_i32(buffer, outcome->current_leader.leader);
     mqd_put_i32(buffer, outcome->current_leader.leader_epoch);

@@ -166,7 +166,7 @@ int mqd_skip_tags_many(struct mqd_cursor_bytes *cursor, uint32_t tag_count)
 {
     uint32_t tag;
     struct mqd_cursor_bytes value;
-    /* each takes at least two bytes, so a false count fails at the end of the frame */
+    /* each tagged field takes at least two bytes, so a wrong count fails at the end of the frame */
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;

@@ -80,7 +80,7 @@ static int drop(struct mqd_compact *compact)
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     empty.record_count = 0;
     empty.attributes &= ~(MQD_ATTRIBUTE_COMPRESSION | MQD_ATTRIBUTE_DELETE_HORIZON);
-    empty.base_timestamp_ms = empty.max_timestamp_ms = -1; /* no record is left to have a time */
+    empty.base_timestamp_ms = empty.max_timestamp_ms = -1; /* no record is left */
     mqd_batch_seal(header, &empty, NULL, 0);
     compact->figures.batches_emptied++;
     return write_batch(compact, &empty, header, sizeof header, NULL, 0);

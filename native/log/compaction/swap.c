@@ -1,4 +1,4 @@
-/* How compacted segments replace the segments that they were made from, safely at any crash.
+/* How compacted segments replace the original segments, safely whenever a crash happens.
  *
  *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
  *      .txnsum.cleaned) are written and flushed, with their directory entries
@@ -15,9 +15,9 @@
  * done.
  *
  * Why in this order: a reader that lists the directory at any moment sees every record that is
- * kept. The new BASE.log holds all of them; the remaining old segments hold a second copy at their
- * old places. A reader that has the old BASE.log open continues to read it. The old index is
- * deleted before the log is replaced, so that no reader finds the old index beside the new log.
+ * kept. The new BASE.log holds all of them; the remaining old segments have second copies. A reader
+ * that has the old BASE.log open continues to read it. The old index is deleted before the log is
+ * replaced, so that no reader finds the old index beside the new log.
  *
  * BASE.swap, big endian:
  *   0   u32  "MQDS"
@@ -118,8 +118,8 @@ static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_off
     return out->others != NULL;
 }
 
-/* 1 read; 0 no such file; -1 error. A damaged file is an error, because only half of the swap could
- * be done. (The file is written by replacement, so only the disk can damage it.) */
+/* 1 read; 0 no such file; -1 error. A damaged file is an error, because the swap may be half done.
+ * (The file is written by replacement, so only the disk can damage it.) */
 static int read_swap(const char *directory, int64_t base_offset, struct swap *out)
 {
     char path[PATH_MAX];
@@ -226,8 +226,8 @@ static int finish(const char *directory, const struct swap *swap)
                 return -1;
     if (mqd_file_sync_directory(directory) < 0 || unlink_if_there(directory, swap->base_offset, ".swap") < 0)
         return -1;
-    /* Durable, because a later compaction writes .cleaned files of the same name, which must not
-     * meet this list. */
+    /* Durable, because a later compaction writes .cleaned files of the same name, to which this
+     * list must not be applied. */
     return mqd_file_sync_directory(directory);
 }
 
@@ -259,7 +259,8 @@ int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
     char path[PATH_MAX];
     if (name_of(path, directory, base_offset, ".swap", "") < 0)
         return -1;
-    /* First, and durably: a list without its files would be half of a swap. */
+    /* The list is deleted first, and durably: recovery would take a list without its files for a
+     * half-finished swap. */
     if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++) {

@@ -16,7 +16,7 @@
 
 #define SNAPSHOT_BYTES_MAX (1ll << 30)
 
-/* The whole file, or NULL with *size_bytes 0. */
+/* Returns the whole file; on failure NULL with *size_bytes 0. */
 static uint8_t *read_file(const char *path, size_t *size_bytes)
 {
     struct stat status;

@@ -24,7 +24,7 @@ struct mqd_ids_chunk {
     uint32_t relative_offset[CHUNK_ENTRIES];
 };
 
-/* entries from this one on, up to the next mark's, were added between the two times */
+/* entries from `from` up to the next mark's `from` were added between the times of the two marks */
 struct mqd_ids_mark {
     int64_t first_ms, last_ms;
     uint64_t from;
@@ -66,7 +66,7 @@ void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_byte
     *hash = (struct mqd_id_hash){.low = both[0] == FREE ? 1 : both[0], .high = (uint16_t)both[1]};
 }
 
-static bool room(void **array, uint32_t *capacity, uint32_t count, size_t entry_bytes)
+static bool reserve(void **array, uint32_t *capacity, uint32_t count, size_t entry_bytes)
 {
     if (count < *capacity)
         return true;
@@ -98,12 +98,12 @@ static int64_t offset_of(const struct mqd_ids *ids, uint64_t entry)
 }
 
 /* Room for an entry at the tail. An offset that the last chunk cannot express begins a new one; the
- * places that are left out are free. */
+ * entries that are skipped are free. */
 static bool reserve_entry(struct mqd_ids *ids, int64_t offset)
 {
     if (ids->tail % CHUNK_ENTRIES && offset - chunk_of(ids, ids->tail)->base_offset <= (int64_t)UINT32_MAX)
         return true;
-    if (!room((void **)&ids->chunks, &ids->chunk_capacity, ids->chunk_count, sizeof *ids->chunks))
+    if (!reserve((void **)&ids->chunks, &ids->chunk_capacity, ids->chunk_count, sizeof *ids->chunks))
         return false;
     struct mqd_ids_chunk *chunk = malloc(sizeof *chunk);
     if (!chunk)
@@ -238,14 +238,14 @@ static struct mqd_ids_transaction *reserve_transaction(struct mqd_ids *ids, int6
 {
     struct mqd_ids_transaction *transaction = open_of(ids, producer_id);
     if (!transaction) {
-        if (!room((void **)&ids->transactions, &ids->transaction_capacity, ids->transaction_count,
-                  sizeof *ids->transactions))
+        if (!reserve((void **)&ids->transactions, &ids->transaction_capacity, ids->transaction_count,
+                     sizeof *ids->transactions))
             return NULL;
         transaction = &ids->transactions[ids->transaction_count++];
         *transaction = (struct mqd_ids_transaction){.producer_id = producer_id, .marker_offset = -1};
     }
-    return room((void **)&transaction->entries, &transaction->capacity, transaction->count,
-                sizeof *transaction->entries)
+    return reserve((void **)&transaction->entries, &transaction->capacity, transaction->count,
+                   sizeof *transaction->entries)
                ? transaction
                : NULL;
 }

@@ -2,9 +2,9 @@
  * partition's owner writes; see log/reader/reader.h.
  *
  * The entry of a transaction is in the segment of its marker, which may be segments after the
- * range; last_stable_offset of an entry shows when no later one can overlap. Files are not kept
- * open: few segments have one, and that of the active segment grows. A range that extends to the
- * end of its segment is taken to end at the next segment's base offset; while compaction swaps
+ * range; the last_stable_offset of an entry shows when no later entry can overlap. Files are not
+ * kept open: few segments have one, and that of the active segment grows. A range that extends to
+ * the end of its segment is taken to end at the next segment's base offset; while compaction swaps
  * files (log/compaction/swap.c) that may be too early, so callers check mqd_reader_is_swapping. A
  * reader that gets transactions beyond its range ignores them.
  */
@@ -29,7 +29,7 @@ static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_
                        int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {
     int found = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
-    if (found < 0 && errno == EBADMSG) /* or a compaction is replacing it at this moment */
+    if (found < 0 && errno == EBADMSG) /* EBADMSG is also returned while a compaction is replacing the file */
         return mqd_reader_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
     if (found < 0) {
         mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path,

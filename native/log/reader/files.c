@@ -109,7 +109,7 @@ int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64
                              "the partition's segments changed meanwhile; read its positions again and retry");
         return MQD_READER_STALE;
     }
-    slot->listed = false; /* if it comes back, it is found */
+    slot->listed = false; /* lists again next time, in case the file comes back */
     mqd_error_set(ENOENT,
                   "%s/%020lld: %s is missing, although the partition table lists it; it may have "
                   "been removed manually; restore "
@@ -416,7 +416,8 @@ void mqd_reader_destroy(struct mqd_reader *reader)
         return;
     MQD_LIST_EACH(node, spare, &reader->known)
         drop_slot(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
-    MQD_LIST_EACH(node, spare, &reader->detached) /* ranges that were never released: their holder has ended too */
+    /* segments of ranges that were never released: their users have ended too */
+    MQD_LIST_EACH(node, spare, &reader->detached)
         destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
     free(reader);
 }

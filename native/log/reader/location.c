@@ -14,7 +14,7 @@ static int16_t locate_end(struct mqd_reader *reader, struct mqd_reader_slot *slo
         return mqd_reader_missing(slot, "the segment", positions->high_watermark_segment);
     if ((uint32_t)number + 1 < slot->segment_count &&
         slot->segments[number + 1].base_offset == positions->high_watermark) {
-        number++; /* rolled exactly there */
+        number++; /* the log was rolled exactly at the high watermark */
         out->position = 0;
     }
     return mqd_reader_open(reader, slot, (uint32_t)number, &out->segment);

@@ -4,15 +4,15 @@
  * A segment may be read up to its limit: the high watermark's position in the high watermark's
  * segment, the file's size in earlier ones.
  *
- *   locate  the batch that holds an offset: by the cursor at no cost; otherwise the segment by the
- *           list, the last index entry at or before the offset, and from there a walk over batch
- *           headers
+ *   locate  the batch that holds an offset: by the cursor, at no cost; otherwise by the segment
+ *           list, the last index entry at or before the offset, and a walk over batch headers from
+ *           there
  *   range   where to stop: the limit, else the last index entry within size_bytes_max, else the
  *           last batch that a walk finds to fit
  *
  *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (An end
- *       taken from an index entry is not verified; a wrong one costs the client a truncated last
- *       batch, which it drops, and us a cursor that does not match its next offset.)
+ *       taken from an index entry is not verified; if it is wrong, the client gets a truncated last
+ *       batch, which it drops, and the cursor does not match the client's next offset.)
  *   F2  for the beginning of a look-up the index is a hint: an entry that does not name a batch
  *       with its offset is skipped, and the previous one, or finally the segment's beginning, is
  *       used.
@@ -91,7 +91,7 @@ static uint32_t index_read(struct mqd_reader *reader, int fd, uint32_t at, uint3
 }
 
 /* Offsets and positions increase together, so the entries below both bounds are a prefix of the
- * file. Position 0 marks no entry: the first batch has none. */
+ * file. Position 0 means that there is no entry: the first batch has none. */
 static bool entry_below(struct entry entry, uint32_t relative_offset_max, uint32_t position_max)
 {
     return entry.relative_offset <= relative_offset_max && entry.position <= position_max && entry.position > 0;
@@ -315,7 +315,7 @@ static int16_t open_location(struct mqd_reader *reader, struct mqd_reader_slot *
 }
 
 /* place->segment is NULL when no batch below the high watermark ends above `offset`: compaction
- * left a gap there, which the next batch will end. */
+ * left a gap there, which extends to the next batch that is written. */
 static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
                       uint64_t generation, int64_t offset, const struct mqd_cursor *cursor, struct location *location)
 {
@@ -324,7 +324,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
     int16_t code = list_segments(reader, slot, positions, generation, &last);
     if (code)
         return code;
-    reader->chunk_bytes = 0; /* from another file, or from this one before it grew */
+    reader->chunk_bytes = 0; /* the chunk is from another file, or from this one before it grew */
     if (cursor->valid && cursor->generation == generation && cursor->offset == offset) {
         int32_t number = mqd_reader_segment_below(slot, cursor->segment);
         if (number >= 0 && (uint32_t)number <= last && slot->segments[number].base_offset == cursor->segment) {
@@ -468,7 +468,7 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot_number, uint64
         int16_t code = locate(reader, slot, positions, segments_generation, end_offset, &none, &location);
         if (code)
             return code;
-        if (!location.segment) { /* no batch in between yet */
+        if (!location.segment) { /* there is no batch between the offset and the high watermark yet */
             positions->high_watermark = end_offset;
             return 0;
         }

@@ -1,4 +1,5 @@
-/* Ensures that after a recovery everything it found is on disk: see log/recovery/recovery.h, C2. */
+/* Ensures that after a recovery all data that it found are on disk: see log/recovery/recovery.h,
+ * C2. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

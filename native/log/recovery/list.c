@@ -13,7 +13,7 @@
 
 static int append(int64_t **values, uint32_t *count, int64_t value)
 {
-    if ((*count & (*count - 1)) == 0) { /* full at every power of two */
+    if ((*count & (*count - 1)) == 0) { /* the array is full at every power of two */
         int64_t *grown = realloc(*values, (*count ? *count * 2 : 1) * sizeof **values);
         if (!grown)
             return mqd_error_set(ENOMEM, "no memory to list a directory");

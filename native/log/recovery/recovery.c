@@ -1,9 +1,9 @@
 /* mqd_partition_open: finds the segments and the log's end, and ensures that everything is on disk.
  * Rules: log/recovery/recovery.h.
  *
- * Segments in order: those below the trusted boundary only get their index completed; the segment
- * with the boundary, and in checked mode all later ones, are walked. The first segment that
- * does not end soundly becomes the active one, truncated; later ones are deleted.
+ * Segments are handled in order. Those below the trusted boundary only get their index completed;
+ * the segment with the boundary, and in checked mode all later ones, are walked. The first segment
+ * that does not end soundly becomes the active one, truncated; later ones are deleted.
  */
 #include "log/recovery/recovery.h"
 
@@ -146,8 +146,8 @@ static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
     return !recovery->cutting && !recovery->was_cut && end_offset < recovery->io->recovery_point_offset;
 }
 
-/* The log ends in the tail at listing position i. 1: done; 0: this mode's trust was misplaced; -1
- * error. Takes the tail's fd unless 0. */
+/* The log ends in the tail, which is segment i of the listing. 1: done; 0: the mode trusted data
+ * that are not sound; -1: error. Takes the tail's fd unless it returns 0. */
 static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
 {
     if (recovery->mode == MODE_CLEAN && !tail->sound)
@@ -162,7 +162,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     bool lost = ends_too_early(recovery, tail->next_offset);
     if (lost)
         mqd_recovery_note_missing(recovery->io, tail->next_offset, recovery->io->recovery_point_offset);
-    if (!tail->unreadable && (!lost || recovery->io->has_others))
+    if (!tail->unreadable && (!lost || recovery->io->has_other_replicas))
         return make_active(recovery, tail, now_ms) < 0 ? -1 : 1;
     int result = mqd_tail_finish_indexes(recovery, tail);
     mqd_tail_close(tail);
@@ -205,7 +205,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
     int64_t begin_offset = recovery->io->log_start_offset;
     if (ends_too_early(recovery, begin_offset)) {
         mqd_recovery_note_missing(recovery->io, begin_offset, recovery->io->recovery_point_offset);
-        if (!recovery->io->has_others)
+        if (!recovery->io->has_other_replicas)
             begin_offset = recovery->io->recovery_point_offset;
     }
     return create_active(recovery, begin_offset) < 0 ? -1 : 1;
@@ -230,7 +230,7 @@ static int recover_log(struct recovery *recovery, int64_t now_ms)
     }
     if (done < 0)
         return -1;
-    /* C3: power failed after a deletion up to an end that was not yet on disk. */
+    /* C3: power failed after records had been deleted up to a log end that was not yet on disk. */
     if (recovery->io->log_start_offset > partition->log_end_offset) {
         mqd_file_close(partition->active.fd);
         partition->active.fd = -1;
@@ -265,7 +265,8 @@ static bool same_epochs(const struct mqd_epochs *epochs, uint32_t count, int32_t
     return epochs->count == count && mqd_epochs_last(epochs) == last;
 }
 
-/* The offset known to be committed in a log with several replicas. Its leader provides the rest. */
+/* Restores the high watermark of a log with several replicas to the offset known to be committed;
+ * the leader provides later ones. */
 static int restore_high_watermark(struct mqd_partition *partition, int64_t offset)
 {
     struct mqd_mark known;

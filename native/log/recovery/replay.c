@@ -92,8 +92,8 @@ static int choose_snapshot(struct mqd_partition *partition, const struct mqd_lis
 
 struct replay {
     struct mqd_partition *partition;
-    int64_t producers_from; /* batches below are in the snapshot */
-    int64_t aborted_from;   /* entries of markers below this are in the files */
+    int64_t producers_from; /* the snapshot covers batches below this offset */
+    int64_t aborted_from;   /* the files have the entries of markers below this offset */
     int64_t decided_below;  /* transactions that ended below this no longer matter */
     int64_t now_ms;
     /* of the current segment: entries in its file; entries of the markers at or after
@@ -126,18 +126,18 @@ static int make_entry(struct replay *replay, struct mqd_aborted entry)
 {
     const struct mqd_aborted *before = replay->made.count ? &replay->made.entries[replay->made.count - 1] : NULL;
     if (before && before->last_offset >= entry.last_offset)
-        return 0; /* met twice, after damage */
+        return 0; /* the walk meets a marker twice after damage */
     if (before && before->last_stable_offset > entry.last_stable_offset)
         entry.last_stable_offset = before->last_stable_offset;
     return mqd_aborted_add(&replay->made, &entry);
 }
 
-/* An abort marker that has ended a transaction which began at first_offset; -1: it began below the
- * snapshot, and only the file has its beginning. */
+/* Handles an abort marker that ended a transaction. first_offset: where the transaction began; -1:
+ * below the snapshot, so only the file has that offset. */
 static int replay_abort(struct replay *replay, const struct mqd_batch *batch, int64_t first_offset)
 {
     const struct mqd_aborted *known = known_entry(replay, batch->producer_id, batch->base_offset);
-    /* its beginning may since have been deleted from the log */
+    /* the beginning of the transaction may have been deleted from the log since */
     if (known && (first_offset < 0 || known->first_offset <= first_offset))
         return make_entry(replay, *known);
     if (first_offset < 0) {

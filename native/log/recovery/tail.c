@@ -60,11 +60,12 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
-        mqd_index_note_end(&tail->index, tail->base_offset); /* as when its entry was first made */
+        /* adds the time entry again that was added with this index entry */
+        mqd_index_note_end(&tail->index, tail->base_offset);
     return 0;
 }
 
-/* the last batch that the walk read, not yet added */
+/* the last batch that the walk read; it is not added yet */
 struct held {
     struct mqd_batch batch;
     int64_t position;
@@ -72,8 +73,9 @@ struct held {
 };
 
 /* C1: below the recovery point a header is trusted without its CRC. But when the walk fails after
- * it, or the batch extends beyond what is trusted, its own length or offsets may be wrong. Then the
- * CRC is checked, and with a wrong one the walk steps back before this batch. -1: disk failure. */
+ * the batch, or the batch extends beyond what is trusted, its own length or offsets may be wrong.
+ * Then its CRC is checked; if that is wrong, the walk steps back to before this batch. -1: disk
+ * failure. */
 static int check_held(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
 {
     if (!held->present || held->batch.base_offset >= trusted_below ||
@@ -92,8 +94,8 @@ static int check_held(struct mqd_walk *walk, struct held *held, int64_t trusted_
     return 0;
 }
 
-/* Handles the end of a walk: 1 it continues after damage that stays, 0 it has ended, -1 disk
- * failure. */
+/* Handles the end of a walk: 1 the walk continues after damage that is left in place, 0 it has
+ * ended, -1 disk failure. */
 static int tail_end(struct recovery *recovery, struct tail *tail, struct mqd_walk *walk, int64_t trusted_below)
 {
     if (!walk->reason) {

@@ -100,7 +100,7 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
         return -1;
     if (access(from, F_OK) < 0)
         return 0;
-    do /* an unused name: the caller that removes marks knows them by name */
+    do /* finds an unused name, because marks are removed by name */
         snprintf(name, sizeof name, MQD_TRUNCATED_PREFIX "%lld", (long long)now_ms++);
     while (mark_path(to, directory, name) == 0 && access(to, F_OK) == 0);
     if (mqd_file_sync_directory(directory) < 0) /* deletions must be durable before the mark records them */
@@ -139,7 +139,7 @@ static int close_files(struct mqd_partition *partition)
         mqd_file_close(partition->sync_queue[i].fd);
     }
     partition->sync_queue_count = 0;
-    /* what cannot be written is rebuilt by the walk */
+    /* entries that cannot be written are rebuilt by the walk */
     mqd_index_seal(&partition->active.index, partition->path, partition->active.base_offset);
     mqd_index_close_files(&partition->active.index);
     mqd_txn_index_close(&partition->active.txn_index);
@@ -169,7 +169,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
 }
 
 /* The mark could not be written and does not exist: nothing was changed, and the log is whole. */
-static bool untouched(const struct mqd_partition *partition)
+static bool is_untouched(const struct mqd_partition *partition)
 {
     char path[PATH_MAX];
     return mqd_error_is_transient(mqd_error_code()) && mark_path(path, partition->path, MQD_TRUNCATING_FILE) == 0 &&
@@ -190,7 +190,7 @@ static int cut(struct mqd_partition *partition, int64_t cut_offset, int64_t star
         return -1;
     struct mqd_partition *fresh = NULL;
     int begun = mqd_truncation_begin(partition->path, cut_offset, start_offset);
-    if (begun < 0 && untouched(partition)) {
+    if (begun < 0 && is_untouched(partition)) {
         mqd_listing_free(&listing);
         return -1;
     }

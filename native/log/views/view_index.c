@@ -17,7 +17,7 @@ uint32_t mqd_view_planted;
 #endif
 
 #define BUCKET_COUNT 16384u
-#define SELECTED_PART 8 /* what is selected from a piece is kept if it is at most 1 / SELECTED_PART of it */
+#define SELECTED_PART 8 /* the selection from a piece is cached if it is at most 1 / SELECTED_PART of the piece */
 #define SIZE_AT 8       /* of a batch, in its header */
 #define LENGTH_BYTES (SIZE_AT + 4)
 #define NOT_KNOWN 2
@@ -36,7 +36,7 @@ struct piece {
     uint8_t bytes[];
 };
 
-struct buffer { /* batches from `position` of the file on */
+struct buffer { /* the file's bytes from `position` on */
     uint32_t capacity_bytes, size_bytes, position;
     uint8_t bytes[];
 };
@@ -44,11 +44,11 @@ struct buffer { /* batches from `position` of the file on */
 struct mqd_view_index {
     pthread_mutex_t mutex;
     uint64_t bytes_max;
-    uint32_t piece_bytes, selected_bytes_max; /* of a piece; if more is selected, it is not kept */
+    uint32_t piece_bytes, selected_bytes_max; /* of a piece; a larger selection is not cached */
     struct mqd_view_index_figures figures;
     uint32_t hand;          /* the next bucket to evict from */
-    struct buffer *spare;   /* of the last read, for the next one */
-    struct piece **buckets; /* NULL: nothing was kept yet */
+    struct buffer *spare;   /* the buffer of the last read, reused by the next one */
+    struct piece **buckets; /* NULL: nothing has been cached yet */
 };
 
 /* ---- the table ---- */
@@ -148,7 +148,7 @@ static uint64_t room_left(const struct mqd_view_read *read)
     return read->output_bytes_max > read->found.size_bytes ? read->output_bytes_max - read->found.size_bytes : 0;
 }
 
-/* Appends the selected batches of a piece. 1: all of them; 0: as many as there was room for;
+/* Appends the selected batches of a piece. 1: all batches; 0: as many as there was room for;
  * negative: an error. */
 static int take(struct mqd_view_read *read, const struct piece *piece)
 {
@@ -171,7 +171,7 @@ static int take(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* Takes what is cached for the piece from *position on. Returns like `take`, or NOT_KNOWN. */
+/* Takes the cached selection of the piece, from *position on. Returns like `take`, or NOT_KNOWN. */
 static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position)
 {
     int taken = NOT_KNOWN;
@@ -194,8 +194,8 @@ static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, 
     return taken;
 }
 
-/* A new piece with `before`, followed by `piece`, which begins where `before` ends; NULL: no
- * memory. Frees neither. */
+/* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends;
+ * NULL: no memory. Frees neither. */
 static struct piece *joined(const struct mqd_view_index *index, const struct piece *before, const struct piece *piece)
 {
     uint32_t size_bytes = before->size_bytes + piece->size_bytes;
@@ -225,7 +225,7 @@ static void keep(struct mqd_view_index *index, const struct mqd_view_read *read,
             free(piece);
             piece = both;
         } else if (known && known->begin <= piece->begin && known->end >= piece->end) {
-            free(piece); /* another reader was faster, or may read further */
+            free(piece); /* another reader has cached this piece already, or one that extends further */
             piece = NULL;
         }
         if (piece && size_of(piece) <= index->bytes_max) {
@@ -274,7 +274,7 @@ static struct buffer *get_buffer(struct mqd_view_index *index)
     return buffer;
 }
 
-/* Reads on until the buffer has size_bytes. */
+/* Reads more of the file until the buffer has size_bytes. */
 static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint32_t size_bytes)
 {
     struct buffer *own = *buffer;
@@ -294,8 +294,8 @@ static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint3
     return true;
 }
 
-/* Reads the batches that begin in the piece of `position`, as far as they are whole below the limit. *last: the
- * last one's place in the buffer. */
+/* Reads the batches that begin in the piece of `position` and end at or below the limit. *last: the
+ * position of the last one in the buffer. */
 static int16_t read_piece(const struct mqd_view_index *index, const struct mqd_view_read *read, uint32_t position,
                           struct buffer **buffer, uint32_t *last, uint32_t *size_bytes)
 {
@@ -323,7 +323,7 @@ static int16_t read_piece(const struct mqd_view_index *index, const struct mqd_v
     return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
 }
 
-/* A piece with what was selected from the batches in the buffer, which is in found.bytes from
+/* Returns a piece with the selection from the batches in the buffer, which is in found.bytes from
  * `began` on. NULL: no memory. */
 static struct piece *piece_of(const struct mqd_view_index *index, const struct mqd_view_read *read,
                               const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t began)
@@ -350,8 +350,8 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
     return piece;
 }
 
-/* Drops batches that exceed the room, of those in found.bytes from `began` on. Returns like
- * `take`. */
+/* Of the batches in found.bytes from `began` on, drops those that exceed output_bytes_max. Returns
+ * like `take`. */
 static int trim(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;
@@ -383,7 +383,7 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
     *position += size_bytes;
     if (PLANTED_VIEW(BORDER) && last && (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
         size_bytes = last;
-    if (!error) /* perhaps more than there is room for: the cache needs the whole selection */
+    if (!error) /* may exceed output_bytes_max: the cache needs the whole selection */
         error = mqd_filter_append(read->filter, read->filter_bytes, (*buffer)->bytes, size_bytes, read->from_offset,
                                   room > index->selected_bytes_max ? room : index->selected_bytes_max, out,
                                   &consumed_bytes);

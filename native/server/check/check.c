@@ -47,8 +47,8 @@ uint8_t *mqd_check_bytes(const struct mqd_reactor *r, const struct mqd_append *a
 
 void mqd_check_park(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
-    /* the base offset, which the owner sets: with the client's value mqd_batch_decode could refuse
-     * the header when the append is resumed */
+    /* clears the base offset, which the owner sets later: with the client's value mqd_batch_decode
+     * could refuse the header when the append is resumed */
     memset(mqd_check_bytes(r, append), 0, 8);
     append->check = check;
     append->check_index = check->count++;
@@ -217,7 +217,7 @@ int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request
         *message = "a transactional batch in a request without transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;
     }
-    if (batch->producer_id < 0) /* of no producer, and so of no transaction */
+    if (batch->producer_id < 0) /* without a producer there is no transaction */
         return 0;
     if (request->order.producer_id < 0) {
         request->order.producer_id = batch->producer_id;
@@ -234,8 +234,8 @@ void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t 
 {
     struct mqd_request *request = append->request;
     if (append->handed_on)
-        /* it is sent again with its guard, by the same path: first to the owner of the retired
-         * partition */
+        /* the batch is sent again with its guard on the same path, first to the owner of the
+         * retired partition */
         mqd_redirect_take_back(append);
     if (append->guard || !append->ordered || !request->connection) {
         append->message = "the partition's transaction changed while it was verified; the client may retry the batch";
@@ -304,7 +304,9 @@ static void submit_transaction(struct mqd_reactor *r, struct mqd_request *reques
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         struct mqd_topic *topic = mqd_check_topic(r, request, &walk, append);
         struct mqd_check_partition partition = {.partition_index = append->partition_index, .slot = append->slot};
-        if (topic) /* otherwise an unknown id, refused by the coordinator or when the append is sent on */
+        /* without a topic, the coordinator refuses the unknown id, or the append is refused when it
+         * is sent on */
+        if (topic)
             memcpy(partition.topic_id, topic->topic_id, sizeof partition.topic_id);
         memcpy(at, &partition, sizeof partition);
         at += sizeof partition;

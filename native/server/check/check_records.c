@@ -2,10 +2,10 @@
  * and a compacted topic needs a key in every record.
  *
  *   uncompressed   walked here, while the bytes are in the cache
- *   compressed     small, also when decompressed: decompressed here; otherwise on a thread of the
- *                  worker's pool, while the append is parked. Where the codec's library is missing
- *                  the acceptor does it
- *   scheduled      the acceptor reads the headers that say when each record is due
+ *   compressed     decompressed here if it is small, also when decompressed; otherwise on a thread
+ *                  of the worker's pool, while the append is parked. Where the codec's library is
+ *                  missing the acceptor does it
+ *   scheduled      the acceptor reads the headers that specify when each record is due
  *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
  *                  batch in that codec, which is sent on in its place
  *
@@ -238,9 +238,9 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
     struct checked found;
     if (compression && codec == compression - 1)
-        compression = 0; /* as in Kafka: stored as it was sent, whatever the level */
+        compression = 0; /* as in Kafka, a batch that already has the codec is stored unchanged, whatever its level */
     if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)
-        return true; /* its owner refuses it */
+        return true; /* the owner refuses the batch */
     if (!keyed && !compression && validation < (codec ? MQD_VALIDATION_ALL : MQD_VALIDATION_UNCOMPRESSED))
         return true;
     bool by_acceptor = scheduled || (codec && (compression || !can_decompress(r, codec)));
@@ -293,7 +293,7 @@ static bool take_piece(struct mqd_reactor *r, struct mqd_check *check, const uin
     return true;
 }
 
-/* The append's bytes are now those in the check's memory, which the append owns from here on. */
+/* Replaces the append's bytes with those in the check's buffer, which the append then owns. */
 static void take_buffer(struct mqd_reactor *r, struct mqd_check *check, struct mqd_append *append)
 {
     mqd_append_unpin(r, append);
@@ -358,7 +358,8 @@ void mqd_check_take_piece(struct mqd_reactor *r, struct mqd_check *check, const 
                           int64_t total_bytes)
 {
     if (!mqd_list_empty(&check->parked))
-        take_piece(r, check, payload, size_bytes, total_bytes); /* a piece without memory leaves the batch incomplete */
+        /* if there is no memory for a piece, the batch stays incomplete */
+        take_piece(r, check, payload, size_bytes, total_bytes);
 }
 
 void mqd_check_on_records(struct mqd_reactor *r, struct mqd_check *check, int32_t error, const uint8_t *payload,

@@ -1,17 +1,17 @@
-/* The table of running checks: how much of the arenas their payloads hold, the queue to the
- * acceptor, and its death. What checks are for: server/check/check.c.
+/* The table of running checks: the arena memory of their payloads, the queue to the acceptor, and
+ * what happens when the acceptor dies. What checks are for: server/check/check.c.
  *
  * Invariants
- *   T1  a payload is lent from the moment it is sent until CHECKED, the acceptor's death, or the end
- *       of its job; its appends may end earlier (time-out, client gone).
+ *   T1  a payload is lent from the moment it is sent until CHECKED, the acceptor's death, or the
+ *       end of its job; its appends may end earlier (time-out, client disconnected).
  *   T2  checks are idempotent: after the acceptor's death they are sent again under another token,
  *       except those that no append waits for.
  *   T3  a token is the index and the entry's sequence number: a late response finds another
  *       sequence number.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
  * batches that stay in place (a single one may be larger; large requests have a bound of their own,
- * server/large.c). Memory for a batch that the acceptor has compressed is taken when it
- * arrives; without memory it is refused with a retriable error.
+ * server/large.c). Memory for a batch that the acceptor has compressed is allocated when the batch
+ * arrives; if there is none, the batch is refused with a retriable error.
  */
 #include <stdlib.h>
 
@@ -123,7 +123,7 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state: a successor drops what was sent to this generation */
+    /* read before the state, because a successor drops descriptors sent to this generation */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor])
@@ -196,5 +196,5 @@ void mqd_check_acceptor_died(struct mqd_reactor *r)
 void mqd_checks_destroy(struct mqd_reactor *r)
 {
     for (uint32_t index = 0; index < r->check_used; index++)
-        free(r->checks[index].job); /* its thread has ended */
+        free(r->checks[index].job); /* the job's thread has ended */
 }

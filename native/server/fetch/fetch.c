@@ -22,8 +22,8 @@
 #define DEBUGGING_REPLICA_ID (-2)
 
 #define CLUSTER_AUTHORIZATION_FAILED 31
-/* of the 256 file operations that may run in parallel; beyond it only the first read of a
- * request */
+/* of the 256 file operations that may run in parallel; beyond this only the first read of each
+ * request is started */
 #define COLD_READ_COUNT_MAX 128
 /* a parked follower receives a new high watermark after this delay, unless records carry it earlier
  * (for KIP-392 reads) */
@@ -67,8 +67,8 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
     return 0;
 }
 
-/* A follower is the host that its connection has authenticated; no other client reads as one.
- * kafka-replica-verification is a consumer that names itself DEBUGGING_REPLICA_ID. */
+/* A follower must be the host that its connection has authenticated; no other client may fetch as a
+ * replica. kafka-replica-verification is a consumer that names itself DEBUGGING_REPLICA_ID. */
 static bool may_fetch_as(const struct mqd_connection *c, int32_t replica_id)
 {
     return replica_id == CONSUMER_REPLICA_ID || replica_id == DEBUGGING_REPLICA_ID ||
@@ -101,7 +101,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
         mqd_session_create(r, request->connection, set);
     if (set->replica_id >= 0) {
         request->isolation_level = 0;
-        mqd_leading_note(r, set);
+        mqd_leading_note_positions(r, set);
     }
     return 0;
 }
@@ -140,10 +140,13 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     if (request->fetch_error)
         mqd_request_complete(r, request);
     if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
-        mqd_fetch_evaluate(r, c->head, true); /* a follower that sends another request wants this one answered now */
+        /* a follower that sends another request needs the response to this one now */
+        mqd_fetch_evaluate(r, c->head, true);
     if (c->head == request && !mqd_list_linked(&c->response_node))
         mqd_list_append(&r->to_respond,
-                        &c->response_node); /* evaluated when the connection is answered, in this turn */
+                        /* the request is evaluated when the connection's responses are sent, in
+                         * this turn */
+                        &c->response_node);
 }
 
 /* ---- one entry ---- */
@@ -181,7 +184,8 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (topic->view && entry->set->replica_id >= 0)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* it has no log */
     if (topic->view && entry->set->local)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* it would read the base's files; with this error it fetches by TCP */
+        /* a local client would read the base topic's files; after this error it fetches by TCP */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
         return away ? MQD_KAFKA_REPLICA_NOT_AVAILABLE : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
@@ -194,7 +198,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (mqd_load_acquire(&slot->version) == 0)
-        return MQD_KAFKA_STORAGE_ERROR; /* its log could not be opened */
+        return MQD_KAFKA_STORAGE_ERROR; /* the log could not be opened */
     uint8_t role = mqd_load_acquire(&slot->role);
     if (role != MQD_ROLE_LEADS && (role == MQD_ROLE_NONE || entry->set->leader_only))
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
@@ -208,10 +212,10 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (__builtin_expect(topic->view != NULL, 0))
         mqd_view_recall(r, entry, leader_epoch);
-    /* a follower may lag, so there the client waits */
+    /* a follower may lag, so a client of a follower waits */
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
-        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* this host may lag too: another one may lead by now */
+        return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* this host may lag too: another host may be the leader by now */
     if (beyond || mqd_fetch_position(entry) < positions->log_start_offset)
         return MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     return 0;
@@ -223,7 +227,8 @@ static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request,
                        uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
-    /* waits on the partition's owner, which is this worker: nothing changes meanwhile */
+    /* a follower's fetch waits on the partition's owner, which is this worker, so nothing changes
+     * meanwhile */
     if (entry->set->replica_id >= 0) {
         if (!mqd_list_linked(&entry->waiter))
             mqd_list_append(&r->owned[slot_index]->followers_waiting, &entry->waiter);
@@ -318,7 +323,7 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     return bytes_min; /* records arrive faster than they can be counted */
 }
 
-/* The same for a follower, which waits for any record. Changes that no records carry keep it ready
+/* The same for a follower, which waits for any record. After changes without records it stays ready
  * for a limited time. */
 static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
@@ -337,8 +342,8 @@ static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *
     return 0;
 }
 
-/* Evaluates the ready entries: those that are read to the end wait on their slots. Returns the
- * number of bytes there are to send. */
+/* Evaluates the ready entries; those that are read to the end wait on their slots. Returns how many
+ * bytes can be sent. */
 static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -430,7 +435,8 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     mqd_list_init(&examined);
     mqd_list_move_all(&examined, &set->ready);
     struct mqd_node *node;
-    /* each moves to the end of the list: the next fetch begins with those that got nothing */
+    /* examined entries move to the end of the list: the next fetch begins with those that were not
+     * reached */
     while ((node = mqd_list_pop(&examined))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
@@ -454,8 +460,8 @@ static void drop(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
     mqd_fetch_entry_release(r, entry);
 }
 
-/* sendfile of a page that is not in memory would stall every connection of this worker: have it
- * read ahead first. Views are read and filtered. */
+/* sendfile of a page that is not in memory would stall every connection of this worker: it is read
+ * ahead first. Views are read and filtered by the pool. */
 static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;
@@ -473,7 +479,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
         if (mqd_range_just_written(r->reader, entry->topic->slots[entry->partition_index], &positions, &entry->range) ||
             mqd_range_cached(&entry->range))
             continue;
-        /* leaves places for flushes; the client requests this partition again */
+        /* leaves operations free for flushes; the client requests this partition again */
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) {
             drop(r, entry);
             continue;
@@ -504,7 +510,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
     struct mqd_fetch_set *set = request->set;
     if (!set || request->complete || request->evaluated)
         return;
-    if (set->request != request) { /* not its turn yet; when its turn comes it does not wait any more */
+    if (set->request != request) { /* not its turn yet; when its turn comes it no longer waits */
         request->wait_ms = 0;
         return;
     }
@@ -578,8 +584,8 @@ void mqd_fetch_run_woken(struct mqd_reactor *r)
     }
 }
 
-/* The request ends (answered, or its client is gone): a session stays, a set for one request is
- * freed. */
+/* The request ends (answered, or its client has disconnected): a session stays, a set for one
+ * request is freed. */
 void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;

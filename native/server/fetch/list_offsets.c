@@ -8,23 +8,24 @@
 #include "server/rights/subject.h"
 
 #define CONSUMER_REPLICA_ID (-1)
-#define NO_LEADER_EPOCH (-1) /* Kafka fences any other one below 0, unlike in a Fetch */
+#define NO_LEADER_EPOCH (-1) /* as in Kafka, any other negative epoch is fenced; a Fetch does not fence it */
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
-#define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for it */
+#define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for an offset that is not available */
 
-/* Whether another host leads the partition of a local client: the acceptor queries that host. */
-static bool another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
-                         int32_t partition_index)
+/* Whether the client is local and another host leads the partition: the acceptor queries that
+ * host. */
+static bool led_by_another_host(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
+                                int32_t partition_index)
 {
     return c->local && r->topics.broker_count && topic && partition_index >= 0 &&
            (uint32_t)partition_index < topic->partition_count &&
            mqd_topics_led_elsewhere(&r->topics, &topic->partitions[partition_index]);
 }
 
-/* Whether the response has to wait for a flush, and for which one: `flush`. */
-static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic,
-                  const struct mqd_list_offsets_partition *requested, struct mqd_awaited_flush *flush)
+/* Whether the response has to wait for a flush, which is then described in *flush. */
+static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
+                      const struct mqd_list_offsets_partition *requested, struct mqd_awaited_flush *flush)
 {
     if (!topic || requested->timestamp != TIMESTAMP_LATEST || requested->partition_index < 0 ||
         (uint32_t)requested->partition_index >= topic->partition_count ||
@@ -37,10 +38,11 @@ static bool waits(struct mqd_reactor *r, const struct mqd_topic *topic,
     return mqd_look_up_unflushed(r, flush->slot, flush->end_offset);
 }
 
-/* awaited_count: the number of partitions whose latest offset is requested, when the flush of any
- * must be awaited; otherwise 0. */
-static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body, uint32_t size_bytes,
-                       int16_t version, uint32_t *awaited_count)
+/* Whether the reactor can answer the whole request, without the acceptor. awaited_count: the number
+ * of partitions whose latest offset is requested if any of them must wait for a flush; otherwise
+ * 0. */
+static bool reactor_can_serve(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body,
+                              uint32_t size_bytes, int16_t version, uint32_t *awaited_count)
 {
     struct mqd_list_offsets_request walk;
     struct mqd_awaited_flush flush;
@@ -58,18 +60,18 @@ static bool all_native(struct mqd_reactor *r, const struct mqd_connection *c, co
             struct mqd_list_offsets_partition partition;
             if (mqd_list_offsets_next_partition(&walk, &partition) < 0 ||
                 (partition.timestamp != TIMESTAMP_LATEST && partition.timestamp != TIMESTAMP_EARLIEST) ||
-                another_host(r, c, known, partition.partition_index))
+                led_by_another_host(r, c, known, partition.partition_index))
                 return false;
             latest_count += partition.timestamp == TIMESTAMP_LATEST;
-            waiting = waiting || waits(r, known, &partition, &flush);
+            waiting = waiting || must_wait(r, known, &partition, &flush);
         }
     }
     *awaited_count = waiting ? latest_count : 0;
     return mqd_list_offsets_end(&walk) == 0;
 }
 
-/* 0, or why this replica may not return its latest offset: it does not lead, or not yet
- * (KIP-207). */
+/* 0, or the error if this replica may not return its latest offset: it is not the leader, or its
+ * high watermark has not reached its epoch's beginning yet (KIP-207). */
 static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partition_slot *slot, int16_t version)
 {
     if (r->lease_lost)
@@ -131,7 +133,8 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
     struct mqd_buffer *out = &r->scratch;
     out->size_bytes = 0;
     mqd_list_offsets_parse(body, size_bytes, version, &walk);
-    /* Only a consumer waits for transactions to end: as in Kafka, another replica id reads all. */
+    /* Only a consumer waits for transactions to end: as in Kafka, a request with any other replica
+     * id gets the high watermark, not the last stable offset. */
     int8_t isolation_level = walk.replica_id == CONSUMER_REPLICA_ID ? walk.isolation_level : 0;
     mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, request->correlation_id);
     mqd_list_offsets_response_begin(out, version, 0, walk.topic_count);
@@ -161,8 +164,8 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
     mqd_request_complete(r, request);
 }
 
-/* Fills in the partitions that it waits for. */
-static void fill(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
+/* Collects the partitions whose flush the look-up awaits. */
+static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
 {
     struct mqd_list_offsets_request walk;
     mqd_list_offsets_parse(look_up->body, look_up->body_bytes, version, &walk);
@@ -174,7 +177,7 @@ static void fill(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t ver
         for (int32_t p = 0; p < named.partition_count; p++) {
             struct mqd_list_offsets_partition requested;
             mqd_list_offsets_next_partition(&walk, &requested);
-            if (waits(r, topic, &requested, &look_up->awaited[look_up->count]))
+            if (must_wait(r, topic, &requested, &look_up->awaited[look_up->count]))
                 look_up->count++;
         }
     }
@@ -184,7 +187,7 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
                          const uint8_t *body, uint32_t size_bytes)
 {
     uint32_t awaited_count;
-    if (!all_native(r, c, body, size_bytes, header->api_version, &awaited_count))
+    if (!reactor_can_serve(r, c, body, size_bytes, header->api_version, &awaited_count))
         return false;
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_LIST_OFFSETS);
     if (!request) {
@@ -193,11 +196,11 @@ bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const 
     }
     mqd_stat(r, MQD_COUNT_REQUESTS_LIST_OFFSETS, 1);
     struct mqd_look_up *look_up = awaited_count ? mqd_look_up_new(r, request, awaited_count, body, size_bytes) : NULL;
-    if (!look_up) { /* nothing to wait for, or no memory to wait with: answer what is known now */
+    if (!look_up) { /* no flush to wait for, or no memory: answers immediately */
         mqd_list_offsets_respond(r, request, body, size_bytes);
         return true;
     }
-    fill(r, look_up, header->api_version);
+    collect_awaited(r, look_up, header->api_version);
     mqd_look_up_begin(r, look_up);
     return true;
 }

@@ -25,7 +25,7 @@ static uint64_t broker_rack(const struct mqd_broker_address *broker)
                : 0;
 }
 
-/* Called by its owner, after an assignment. */
+/* Called by the partition's owner after an assignment. */
 void mqd_nearest_publish(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);

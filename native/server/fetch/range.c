@@ -1,13 +1,14 @@
-/* Finds the bytes of a segment file that answer one partition of a fetch, and the aborted
- * transactions that its reader must know. See server/fetch/fetch.c. */
+/* Finds the bytes of a segment file for one partition of a fetch, and the aborted transactions that
+ * overlap them. See server/fetch/fetch.c. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/reactor.h"
 
-/* transactions reported with one range; if there are more, only the first batch is returned */
+/* aborted transactions reported with one range; if there are more, only the first batch is
+ * returned */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_BYTES_SHORT (1u << 20) /* ... or, for a view, this much of its base */
+#define VIEW_BYTES_SHORT (1u << 20) /* ... or, for a view, this much of its base topic */
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -61,7 +62,7 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
         mqd_filtered_free(&entry->filtered);
 }
 
-/* Finds the range of an entry and the aborted transactions that its reader must know. Codes as
+/* Finds the range of an entry and the aborted transactions that overlap it. Codes as
  * mqd_reader_find. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                          uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,
@@ -75,7 +76,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
                                min_one_batch, &entry->cursor, &entry->range);
     if (code || !request->isolation_level || !entry->range.size_bytes)
         return code;
-    if (mqd_reader_is_swapping(r->reader, slot)) { /* nothing for now; the end of the swap wakes the fetch */
+    if (mqd_reader_is_swapping(r->reader, slot)) { /* returns nothing now; the end of the swap wakes the fetch */
         entry->cursor.valid = false;
         mqd_fetch_entry_release(r, entry);
         return 0;
@@ -90,7 +91,8 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     }
     if (code == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
-        entry->cursor.valid = false; /* no memory for it now: returns nothing this time, and the client retries */
+        /* no memory for the transactions: returns nothing this time, and the client retries */
+        entry->cursor.valid = false;
     else if (code == 0 &&
              mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
         return 0;
@@ -108,7 +110,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     uint32_t size_max = entry->bytes_max < *budget ? (uint32_t)(entry->bytes_max < 0 ? 0 : entry->bytes_max)
                                                    : (uint32_t)(*budget < 0 ? 0 : *budget);
     bool is_view = entry->topic->view != NULL;
-    if (is_view) /* bytes_max bounds what is selected, not what is read */
+    if (is_view) /* bytes_max bounds the selection, not the bytes that are read */
         size_max = UINT32_MAX;
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
@@ -126,7 +128,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     }
     if (entry->range.size_bytes) {
         *first = false;
-        if (is_view) { /* how many of them are sent is known after filtering */
+        if (is_view) { /* the number of bytes to send is known only after filtering */
             int64_t size_bytes = entry->range.size_bytes;
             *budget -= size_bytes < entry->bytes_max ? size_bytes : entry->bytes_max;
             return;
@@ -141,8 +143,8 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
 }
 
 /* A local client reads the files itself, so its response contains only the aborted transactions. If
- * there are too many, it contains those of a shorter range, whose end then replaces the last stable
- * offset. */
+ * there are too many, the response contains those of a shorter range, and the end of that range as
+ * the last stable offset. */
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions)
 {
@@ -173,7 +175,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
     if (error == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
         mqd_fetch_entry_release(r, entry);
-        end_offset = entry->fetch_offset; /* no memory for it now: returns nothing this time */
+        end_offset = entry->fetch_offset; /* no memory for the transactions: returns nothing this time */
     }
     positions->last_stable_offset = end_offset;
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;

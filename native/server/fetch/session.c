@@ -7,7 +7,7 @@
  *
  * Entries are identified by the client's name or id, not by the topic found: the topic may appear
  * later, or be deleted and created again under its name. A client that names an unknown partition
- * in every request adds nothing.
+ * in every request adds only one entry.
  *
  * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, because there cannot be more;
  * session_count_max sessions and half of heap_bytes_max for them. When full, a session that has
@@ -94,7 +94,9 @@ static void rehash(struct mqd_fetch_set *set)
     while (count < set->entry_count * 2)
         count *= 2;
     struct mqd_fetch_entry **buckets = calloc(count, sizeof *buckets);
-    free(set->buckets); /* also if no others can be allocated: they may refer to freed entries */
+    /* freed even if new buckets cannot be allocated, because the old ones may refer to freed
+     * entries */
+    free(set->buckets);
     set->buckets = buckets;
     set->bucket_count = buckets ? count : 0;
     if (!buckets)
@@ -120,8 +122,8 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* Looks up the topic by this name or id, if the entry has none or a deleted one. Nothing known
- * about the old topic applies to the new one. */
+/* Looks up the topic by this name or id, if the entry has none or a deleted one. State of the old
+ * topic does not apply to the new one. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);
@@ -156,7 +158,7 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
         set->entries = entries;
         set->entry_capacity = capacity;
     }
-    /* The name of an unknown topic is kept after the entry, to be echoed. */
+    /* The name of an unknown topic is stored after the entry, for the response. */
     uint32_t name_bytes = topic || key->by_id || key->name.size_bytes < 0 ? 0 : (uint32_t)key->name.size_bytes;
     uint32_t heap_bytes = (uint32_t)sizeof(struct mqd_fetch_entry) + name_bytes + ENTRY_SHARE_BYTES;
     struct mqd_fetch_entry *entry = mqd_heap_take(r, heap_bytes) ? calloc(1, sizeof *entry + name_bytes) : NULL;
@@ -320,8 +322,8 @@ int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, 
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
     if (session && (session->replica_id != fetch->replica_id || !mqd_session_belongs(session, c)))
-        session = NULL;              /* another client's */
-    if (fetch->session_epoch <= 0) { /* a new session (0) or none any more (-1): the old one ends */
+        session = NULL;              /* the session belongs to another client */
+    if (fetch->session_epoch <= 0) { /* 0 opens a new session, -1 ends the session: in both cases the old one ends */
         if (session)
             mqd_session_remove(r, session);
         return 0;

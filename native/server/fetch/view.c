@@ -5,11 +5,11 @@
  *   collect -> range of the base found -> job -> something selected, or the fetch expires -> response
  *                     ^                      -> nothing selected: `skipped` grows, and the fetch is evaluated again
  *
- * Offsets at which nothing is selected are skipped without a response: entry->skipped is how far
- * above the client's offset the view has been read. It is stored, in the session or by topic,
- * partition and offset, so that the next fetch at the same offset continues there. A client that
- * advances over batches without records (connection->passes_empty) receives one, so that its
- * position advances too; other clients would stop at it.
+ * Offsets at which nothing is selected are skipped without a response: entry->skipped is the number
+ * of offsets above the client's offset that have been read without a selection. It is stored in the
+ * session, or by topic, partition and offset, so that the next fetch at the same offset continues
+ * there. A client that advances over batches without records (connection->passes_empty) receives
+ * one, so that its position advances too; other clients would stop at it.
  *
  * Invariants
  *   F1  between the client's offset and offset + skipped nothing is selected and there is no
@@ -33,7 +33,7 @@
 
 struct mqd_view_job {
     struct mqd_request *request;
-    struct mqd_fetch_entry *entry; /* may be dangling: only compared with the entries of the request's set */
+    struct mqd_fetch_entry *entry; /* may be dangling, so it is only compared with the entries of the request's set */
     struct mqd_range range;
     struct mqd_view_index *index;
     struct mqd_view_read read;
@@ -172,7 +172,7 @@ static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_
         mqd_range_move_cursor(&job->range, job->read.end_position, found->next_offset, &entry->cursor);
     mqd_fetch_keep_cursor(r, entry);
     if (!mqd_request_hold(r, request, found->capacity_bytes))
-        return; /* no memory now: the partition is empty in this response */
+        return; /* no memory: the partition is empty in this response */
     if (!found->size_bytes) {
         skip(r, entry, found);
         mqd_view_pass(request, entry);

@@ -19,8 +19,8 @@
 
 #define PAGE_BYTES 4096u
 #define SUBMISSION_COUNT_MIN 16u
-/* the kernel doubles it: room for a few responses with a descriptor each, so that a client that
- * does not receive cannot have hundreds in flight */
+/* the kernel doubles this. It is room for a few responses with a descriptor each, so that a client
+ * that does not receive cannot have hundreds of descriptors in flight */
 #define SOCKET_SEND_BYTES 4096
 #define OVERDUE_PERIODS 2
 #define UNMAP_BYTES_MAX (1u << 20) /* larger mappings are unmapped by the thread pool */
@@ -31,8 +31,8 @@
 #define SO_PEERPIDFD 77
 #endif
 
-/* What is created for an attachment before it is adopted. */
-struct making {
+/* The resources of an attachment that is being created. */
+struct new_attachment {
     struct mqd_local *local;
     int memory_fd, read_end; /* for the client only */
     const void *principal;
@@ -73,8 +73,8 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 
 /* ---- memory ---- */
 
-/* What the client requested, within the limits and the rest of the budget. False: too little is
- * left. */
+/* Grants the sizes that the client requested, within the limits and what is left of the budget.
+ * False: too little is left. */
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
     local->submission_count =
@@ -110,21 +110,22 @@ static int memory_create(void)
     return fd < 0 && errno == EINVAL ? memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
 }
 
-static bool memory_open(const struct mqd_reactor *r, struct making *making)
+static bool memory_open(const struct mqd_reactor *r, struct new_attachment *new_attachment)
 {
-    struct mqd_local *local = making->local;
-    making->memory_fd = memory_create();
-    if (making->memory_fd < 0 || ftruncate(making->memory_fd, (off_t)local->total_bytes) < 0)
+    struct mqd_local *local = new_attachment->local;
+    new_attachment->memory_fd = memory_create();
+    if (new_attachment->memory_fd < 0 || ftruncate(new_attachment->memory_fd, (off_t)local->total_bytes) < 0)
         return false;
     uint64_t replies_offset = sizeof(struct mqd_local_header) +
                               round_up((uint64_t)local->submission_count * sizeof(struct mqd_local_submission));
     uint64_t data_offset = replies_offset + round_up(local->reply_bytes);
-    /* what we write: a page that cannot be allocated is an error now instead of SIGBUS later */
-    if (fallocate(making->memory_fd, 0, 0, (off_t)data_offset) < 0)
+    /* allocates the pages that the worker writes: a page that cannot be allocated is an error now
+     * instead of SIGBUS later */
+    if (fallocate(new_attachment->memory_fd, 0, 0, (off_t)data_offset) < 0)
         return false;
-    if (fcntl(making->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+    if (fcntl(new_attachment->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         return false;
-    void *memory = mmap(NULL, local->total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, making->memory_fd, 0);
+    void *memory = mmap(NULL, local->total_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, new_attachment->memory_fd, 0);
     if (memory == MAP_FAILED)
         return false;
     struct mqd_local_header *header = local->header = memory;
@@ -148,17 +149,17 @@ static bool memory_open(const struct mqd_reactor *r, struct making *making)
 
 /* ---- descriptors ---- */
 
-static bool descriptors_open(struct mqd_reactor *r, struct making *making, int fd)
+static bool descriptors_open(struct mqd_reactor *r, struct new_attachment *new_attachment, int fd)
 {
-    struct mqd_local *local = making->local;
+    struct mqd_local *local = new_attachment->local;
     int ends[2], one_page = PAGE_BYTES, socket_bytes = SOCKET_SEND_BYTES;
     socklen_t size_bytes = sizeof local->pidfd;
     local->to_worker = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (local->to_worker < 0 || pipe2(ends, O_CLOEXEC | O_NONBLOCK) < 0)
         return false;
-    making->read_end = ends[0];
+    new_attachment->read_end = ends[0];
     local->to_client = ends[1];
-    /* best effort: the default size uses more of the user's pipe quota */
+    /* shrinks the pipe, best effort: the default size uses more of the user's pipe quota */
     fcntl(local->to_client, F_SETPIPE_SZ, one_page);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &socket_bytes, sizeof socket_bytes);
     if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &local->pidfd, &size_bytes) < 0) {
@@ -170,12 +171,13 @@ static bool descriptors_open(struct mqd_reactor *r, struct making *making, int f
     return mqd_poll_add(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
 }
 
-static bool welcome_send(const struct mqd_reactor *r, const struct making *making, int fd)
+static bool welcome_send(const struct mqd_reactor *r, const struct new_attachment *new_attachment, int fd)
 {
-    const struct mqd_local *local = making->local;
+    const struct mqd_local *local = new_attachment->local;
     struct mqd_local_welcome welcome = {
         .magic = MQD_LOCAL_MAGIC, .total_bytes = local->total_bytes, .worker = r->options.self};
-    int fds[MQD_LOCAL_FD_COUNT] = {making->memory_fd, local->to_worker, making->read_end, r->options.control_fd};
+    int fds[MQD_LOCAL_FD_COUNT] = {new_attachment->memory_fd, local->to_worker, new_attachment->read_end,
+                                   r->options.control_fd};
     union {
         struct cmsghdr header;
         char bytes[CMSG_SPACE(sizeof fds)];
@@ -222,7 +224,7 @@ static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_byte
 static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 {
     if (local->to_worker >= 0) {
-        /* before close: the client's copy keeps the pipe open */
+        /* must precede close, because the client's copy keeps the pipe open */
         mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0));
         close(local->to_worker);
     }
@@ -239,7 +241,7 @@ static void local_free(struct mqd_reactor *r, struct mqd_local *local)
     free(local);
 }
 
-static void gauges(struct mqd_reactor *r)
+static void update_gauges(struct mqd_reactor *r)
 {
     mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, r->local_count);
     mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, r->local_bytes);
@@ -252,25 +254,26 @@ static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_l
     local->index = r->local_count;
     r->locals[r->local_count++] = local;
     r->local_bytes += local->total_bytes;
-    gauges(r);
+    update_gauges(r);
     if (local->pidfd >= 0 &&
         mqd_poll_add(r->poll, local->pidfd, mqd_token(MQD_TOKEN_LOCAL_END, (uint64_t)c->generation << 24 | c->index)) <
             0) {
         close(local->pidfd);
-        local->pidfd = -1; /* the end of the socket is still reported */
+        local->pidfd = -1; /* the end of the client is still reported by the socket */
     }
 }
 
-static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, struct making *making)
+static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff,
+                   struct new_attachment *new_attachment)
 {
-    struct mqd_local *local = making->local;
+    struct mqd_local *local = new_attachment->local;
     if (!choose_sizes(r, local, handoff)) {
         refuse(r, fd, handoff, MQD_E_FULL,
                "the memory for local clients is used up (local.memory.max.bytes): close some, raise it, or connect by "
                "TCP");
         goto discard;
     }
-    if (!memory_open(r, making) || !descriptors_open(r, making, fd)) {
+    if (!memory_open(r, new_attachment) || !descriptors_open(r, new_attachment, fd)) {
         refuse(r, fd, handoff, errno, "the worker cannot create the shared memory: %s; connect by TCP",
                strerror(errno));
         goto discard;
@@ -283,17 +286,18 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     }
     local->uid = handoff->uid;
     local->pid = handoff->pid;
-    local->watched = mqd_local_memory_watch(r, making->memory_fd, local->total_bytes);
+    local->watched = mqd_local_memory_watch(r, new_attachment->memory_fd, local->total_bytes);
     enlist(r, c, local);
-    if (making->principal_bytes &&
-        !mqd_authentication_set_principal(c, MQD_PRINCIPAL_LOCAL, making->principal, making->principal_bytes)) {
+    if (new_attachment->principal_bytes &&
+        !mqd_authentication_set_principal(c, MQD_PRINCIPAL_LOCAL, new_attachment->principal,
+                                          new_attachment->principal_bytes)) {
         mqd_connection_close(r, c, "out of memory for its principal");
         return;
     }
     mqd_subject_attach(r, c);
     if (c->fd < 0)
         return;
-    if (!welcome_send(r, making, fd)) {
+    if (!welcome_send(r, new_attachment, fd)) {
         mqd_connection_close(r, c, "the local client left before it was welcomed");
         return;
     }
@@ -322,22 +326,23 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
                r->local_count);
         return;
     }
-    struct making making = {.local = calloc(1, sizeof *making.local),
-                            .memory_fd = -1,
-                            .read_end = -1,
-                            .principal = principal,
-                            .principal_bytes = principal_bytes};
-    if (!making.local) {
+    struct new_attachment new_attachment = {.local = calloc(1, sizeof *new_attachment.local),
+                                            .memory_fd = -1,
+                                            .read_end = -1,
+                                            .principal = principal,
+                                            .principal_bytes = principal_bytes};
+    if (!new_attachment.local) {
         refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect by TCP");
         return;
     }
-    making.local->to_worker = making.local->to_client = making.local->pidfd = making.local->response_fd = -1;
-    mqd_list_init(&making.local->query_node);
-    attach(r, fd, &handoff, &making);
-    if (making.memory_fd >= 0)
-        close(making.memory_fd);
-    if (making.read_end >= 0)
-        close(making.read_end);
+    new_attachment.local->to_worker = new_attachment.local->to_client = new_attachment.local->pidfd =
+        new_attachment.local->response_fd = -1;
+    mqd_list_init(&new_attachment.local->query_node);
+    attach(r, fd, &handoff, &new_attachment);
+    if (new_attachment.memory_fd >= 0)
+        close(new_attachment.memory_fd);
+    if (new_attachment.read_end >= 0)
+        close(new_attachment.read_end);
 }
 
 /* ---- ending ---- */
@@ -345,7 +350,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
 void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes)
 {
     r->local_bytes -= size_bytes;
-    gauges(r);
+    update_gauges(r);
 }
 
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
@@ -356,15 +361,15 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
     last->index = local->index;
     if (!local->watched)
         r->local_bytes -= local->total_bytes;
-    gauges(r);
+    update_gauges(r);
     mqd_list_remove(&local->query_node);
     mqd_log(r, 6, c->id, UINT32_MAX, "local client detached: pid %d, uid %u", local->pid, local->uid);
     local_free(r, local);
     c->local = NULL;
 }
 
-/* Submitted requests are still taken, like bytes that TCP has received, but at most as many bytes
- * as the data area holds: more cannot have been submitted before the end. */
+/* Requests submitted before the end are still taken, like bytes that TCP has received; at most as
+ * many bytes as the data area has, since more cannot have been submitted before the end. */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;
@@ -373,7 +378,7 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
     c->hangup = c->readable = c->writable = 1;
     mqd_throttle_untrack(r, c);
     if ((c->chunk_count || mqd_output_pending_bytes(c)) && !mqd_list_linked(&c->output_node))
-        mqd_list_append(&r->to_send, &c->output_node); /* discarded: the output after it continues */
+        mqd_list_append(&r->to_send, &c->output_node); /* the chunk is discarded and the output after it continues */
     mqd_connection_resume(r, c);
 }
 

@@ -1,8 +1,8 @@
 /* The memory of attachments, counted until it is really freed. A client, or a process that received
  * its descriptor, may keep the memfd open or mapped as long as it likes after its attachment has
  * ended, and the pages with it. Until then they count in local_bytes; otherwise a client that
- * attaches repeatedly could use any amount. When the last reference to a memfd is gone the kernel
- * reports it by inotify; ours is released in local_free.
+ * attaches repeatedly could use any amount. The kernel reports by inotify when the last reference
+ * to a memfd is released; the worker's own is released in local_free.
  *
  * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only
  * while its attachment exists; this is logged once. */
@@ -20,7 +20,7 @@ struct mqd_local_memory {
     uint64_t size_bytes;
 };
 
-static bool watching(struct mqd_reactor *r)
+static bool ensure_watching(struct mqd_reactor *r)
 {
     if (r->local_watch_fd > 0)
         return true;
@@ -35,7 +35,7 @@ static bool watching(struct mqd_reactor *r)
     return true;
 }
 
-static bool room_for_one(struct mqd_reactor *r)
+static bool ensure_room(struct mqd_reactor *r)
 {
     if (r->local_memory_count < r->local_memory_capacity)
         return true;
@@ -52,7 +52,7 @@ bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_
 {
     char path[40];
     snprintf(path, sizeof path, "/proc/self/fd/%d", memory_fd);
-    int watch = watching(r) && room_for_one(r) ? inotify_add_watch(r->local_watch_fd, path, IN_DELETE_SELF) : -1;
+    int watch = ensure_watching(r) && ensure_room(r) ? inotify_add_watch(r->local_watch_fd, path, IN_DELETE_SELF) : -1;
     if (watch < 0) {
         if (!r->local_watch_failed)
             mqd_log(r, 4, 0, UINT32_MAX,
@@ -67,7 +67,7 @@ bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_
     return true;
 }
 
-static void gone(struct mqd_reactor *r, int watch)
+static void on_memory_freed(struct mqd_reactor *r, int watch)
 {
     for (uint32_t i = 0; i < r->local_memory_count; i++) {
         if (r->local_memories[i].watch != watch)
@@ -87,7 +87,7 @@ void mqd_local_memory_on_event(struct mqd_reactor *r)
         for (ssize_t at = 0; at < size;) {
             const struct inotify_event *event = (const struct inotify_event *)(events + at);
             if (event->mask & IN_DELETE_SELF)
-                gone(r, event->wd);
+                on_memory_freed(r, event->wd);
             at += (ssize_t)sizeof *event + event->len;
         }
 }

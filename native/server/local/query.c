@@ -36,7 +36,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     if (query->partition_index < 0 || (uint32_t)query->partition_index >= (*topic)->partition_count)
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     if ((*topic)->view)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its base's files have more than it may show */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* the base topic's files have records that the view must not return */
     *slot_index = (*topic)->slots[query->partition_index];
     bool elsewhere = mqd_topics_led_elsewhere(&r->topics, &(*topic)->partitions[query->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)
@@ -44,7 +44,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state == MQD_SLOT_OFFLINE && elsewhere)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* its disk has failed, but not its leader's */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* this host's log directory has failed; the leader's may work */
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;
@@ -147,11 +147,12 @@ static bool send_response(struct mqd_local *local)
     do
         sent = sendmsg(local->connection->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    /* no memory, or the user has too many descriptors in flight to other processes */
+    /* the kernel has no memory, or the user has too many descriptors in flight to other
+     * processes */
     local->response_refused = sent < 0 && (errno == ENOBUFS || errno == ETOOMANYREFS);
     if (sent < 0 && (errno == EAGAIN || local->response_refused))
         return false;
-    mqd_local_query_close(local); /* sent; or the socket has ended, which it reports itself */
+    mqd_local_query_close(local); /* sent; or the socket has ended, which an event reports */
     return true;
 }
 
@@ -170,7 +171,7 @@ static bool respond_one(struct mqd_reactor *r, struct mqd_local *local, bool *cl
     struct mqd_local_query query;
     *closed = false;
     if (c->awaits_subject)
-        return false; /* handled again when its rights are known */
+        return false; /* the query is handled when the client's rights are known */
     if (local->response_waits && !send_response(local))
         return false;
     ssize_t n;

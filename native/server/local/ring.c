@@ -91,8 +91,8 @@ void mqd_local_publish(struct mqd_local *local)
 
 /* ---- requests in ---- */
 
-/* Where a request of size_bytes is copied to: an offset in the arena, or -1: stalled until there is
- * room. *run: it has a run of its own. */
+/* Finds the arena offset to which a request of size_bytes is copied; -1: the connection is stalled
+ * until there is room. *run: the request has a run of its own. */
 static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes, bool *run)
 {
     uint32_t at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1);
@@ -142,7 +142,7 @@ static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
     if (!mqd_throttle_admit(r, c, frame, size_bytes)) {
         if (run)
             mqd_frame_release(r, (uint64_t)at);
-        return 0; /* it stays submitted */
+        return 0; /* the request stays submitted */
     }
     if (!run)
         r->window_used = (uint32_t)(at - r->window_offset) + size_bytes;
@@ -220,8 +220,8 @@ static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
         return room;
     mqd_local_publish(local);
     set_needs_room(local, true);
-    /* A4: the client moves reply_head, then reads the word; we store the word, then read
-     * reply_head */
+    /* A4: the client moves reply_head, then reads worker_needs_room; the worker stores
+     * worker_needs_room, then reads reply_head */
     mqd_fence_full();
     return reply_room(r, local);
 }

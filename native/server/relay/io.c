@@ -8,12 +8,12 @@
 #include "server/check/checks.h"
 #include "server/relay/state.h"
 
-#define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* kept by an empty buffer */
+#define KEEP_BYTES (MQD_RELAY_UNSENT_BYTES + (256u << 10)) /* the capacity that an empty buffer keeps */
 #define FRAME_BYTES_MIN 8
 
 /* ---- sending ---- */
 
-static void left(struct mqd_reactor *r, struct mqd_relay *relay)
+static void release_sent(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     while (relay->unsent && relay->unsent->end <= relay->out_sent)
         mqd_relay_entry_sent(r, relay->unsent);
@@ -44,7 +44,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
         }
         relay->out_sent += (uint64_t)sent;
     }
-    left(r, relay);
+    release_sent(r, relay);
 }
 
 /* ---- receiving ---- */
@@ -168,7 +168,7 @@ void mqd_relays_read(struct mqd_reactor *r)
 
 /* ---- time ---- */
 
-/* When a relay without progress is given up; INT64_MAX: nothing waits. */
+/* The time at which a relay without progress is ended; INT64_MAX: nothing waits. */
 static int64_t due_ms(const struct mqd_relay *relay)
 {
     if (mqd_list_empty(&relay->entries))
@@ -178,7 +178,8 @@ static int64_t due_ms(const struct mqd_relay *relay)
     return MQD_CONTAINER(relay->entries.next, struct mqd_relayed, node)->deadline_ms + relay->timeout_ms;
 }
 
-/* TLS's own part of a turn. false: its handshake has not ended, or the connection has. */
+/* Runs the TLS connection for this turn. false: its handshake has not ended, or the connection has
+ * ended. */
 static bool run_tls(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     if (mqd_outgoing_run(r, &relay->socket) == 0)

@@ -1,5 +1,5 @@
-/* Relays: the connection for each batch, and what the batch waits for. See server/relay/relay.h.
- * Sending and receiving: server/relay/io.c. */
+/* Relays: chooses the relay for each batch, requests its connection, and queues the batch. See
+ * server/relay/relay.h. Sending and receiving: server/relay/io.c. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/tcp.h>
@@ -34,8 +34,8 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
-/* Reuses the relay of a host that no client writes to any more, taken out of its bucket; NULL: all
- * are in use. Its generation increases, so events about its former use find no match. */
+/* Takes a relay that is no longer used out of its bucket, for reuse; NULL: all are in use. Its
+ * generation increases, so that events of its former connection find no match. */
 static struct mqd_relay *spare(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
@@ -107,7 +107,7 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
     mqd_connection_resume(r, c);
 }
 
-/* All its bytes were given to the socket: the entry holds none and no longer blocks its
+/* All bytes of the entry were given to the socket: it no longer uses memory or blocks its
  * connection. */
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
@@ -174,7 +174,7 @@ static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t se
 
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text)
 {
-    /* without a connection nothing was sent: every end is above 0 */
+    /* without a connection nothing was sent, and every entry's end is above 0 */
     uint64_t sent = relay->socket.fd >= 0 ? relay->out_sent : 0;
     if (relay->socket.fd >= 0) {
         if (r->poll)
@@ -195,8 +195,8 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
     mqd_reactor_emit(r, &event);
 }
 
-/* A host that cannot prove its identity, or does not accept ours, is not tried again
- * immediately. */
+/* A connection to a host that cannot prove its identity, or does not accept this host's, is not
+ * tried again immediately. */
 void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     char reason[MQD_ERROR_MESSAGE_BYTES];

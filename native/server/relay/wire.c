@@ -37,12 +37,12 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
         mqd_store_be32(out->bytes + begin, out->size_bytes - begin - 4);
 }
 
-static int one(const struct mqd_cursor_bytes *cursor, const char *what, int32_t count)
+static int check_one(const struct mqd_cursor_bytes *cursor, const char *what, int32_t count)
 {
     return count == 1 ? 0 : mqd_wire_wrong(cursor, what, "one was requested, the response has", count);
 }
 
-static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct mqd_relay_response *out)
+static int take_record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct mqd_relay_response *out)
 {
     int32_t count, index;
     struct mqd_text text;
@@ -61,7 +61,7 @@ static int record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct 
     return mqd_take_text(cursor, flexible, true, "error message", &out->message);
 }
 
-static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_relay_response *out)
+static int take_partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_relay_response *out)
 {
     bool flexible = version >= FLEXIBLE_VERSION;
     if (mqd_take_i32(cursor, "partition index", &out->partition_index) ||
@@ -71,7 +71,7 @@ static int partition(struct mqd_cursor_bytes *cursor, int16_t version, struct mq
         return -1;
     if (version >= 5 && mqd_take_i64(cursor, "log start offset", &out->log_start_offset))
         return -1;
-    if (version >= ERRORS_VERSION && record_errors(cursor, flexible, out))
+    if (version >= ERRORS_VERSION && take_record_errors(cursor, flexible, out))
         return -1;
     /* -1 is Kafka's UNKNOWN_SERVER_ERROR; smaller numbers are the reactor's own codes */
     if (out->error < -1 || (out->error == 0 && out->base_offset < -1))
@@ -92,10 +92,10 @@ int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, 
                                        .record_message = {NULL, -1},
                                        .message = {NULL, -1}};
     if (mqd_take_i32(&cursor, "correlation id", &correlation_id) || mqd_skip_tags(&cursor, flexible) ||
-        mqd_take_count(&cursor, flexible, "responses", 3, &count) || one(&cursor, "responses", count) ||
+        mqd_take_count(&cursor, flexible, "responses", 3, &count) || check_one(&cursor, "responses", count) ||
         mqd_take_topic_key(&cursor, flexible, version >= BY_ID_VERSION, &key) ||
         mqd_take_count(&cursor, flexible, "partition responses", 14, &count) ||
-        one(&cursor, "partition responses", count) || partition(&cursor, version, out) ||
+        check_one(&cursor, "partition responses", count) || take_partition(&cursor, version, out) ||
         mqd_skip_tags(&cursor, flexible) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) ||
         mqd_skip_tags(&cursor, flexible))
         return -1;

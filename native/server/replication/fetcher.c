@@ -79,7 +79,7 @@ void mqd_followed_changed(struct mqd_followed *followed)
     mqd_list_append(&followed->fetcher->changes, &followed->change);
 }
 
-/* The waits of one fetcher are nearly equal, so the list is searched from its end. */
+/* The waiting times of one fetcher are nearly equal, so the list is searched from its end. */
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms)
 {
     followed->put_off_ms = r->now_ms + ms;
@@ -119,7 +119,7 @@ static void untrack(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key
         uint32_t capacity = fetcher->forgotten_capacity ? fetcher->forgotten_capacity * 2 : 16;
         struct mqd_fetch_key *grown = realloc(fetcher->forgotten, capacity * sizeof *grown);
         if (!grown) {
-            fetcher->full = 1; /* a new session drops it too */
+            fetcher->full = 1; /* a new session does not include the partition either */
             return;
         }
         fetcher->forgotten = grown;
@@ -137,7 +137,7 @@ void mqd_followed_leave_session(struct mqd_followed *followed)
     untrack(followed->fetcher, &followed->key);
 }
 
-/* Moves it from its fetcher (or none) to `fetcher` (or none). */
+/* Moves the partition from its fetcher (or none) to `fetcher` (or none). */
 static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed, struct mqd_fetcher *fetcher)
 {
     if (followed->fetcher == fetcher && mqd_list_linked(&followed->member))
@@ -152,8 +152,8 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     mqd_list_remove(&followed->change);
     followed->putting_off = 0;
     followed->storing = 0;
-    /* another leader's log may begin lower: after an unclean election it may have older records. A
-     * new session reports where it begins */
+    /* another leader's log may begin lower: after an unclean election it may have older records.
+     * The response to a new session has its log start */
     followed->leader_log_start = followed->pending_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
@@ -181,8 +181,8 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     return followed;
 }
 
-/* Requests the change soon, without waiting until the leader has something to send for other
- * partitions. */
+/* Makes the change part of a request that is sent soon, without waiting until the leader has
+ * something to send for other partitions. */
 static void request_urgently(struct mqd_followed *followed)
 {
     mqd_followed_changed(followed);
@@ -225,8 +225,8 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
     free(followed);
 }
 
-/* A partition whose `storing` is false may still have been left out: flush.on.ack was switched on
- * while its flush was running. */
+/* A partition may have been left out of requests even if its `storing` is false: flush.on.ack was
+ * enabled while its flush was running. */
 void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;
@@ -270,7 +270,7 @@ static void fetcher_free(struct mqd_fetcher *fetcher)
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
-    mqd_owner_write_all(r); /* staged batches are still in its buffer */
+    mqd_owner_write_all(r); /* staged batches are still in the fetcher's buffer */
     if (r->poll)
         mqd_poll_remove(r->poll, fetcher->socket.fd, poll_token(fetcher));
     mqd_outgoing_close(&fetcher->socket);
@@ -281,7 +281,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         moved->index = fetcher->index;
         mqd_outgoing_moved(&moved->socket, poll_token(moved));
         if (mqd_poll_add(r->poll, moved->socket.fd, poll_token(moved)) < 0)
-            shutdown(moved->socket.fd, SHUT_RDWR); /* its next use ends it */
+            shutdown(moved->socket.fd, SHUT_RDWR); /* the fetcher ends at its next use */
     }
     fetcher->full = 1; /* a new session replaces forgetting them one by one */
     while (!mqd_list_empty(&fetcher->members)) {
@@ -338,8 +338,8 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
     return fetcher;
 }
 
-/* Takes partitions of this leader that have no connection, or use another lane because their own
- * has none. */
+/* Takes over partitions of this leader that have no connection, or use another lane because their
+ * own lane has no connection. */
 static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetcher *other =
@@ -357,8 +357,8 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
-/* The debt was incurred at the old rate, which may have been a mistake: it is cleared, so that no
- * connection waits for it. */
+/* Clears the debt: it was incurred at the old rate, which may have been a mistake, and connections
+ * would wait for it. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
     if (fetchers->rate == bytes_per_second_max)
@@ -498,7 +498,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* false: it has ended, or has no more bytes now. */
+/* false: the fetcher has ended, or has no more bytes now. */
 static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
 {
     if (!make_room(fetcher)) {
@@ -523,7 +523,8 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
     *budget -= (uint32_t)got < *budget ? (uint32_t)got : *budget;
     if (!mqd_fetcher_take(r, fetcher))
         return false;
-    mqd_owner_write_all(r); /* while it is in the cache, and because staged batches are still in the buffer */
+    /* now, while the bytes are in the cache, and because staged batches are still in the buffer */
+    mqd_owner_write_all(r);
     return *budget > 0;
 }
 

@@ -8,7 +8,7 @@
 
 #define BURST_MS 100 /* the throttled lanes may use the allowance of this time in one burst */
 
-/* What the session should contain for this partition. false: nothing now. */
+/* The state that the session should have for this partition. false: it must not be fetched now. */
 static bool next_fetch(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)
 {
     const struct mqd_owned *owned = followed->owned;
@@ -45,13 +45,13 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
 {
     struct mqd_replica_fetch fetch;
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
-        /* if it were fetched, the leader would count it as keeping up */
+        /* if it were fetched, the leader would regard it as caught up */
         followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
     if (!next_fetch(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
         if (followed->put_off_ms > r->now_ms)
             mqd_followed_put_off(r, followed, followed->put_off_ms - r->now_ms);
-        return count; /* otherwise it is queued again when it can be fetched */
+        return count; /* the partition is queued again when it can be fetched */
     }
     if (followed->in_session && same_fetch(&fetch, &followed->sent))
         return count;
@@ -146,8 +146,8 @@ static struct mqd_fetch_request_head request_head(struct mqd_reactor *r, struct 
                                            .broker_epoch = mqd_load_relaxed(&r->header->broker_epoch)};
 }
 
-/* The leader holds back its response until it has something to send. A second request, empty and
- * without a session, makes it answer the first one now. */
+/* The leader delays its response until it has something to send. A second request, which is empty
+ * and has no session, makes it respond to the first one now. */
 static void request_response_now(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     struct mqd_fetch_request_head head = request_head(r, fetcher);
@@ -204,7 +204,8 @@ static bool may_fetch(struct mqd_reactor *r, struct mqd_fetchers *fetchers, stru
     return false;
 }
 
-/* TLS's own part of a turn. false: its handshake has not ended, or the fetcher has. */
+/* Runs the TLS connection for this turn. false: its handshake has not ended, or the fetcher has
+ * ended. */
 static bool run_tls(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     if (mqd_outgoing_run(r, &fetcher->socket) == 0)
@@ -217,7 +218,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
     refill(r, fetchers);
-    /* when one ends, the last takes its index; that one was processed already */
+    /* when a fetcher ends, the last one takes its index; the last one was processed already */
     for (uint32_t i = fetchers->count; i-- > 0;) {
         struct mqd_fetcher *fetcher = fetchers->fetcher[i];
         if (fetcher->socket.tls && !run_tls(r, fetcher))
@@ -251,7 +252,7 @@ int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r)
                 next_ms = fetcher->socket.established_by_ms + 1;
             continue;
         }
-        if (fetcher->socket.readable && !r->stop) /* no more reading while stopping */
+        if (fetcher->socket.readable && !r->stop) /* nothing is read while the reactor stops */
             return 0;
         if (fetcher->outstanding && fetcher->deadline_ms + 1 < next_ms)
             next_ms = fetcher->deadline_ms + 1;

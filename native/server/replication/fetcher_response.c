@@ -7,7 +7,7 @@
 
 #define FRAME_BYTES_MIN 16
 #define WARN_INTERVAL_MS 10000 /* for one partition, at most this often */
-#define NOT_YET_MS 5           /* initially: a leader may learn its epoch a moment after its followers */
+#define NOT_YET_MS 5           /* first pause; a leader may learn its epoch a moment after its followers */
 
 /* ---- one partition ---- */
 
@@ -25,7 +25,7 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* A leader that does not know yet that it leads is fetched from again soon, because its
+/* A leader that does not know its leader epoch yet is fetched from again soon, because its
  * acknowledgements wait for its followers; the pauses increase. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
@@ -39,9 +39,9 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_followed_put_off(r, followed, ms);
 }
 
-/* The leader's log begins after ours: Python moves the log start and deletes the files. The leader
- * reports this once. An event that finds no room, or comes before this replica knows the offset to
- * be committed, is sent again from here. */
+/* The leader's log begins after this log's start: Python must move the log start and delete files.
+ * The leader reports its log start only once, so an event for which the queue has no room, or an
+ * offset that this replica does not know to be committed yet, is remembered and sent later. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
     if (log_start_offset <= followed->leader_log_start)
@@ -72,7 +72,7 @@ void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r)
         if (!followed || followed->pending_log_start <= followed->leader_log_start)
             continue;
         if (followed->owned->truncating)
-            r->fetchers->has_pending_log_start = true; /* its log is being truncated: it must not be read */
+            r->fetchers->has_pending_log_start = true; /* the log is being truncated and must not be used */
         else
             adopt_log_start(r, followed, followed->pending_log_start);
     }
@@ -95,8 +95,8 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* The partition in the response, if the response may change it (G2). At most once per response: not
- * while its records are staged. */
+/* The partition of the response, if the response may change it (G2). A partition with staged
+ * records, because it is twice in the response, is not changed again. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->parser.partition.key);
@@ -120,7 +120,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
     struct mqd_replica_step step = step_of(followed, partition);
     switch (step.action) {
     case MQD_REPLICA_IGNORE:
-        mqd_followed_changed(followed); /* the session has outdated values */
+        mqd_followed_changed(followed); /* the session has outdated values, so the next request must update them */
         return;
     case MQD_REPLICA_APPEND:
         take_high_watermark(r, followed, partition->high_watermark);
@@ -160,7 +160,7 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->filling = followed;
 }
 
-/* Takes no more of this partition's records. */
+/* Skips the rest of this partition's records. */
 static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const struct mqd_follow *follow)
 {
     struct mqd_followed *followed = fetcher->filling;
@@ -214,10 +214,10 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         mqd_followed_put_off(r, followed, MQD_FETCHER_DISK_PAUSE_MS);
         return;
     }
-    mqd_replication_log(r, owned);
+    mqd_replication_update(r, owned);
     if (mqd_replica_followed(owned->replica, followed->sent.current_leader_epoch, followed->leader_high_watermark) &
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
-        /* published together with the log's end */
+        /* it is published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
     mqd_followed_update_storing(followed);
     mqd_followed_changed(followed);
@@ -251,7 +251,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         mqd_fetcher_end(r, fetcher, EPROTO, "a response to another request");
         return false;
     }
-    if (fetcher->urging) { /* the urging request was empty */
+    if (fetcher->urging) { /* this is the response to the urgent request, which was empty */
         bool nothing = parser->error == 0 && parser->topics_left == 0;
         if (!nothing)
             mqd_fetcher_end(r, fetcher, EPROTO, "a response with partitions, or an error, to a request for nothing");
@@ -274,7 +274,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->session_id = parser->session_id;
     fetcher->session_epoch = fetcher->session_epoch == INT32_MAX ? 1 : fetcher->session_epoch + 1;
     if (parser->session_id == 0)
-        fetcher->full = 1; /* its session cache has no room: every request is a full one */
+        fetcher->full = 1; /* the leader has no room for a session: every request must be a full one */
     return true;
 }
 

@@ -1,11 +1,11 @@
-/* Truncation of a follower's log while the reactor runs: the partition rests, a helper thread
- * truncates it (log/recovery/truncation.c), the reactor takes it back.
+/* Truncation of a follower's log while the reactor runs: the reactor stops using the partition, a
+ * helper thread truncates it (log/recovery/truncation.c), and the reactor takes it back.
  *
  * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
- * commands wait in owned->deferred. Compaction that is replacing files (`held`) also ends first:
- * the two commands that end it do not wait. UNDER WAY: only the helper thread uses the partition.
- * What readers see of it stays as published: the high watermark and the files below it do not
- * change, except after an unclean election, when committed records are removed too.
+ * commands wait in owned->deferred. Compaction that is replacing files (`held`) also ends first, so
+ * the two commands that end it are not deferred. UNDER WAY: only the helper thread uses the
+ * partition. For readers the partition stays as published: the high watermark and the files below
+ * it do not change, except after an unclean election, when committed records are removed too.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
 {
     struct mqd_cut_job *job = owned->truncating ? NULL : calloc(1, sizeof *job);
     if (!job)
-        return; /* retried: the leader gives the same response to the next fetch */
+        return; /* no memory; retried when the leader gives the same response to the next fetch */
     *job = (struct mqd_cut_job){.partition = owned->partition,
                                 .offset = offset,
                                 .batch_offset = batch_offset,
@@ -73,7 +73,7 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_truncation_on_done(r, owned->slot, 0);
 }
 
-/* Some found no free helper thread. */
+/* Retries truncations for which no helper thread was free. */
 void mqd_truncations_retry(struct mqd_reactor *r)
 {
     r->truncations_waiting = 0;
@@ -95,9 +95,10 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
     mqd_reactor_emit(r, &event);
 }
 
-static void failed(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
-    bool intact = !mqd_partition_fenced(owned->partition); /* not begun: its leader gives the same response again */
+    /* the truncation was not begun; the leader gives the same response again */
+    bool intact = !mqd_partition_fenced(owned->partition);
     if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_dir_full(r, owned, job->error, job->text);
         return;
@@ -117,10 +118,10 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     owned->truncating = MQD_TRUNCATION_NONE;
     owned->dirty_since_ms = 0;
     if (r->log_dirs[owned->log_dir].failed)
-        mqd_partition_fence(owned->partition); /* it failed meanwhile */
+        mqd_partition_fence(owned->partition); /* the log directory failed meanwhile */
     bool cut = !job->error && (job->outcome.cut_bytes || job->restart);
     if (job->error) {
-        failed(r, owned, job);
+        on_failure(r, owned, job);
     } else if (cut) {
         owned->cut_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
@@ -132,7 +133,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
         mqd_replication_cut(r, owned);
     owned->high_watermark = -1; /* forces a publish: the high watermark may have decreased */
     mqd_owner_publish(r, owned);
-    if (mqd_partition_dirty(owned->partition)) /* nothing was truncated: a needed flush is requested again */
+    if (mqd_partition_dirty(owned->partition)) /* nothing was truncated: requests the needed flush again */
         mqd_flush_request(r, owned);
     free(job);
     uint32_t index = owned->slot;

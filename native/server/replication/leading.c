@@ -3,7 +3,7 @@
  *
  * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
  * passes on after mutual authentication. Their fetches go to the owner of the partition, which
- * alone has its replication core: any other worker answers NOT_LEADER_OR_FOLLOWER.
+ * alone has its replication core: any other worker responds with NOT_LEADER_OR_FOLLOWER.
  *
  *   positions    a follower's position -> mqd_replica_fetch -> high watermark -> published,
  *                acknowledged (mqd_owner_publish)
@@ -20,7 +20,7 @@
 #include "server/redirect.h"
 
 #define TICK_MS 250
-#define SPARES_TICK_MS 25 /* a member is slow after MQD_REPLICA_SLOW_MS */
+#define SPARES_TICK_MS 25 /* while a record waits for a possibly slow member (MQD_REPLICA_SLOW_MS) */
 
 void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 {
@@ -46,7 +46,7 @@ void mqd_leading_check_lease(struct mqd_reactor *r)
     r->lease_lost = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec >= deadline_ns;
 }
 
-int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
+int16_t mqd_leading_check_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     if (r->lease_lost) {
         append->message = "this broker has not reached the controller for the length of its lease";
@@ -54,7 +54,7 @@ int16_t mqd_leading_may_append(struct mqd_reactor *r, struct mqd_owned *owned, s
     }
     if (!owned->replicated)
         return 0;
-    int16_t error = owned->replica ? (int16_t)mqd_replica_may_append(owned->replica, append->acks_all, INT64_MAX, 0)
+    int16_t error = owned->replica ? (int16_t)mqd_replica_check_append(owned->replica, append->acks_all, INT64_MAX, 0)
                                    : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (error == MQD_KAFKA_NOT_ENOUGH_REPLICAS)
         append->message = "fewer replicas are in sync than min.insync.replicas";
@@ -84,7 +84,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     uint8_t role = role_of(owned),
-            pending = owned->replica && mqd_replica_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
+            pending = owned->replica && mqd_replica_check_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
     if (mqd_load_relaxed(&slot->latest_pending) != pending)
         mqd_store_release(&slot->latest_pending, pending);
     uint8_t lagging = role == MQD_ROLE_FOLLOWS && lags(owned->replica);
@@ -104,7 +104,7 @@ static bool waits_for_member(const struct mqd_owned *owned)
            replica->high_watermark < replica->log_end;
 }
 
-/* Called after its positions were published in the slot. */
+/* Called after the partition's positions were published in the slot. */
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
     publish_role(r, owned);
@@ -197,7 +197,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
 
 /* A follower's request has arrived: its positions count immediately, before the request's turn to
  * be answered. */
-void mqd_leading_note(struct mqd_reactor *r, struct mqd_fetch_set *set)
+void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     MQD_LIST_EACH(node, spare, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
@@ -228,7 +228,7 @@ int64_t mqd_leading_next_ms(const struct mqd_reactor *r)
     return mqd_list_empty(&r->with_spares) ? -1 : r->spares_tick_ms + SPARES_TICK_MS;
 }
 
-/* Looks for slow members only where a record waits: other partitions cost nothing. */
+/* Looks for slow members only in partitions where a record waits; others cost nothing. */
 static void spares_tick(struct mqd_reactor *r)
 {
     r->spares_tick_ms = r->now_ms;

@@ -2,7 +2,7 @@
  * core (replica/rules.h) to their logs.
  *
  * owned->replica exists from the first assignment on, as long as there are other replicas. A
- * partition that was opened as replicated (mqd_partition_replicate) and has no assignment yet is
+ * partition that was opened as replicated (mqd_partition_replicated) and has no assignment yet is
  * neither leader nor follower: it refuses Produce and is not fetched.
  *
  * assignment -> core -> role:
@@ -10,7 +10,7 @@
  *              (mqd_replica_fetch)
  *   follower   waiting producers are refused; server/replication/fetcher.h fetches
  *
- * Every publish of positions calls mqd_replication_log first, so that the core knows the log's end
+ * Every publish of positions calls mqd_replication_update first, so that the core knows the log's end
  * and the log knows the core's high watermark.
  */
 #include <errno.h>
@@ -20,16 +20,16 @@
 
 #include "server/reactor.h"
 
-/* Reports the log to the core and applies what follows. Does not publish. */
+/* Reports the log's positions to the core and applies the resulting changes. Does not publish. */
 static int report_log(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
-    return mqd_replica_log(owned->replica, positions.log_start_offset, positions.log_end_offset,
-                           positions.durable_offset, r->now_ms);
+    return mqd_replica_set_log(owned->replica, positions.log_start_offset, positions.log_end_offset,
+                               positions.durable_offset, r->now_ms);
 }
 
-void mqd_replication_log(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (report_log(r, owned) & MQD_REPLICA_CHANGED_HIGH_WATERMARK)
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
@@ -102,7 +102,7 @@ static const struct mqd_replica_follower *member_in(const struct mqd_replica *re
 }
 
 /* One log line and one count for each replica that has joined or left the in-sync set of a
- * partition led here, whichever side decided it. */
+ * partition led here, whether the leader or the controller decided it. */
 static void log_in_sync_changes(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_replica *before)
 {
     const struct mqd_replica *replica = owned->replica;
@@ -247,7 +247,7 @@ int mqd_reactor_fetcher_remove(struct mqd_reactor *r, uint64_t token, int32_t le
     return mqd_command_post(r, &command);
 }
 
-int mqd_reactor_fetcher_rate(struct mqd_reactor *r, uint64_t token, int64_t bytes_per_second_max)
+int mqd_reactor_set_fetcher_rate(struct mqd_reactor *r, uint64_t token, int64_t bytes_per_second_max)
 {
     struct mqd_command command = {.kind = MQD_COMMAND_FETCHER_RATE, .token = token, .offset = bytes_per_second_max};
     return mqd_command_post(r, &command);

@@ -49,7 +49,7 @@ bool mqd_rights_table_valid(const uint8_t *table, uint64_t size_bytes)
     return true;
 }
 
-/* memcmp, then the shorter first */
+/* compares like memcmp; of a name and its prefix, the prefix is less */
 static int compare(const uint8_t *table, struct entry entry, const void *name, uint32_t name_bytes)
 {
     uint32_t common = entry.name_bytes < name_bytes ? entry.name_bytes : name_bytes;

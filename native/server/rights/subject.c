@@ -113,7 +113,7 @@ static void drop(struct mqd_reactor *r, struct mqd_subject *subject)
     subject_free(r, subject);
 }
 
-/* Its last connection has gone. */
+/* Called when the last connection of the subject has closed. */
 static void keep_unused(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     struct mqd_subjects *subjects = r->subjects;
@@ -182,7 +182,7 @@ void mqd_subject_detach(struct mqd_reactor *r, struct mqd_connection *c)
         keep_unused(r, subject);
 }
 
-/* S3: resumes the connection if it waited, and evaluates its fetches again. */
+/* S3: resumes the connection if it was waiting for its rights, and evaluates its fetches again. */
 static void apply_tables(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (c->awaits_subject) {
@@ -218,8 +218,8 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
     }
     const struct mqd_connection *any = MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
     MQD_LIST_EACH(node, next, &r->sessions) {
-        /* also sessions without a fetch in flight: partitions that are read to the end are
-         * evaluated only on an event */
+        /* also for sessions without a fetch in flight, because partitions that are read to the end
+         * are evaluated only on an event */
         struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, session_node);
         if (set->replica_id < 0 && mqd_session_belongs(set, any))
             mqd_fetch_wake_set(r, set);
@@ -304,7 +304,7 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
 
 /* ---- decisions ---- */
 
-/* Reports a denial; equal ones (of a resource and operation) are counted and reported once in
+/* Reports a denial; equal denials (same resource and operation) are counted and reported once per
  * denied_interval_ms. A different denial whose hash has the same entry is reported immediately and
  * replaces it. */
 static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
@@ -337,8 +337,8 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
     subject->denied_since[entry] = 0;
 }
 
-static bool decided(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
-                    uint32_t name_bytes, enum mqd_operation operation, uint16_t mask)
+static bool allow_or_report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
+                            const void *name, uint32_t name_bytes, enum mqd_operation operation, uint16_t mask)
 {
     if (mask >> operation & 1)
         return true;
@@ -357,7 +357,7 @@ bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c,
     uint64_t *word = &subject->masks[topic->serial % MQD_SUBJECT_MASK_COUNT];
     if (*word >> 16 != topic->serial)
         *word = topic->serial << 16 | mqd_rights_table_mask(subject->topics, topic->name, topic->name_bytes);
-    return decided(r, c, MQD_RESOURCE_TOPIC, topic->name, topic->name_bytes, operation, (uint16_t)*word);
+    return allow_or_report(r, c, MQD_RESOURCE_TOPIC, topic->name, topic->name_bytes, operation, (uint16_t)*word);
 }
 
 bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,
@@ -372,6 +372,6 @@ bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connectio
     const uint8_t *table = type == MQD_RESOURCE_TOPIC   ? subject->topics
                            : type == MQD_RESOURCE_GROUP ? subject->groups
                                                         : subject->transactional_ids;
-    return decided(r, c, type, bytes ? name : "", bytes, operation,
-                   mqd_rights_table_mask(table, bytes ? name : "", bytes));
+    return allow_or_report(r, c, type, bytes ? name : "", bytes, operation,
+                           mqd_rights_table_mask(table, bytes ? name : "", bytes));
 }

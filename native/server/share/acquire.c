@@ -1,8 +1,8 @@
 /* Acquiring at the owner: finds the record batches from the first offset that may be acquired, as
- * Fetch finds them, and hands them to the state. See server/share/share.h.
+ * Fetch finds them, and passes them to the state. See server/share/share.h.
  *
- * Only headers of batches are read here, from pages that are in memory; cold ones are read ahead, and
- * the slot is woken when they are there. */
+ * Only headers of batches are read here, from pages that are in memory; cold pages are read ahead,
+ * and the slot is woken when they are in memory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 
 #define RANGE_BYTES_MAX (4u << 20)  /* searched by one acquisition */
 #define HEADERS_SEPARATE_BYTES 4096 /* larger batches: their headers are read one by one */
-#define ROUNDS_MAX 8                /* of ranges in which all was skipped; then others get their turn */
+#define ROUNDS_MAX 8                /* ranges in which all records were skipped; then other jobs are served */
 
 struct walk {
     struct mqd_reactor *r;
@@ -44,8 +44,8 @@ static void ensure_path(struct walk *w)
         mqd_fetch_ensure_path(w->r, topic, w->owned->partition.name.partition_index, w->slot);
 }
 
-/* The range of whole batches from w->from on; size_bytes is 0 when there is nothing to read. -1: the
- * segments changed meanwhile. Codes as mqd_reader_find. */
+/* Finds the range of whole batches from w->from on; size_bytes is 0 when there is nothing to read.
+ * -1: the segments changed meanwhile. Codes as mqd_reader_find. */
 static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
 {
     struct mqd_reader *reader = w->r->reader;
@@ -60,7 +60,7 @@ static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
         code = mqd_reader_find(reader, w->slot, &readable, generation, w->from, size_max, true, cursor, &w->range);
     if (code || !committed || !w->range.size_bytes)
         return code;
-    if (mqd_reader_is_swapping(reader, w->slot)) { /* nothing for now; the end of the swap wakes the slot */
+    if (mqd_reader_is_swapping(reader, w->slot)) { /* returns nothing now; the end of the swap wakes the slot */
         cursor->valid = false;
         walk_end(w);
         return 0;
@@ -85,23 +85,26 @@ static int16_t find(struct walk *w)
         mqd_slot_positions(shared, &w->positions);
         code = find_once(w, generation, size_max);
     }
-    return code == -1 ? 0 : code; /* the segments keep changing: nothing for now */
+    return code == -1 ? 0 : code; /* the segments keep changing: returns nothing now */
 }
 
-/* Whether its pages are in memory. If not, they are read ahead, once at a time. */
+/* Whether the pages of the range are in memory. If not, begins to read them ahead, unless a
+ * read-ahead is already running. */
 static bool is_warm(struct walk *w)
 {
     struct mqd_reactor *r = w->r;
     if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
         return true;
     if (w->owned->warmed ==
-        w->from + 1) /* it was read ahead, which is enough where the kernel cannot report what is in memory */
+        /* the range was read ahead, which must suffice where the kernel cannot report which pages
+         * are in memory */
+        w->from + 1)
         return true;
     if (w->owned->reads_ahead)
         return false;
     if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(w->range.segment), w->range.position, w->range.size_bytes,
                             mqd_token(MQD_TOKEN_SHARE, w->owned->index)) < 0)
-        return true; /* the poll is full: this thread waits for the disk itself */
+        return true; /* no operation is free: this thread waits for the disk itself */
     w->owned->reads_ahead = 1;
     w->owned->warming = w->from + 1;
     mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
@@ -149,8 +152,8 @@ static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position
     w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of the batches in the range as far as records may be acquired, of one at least. false:
- * a file that cannot be read, or is damaged. */
+/* Reads the headers of the batches in the range as far as records may be acquired, but at least
+ * one. false: the file cannot be read, or is damaged. */
 static bool read_headers(struct walk *w)
 {
     uint8_t *chunk = w->r->shares->chunk;
@@ -206,7 +209,7 @@ static void send_runs(struct walk *w, uint32_t from, const struct mqd_share_run 
                                      .c = runs[i].count};
         mqd_share_respond(w->r, from, &run);
     }
-    /* the log may start within the batch: what is read begins at an offset that it has */
+    /* the log may start within the batch: reading begins at an offset that the log has */
     response->a = runs[0].first > w->batches[first].first ? runs[0].first : w->batches[first].first;
     response->b = w->batches[last].last + 1;
     response->size_bytes = w->places[last + 1] - w->places[first];
@@ -263,7 +266,7 @@ void mqd_share_acquire_now(struct mqd_reactor *r, struct mqd_share_owned *owned,
     bool more = true;
     for (int round = 0; more; round++) {
         mqd_slot_positions(mqd_control_partition(r->options.control, w.slot), &w.positions);
-        mqd_share_log_start(state, w.positions.log_start_offset);
+        mqd_share_set_log_start(state, w.positions.log_start_offset);
         w.from = mqd_share_next(state);
         if (w.from < 0)
             return;

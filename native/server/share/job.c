@@ -1,10 +1,10 @@
 /* The steps of a job from its arrival to its response. See server/share/share.h.
  *
- *   pass over the parts, one after the other -> something was acquired | an owner refused | time is up
+ *   pass over the parts, one after the other -> records were acquired | an owner refused | time is up
  *     -> ended -> (acknowledgements are persisted) -> (cold ranges: read ahead) -> complete
- *   otherwise it waits; what wakes one of its parts begins the next pass
+ *   otherwise the job waits; an event that wakes one of its parts begins the next pass
  *
- * With bytes_min above 1 the passes first find out how much there is. */
+ * With bytes_min above 1 the passes first measure how many bytes can be acquired. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,7 +65,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
         return;
     }
     if (!mqd_subject_may(r, job->request->connection, part->topic, MQD_OPERATION_READ)) {
-        refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* revoked while it waited */
+        refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
         return;
     }
     await(r, part);
@@ -122,8 +122,8 @@ static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
     forget_runs(part);
 }
 
-/* Sets part->range to the bytes from read_first to read_end. The reader ends a range where its
- * sparse index has an entry; from there on it goes from batch to batch. -1: they do not exist, or
+/* Sets part->range to the bytes from read_first to read_end. The reader ends a range at an entry of
+ * its sparse index; from there on the batches are walked one by one. -1: the bytes do not exist, or
  * cannot be read now. */
 static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_positions *positions,
                           uint64_t generation)
@@ -145,11 +145,11 @@ static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, co
         if (!adjoins)
             return -1;
     }
-    /* above read_end where compaction left a gap */
+    /* the range ends above read_end where compaction left a gap */
     return found->size_bytes == part->read_bytes && cursor.offset >= part->read_end ? 0 : -1;
 }
 
-/* Finds the bytes of what was acquired, exactly as its owner found them. */
+/* Finds the bytes of the acquired records, exactly as their owner found them. */
 static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, part->slot);
@@ -292,7 +292,8 @@ static int32_t rank_below(const struct mqd_share_job *job, int32_t rank)
     return found;
 }
 
-/* The records and bytes kept for this rank may be used now. A fraction is kept for lower ranks. */
+/* Begins a rank: the records and bytes that were reserved for it may be used now, and a fraction is
+ * reserved for lower ranks. */
 static void begin_rank(struct mqd_share_job *job, int32_t rank)
 {
     job->rank = rank;
@@ -327,7 +328,7 @@ static bool pass(struct mqd_reactor *r, struct mqd_share_job *job)
     return true;
 }
 
-/* After a pass that measured how much there is: whether it is enough. */
+/* After a pass that measured the available bytes: whether bytes_min is reached. */
 static bool is_enough(struct mqd_share_job *job)
 {
     uint64_t available = 0;
@@ -357,7 +358,7 @@ static bool any_reads(const struct mqd_share_job *job)
     return false;
 }
 
-/* Whether nothing more is to be acquired. */
+/* Continues acquiring. Returns whether nothing more is to be acquired. */
 static bool acquire(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->awaits_owner)

@@ -1,11 +1,12 @@
-/* The keys of records, for groups with FIFO (share/fifo.c): read once for a group, when the first
+/* The keys of records, for groups with FIFO (share/fifo.c): read once per group, when the first
  * member reaches them, from pages that are in memory.
  *
  *   small batches    immediately, each time that an acquisition needs them
- *   larger batches   one of a share-partition is kept, until all its keys are known to the state; a
+ *   larger batches   a share-partition keeps one such batch until the state knows all its keys; a
  *                    thread of the worker's pool decompresses it, and then the slot is woken
  *
- * A record's key is its own, or the value of its last header of a name. Only hashes are kept. */
+ * The key is the record's own key, or the value of the last header with the configured name. Only
+ * hashes are kept. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -14,12 +15,12 @@
 #include "server/share/share.h"
 #include "wire/record_scan.h"
 
-#define ROUND_BYTES_MAX (512u << 10) /* of batches whose keys one acquisition reads; one batch at least */
+#define ROUND_BYTES_MAX (512u << 10) /* bytes of batches whose keys one acquisition reads; at least one batch */
 #define INLINE_BYTES_MAX (8u << 10)  /* as in server/check/check_records.c */
 #define INLINE_RECORDS_BYTES_MAX (32u << 10)
-#define ATTRIBUTES_AT 22 /* their low byte, in a batch's header */
+#define ATTRIBUTES_AT 22 /* position of the attributes' low byte in a batch's header */
 #define TOO_LARGE (-1)
-#define KEEP_BYTES (64u << 10) /* of memory, between acquisitions */
+#define KEEP_BYTES (64u << 10) /* memory kept between acquisitions */
 
 static const struct mqd_share_record here[1];
 
@@ -31,7 +32,7 @@ static uint32_t hash_of(const uint8_t *key, int32_t key_bytes)
     return hash ? hash : 1;
 }
 
-static bool room(struct mqd_share_keys *keys)
+static bool reserve(struct mqd_share_keys *keys)
 {
     if (keys->count < keys->capacity)
         return true;
@@ -44,8 +45,8 @@ static bool room(struct mqd_share_keys *keys)
     return true;
 }
 
-/* Appends the keys of the batch in keys->bytes. 0; an error, as a client gets it; or TOO_LARGE: its
- * records would decompress to more than `size_max` bytes. */
+/* Appends the keys of the batch in keys->bytes. Returns 0; a Kafka error code for the client; or
+ * TOO_LARGE: the records would decompress to more than `size_max` bytes. */
 static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
 {
     struct mqd_batch batch;
@@ -54,7 +55,7 @@ static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
     const uint8_t *bytes = keys->bytes + MQD_BATCH_HEADER_BYTES;
     const char *reason;
     int found;
-    if (mqd_batch_decode(keys->bytes, MQD_BATCH_HEADER_BYTES, &batch) < 0 || !room(keys))
+    if (mqd_batch_decode(keys->bytes, MQD_BATCH_HEADER_BYTES, &batch) < 0 || !reserve(keys))
         return MQD_KAFKA_CORRUPT_MESSAGE;
     int64_t size_bytes = keys->size_bytes - MQD_BATCH_HEADER_BYTES;
     if (keys->codec)
@@ -70,7 +71,7 @@ static int16_t read_batch(struct mqd_share_keys *keys, uint32_t size_max)
         if (keys->header_bytes &&
             !mqd_record_header(&record, (const char *)keys->header, keys->header_bytes, &key, &key_bytes))
             key_bytes = -1;
-        if (!room(keys))
+        if (!reserve(keys))
             return MQD_KAFKA_STORAGE_ERROR;
         keys->records[keys->count++] =
             (struct mqd_share_record){record.offset_delta, key_bytes < 0 ? 0 : hash_of(key, key_bytes)};
@@ -107,7 +108,7 @@ static bool is_of(const struct mqd_share_keys *keys, const struct mqd_share_owne
            keys->fifo == owned->partition.state.settings.fifo && keys->leader_epoch == owned->partition.leader_epoch;
 }
 
-/* Takes the keys of a larger batch; false: they are not read yet. */
+/* Takes the keys of a larger batch; false: they have not been read yet. */
 static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
 {
     if (!owned->keys || owned->reads_keys || !is_of(owned->keys, owned, batch))
@@ -143,7 +144,7 @@ static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned,
     if (keys->codec && mqd_poll_run(r->poll, -1, run, keys, token) == 0)
         owned->reads_keys = 1;
     else
-        run(keys); /* not compressed, or the pool is full */
+        run(keys); /* reads them here: the batch is not compressed, or the pool is full */
     return 0;
 }
 

@@ -7,7 +7,7 @@
 
 #define OWNED_COUNT_MAX 65536 /* 16 bits of a token */
 #define SWEEP_MS 50
-#define RETRY_MS 10           /* after there was no room for a request to the acceptor */
+#define RETRY_MS 10           /* pause when there is no room for a request to the acceptor */
 #define FAILED_MS 1000        /* an error is returned for this long before the state is read again */
 #define EXPIRE_OFFSETS 100000 /* in one pass */
 #define RANGE_BYTES_MIN (8 + 8 + 4)
@@ -61,7 +61,7 @@ static uint32_t log_epochs(void *context, const struct mqd_share_partition *part
     const struct mqd_owned *led = r->owned[MQD_CONTAINER(partition, struct mqd_share_owned, partition)->slot];
     struct mqd_positions positions;
     uint32_t count = 0, used = 0;
-    if (!led) /* check_leadership finds this soon */
+    if (!led) /* check_leadership will notice this soon */
         return 0;
     const struct mqd_epoch *epochs = mqd_partition_epochs(led->partition, &count);
     for (uint32_t i = count < MQD_SHARE_EPOCH_COUNT_MAX ? 0 : count - MQD_SHARE_EPOCH_COUNT_MAX + 1; i < count; i++)
@@ -132,7 +132,8 @@ static void touch(struct mqd_shares *shares, struct mqd_share_owned *owned)
 
 /* ---- leadership ---- */
 
-/* The partition, if it is this one and this worker leads it with a lease (H3). */
+/* Returns the partition in the slot if it has this id and index and this worker leads it with a
+ * lease (H3); otherwise NULL. */
 static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const uint8_t topic_id[16],
                              int32_t partition_index)
 {
@@ -144,7 +145,7 @@ static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const u
     return same ? owned : NULL;
 }
 
-/* With another leader or leader epoch, the state kept here is obsolete. */
+/* Ends the state if there is another leader or leader epoch, because it is obsolete then. */
 static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -167,7 +168,7 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state: a successor drops what was sent to this generation */
+    /* read before the state, because a successor drops descriptors sent to this generation */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     const struct mqd_buffer *body = &owned->partition.body;
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
@@ -276,7 +277,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     }
     int64_t due_ms = mqd_share_partition_deadline(partition);
     if (owned->lent >= 0 && due_ms <= r->now_ms)
-        return; /* its response touches it again */
+        return; /* the response touches the share-partition again */
     if (due_ms < shares->due_ms)
         shares->due_ms = due_ms;
 }
@@ -354,7 +355,7 @@ static int16_t acknowledge(struct mqd_reactor *r, struct mqd_share_owned *owned,
         return MQD_KAFKA_REQUEST_TIMED_OUT;
     }
     mqd_slot_positions(mqd_control_partition(r->options.control, owned->slot), &positions);
-    mqd_share_log_start(&partition->state, positions.log_start_offset);
+    mqd_share_set_log_start(&partition->state, positions.log_start_offset);
     int error = mqd_share_acknowledge(&partition->state, request->member, list, request->range_count, r->now_ms);
     free(list);
     if (error) {
@@ -439,7 +440,7 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
         response.error = acknowledge(r, owned, from, token, &request, group + request.group_bytes,
                                      size_bytes - (uint32_t)sizeof request - request.group_bytes);
         if (!response.error)
-            return; /* when it is persisted */
+            return; /* the response is sent when the change is persisted */
         break;
     case MQD_SHARE_REQUEST_RELEASE:
         if (owned->partition.phase == MQD_SHARE_ACTIVE &&
@@ -464,7 +465,7 @@ void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     const uint8_t *group = payload + sizeof request;
     struct mqd_share_owned *owned = find(r->shares, &request, slot, group);
     if (!owned)
-        return; /* the state is read again, including what is Archiving */
+        return; /* the state is read again, including the Archiving records */
     check_leadership(r, owned);
     struct mqd_share_partition *partition = &owned->partition;
     uint64_t epochs = (uint64_t)(uint32_t)partition->state_epoch << 32 | (uint32_t)partition->leader_epoch;
@@ -478,7 +479,7 @@ void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     free(list);
     touch(r->shares, owned);
     if (archived)
-        mqd_owner_wake_slot(r, slot); /* there may be room for more */
+        mqd_owner_wake_slot(r, slot); /* there may be room for more open records */
 }
 
 void mqd_shares_owned_destroy(struct mqd_shares *shares)

@@ -200,7 +200,7 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
     if ((uint64_t)descriptor->c != r->generation || !inside || !mqd_shares_of(r))
-        return; /* meant for our predecessor: its sender learns of the death */
+        return; /* sent to our predecessor: the sender learns that it has died */
     const uint8_t *payload = r->options.arenas[from] + descriptor->offset;
     if (from == acceptor) {
         mqd_share_archive_on(r, descriptor->slot, payload, descriptor->size_bytes);

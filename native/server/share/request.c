@@ -1,5 +1,6 @@
-/* ShareFetch and ShareAcknowledge arrive: their session, their partitions, what they acknowledge. See
- * server/share/share.h. Errors and their order are Kafka's (KafkaApis, SharePartitionManager). */
+/* The arrival of ShareFetch and ShareAcknowledge requests: finds their session and their
+ * partitions, and takes their acknowledgements. See server/share/share.h. Errors and their order
+ * are Kafka's (KafkaApis, SharePartitionManager). */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,12 +15,12 @@
 #define FINAL_EPOCH (-1)
 #define MEMBER_ID_CHARACTERS_MAX 36
 
-/* What a request says about one partition. */
+/* One partition that a request names. */
 struct named {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t order, range_count, range_at, range_bytes;
-    int16_t error; /* of its acknowledgements */
+    int16_t error; /* error of its acknowledgements */
 };
 struct arrival {
     struct mqd_request *request;
@@ -278,7 +279,7 @@ static bool is_member_id(struct mqd_text id)
     return characters > 0 && characters <= MEMBER_ID_CHARACTERS_MAX;
 }
 
-/* The error of the whole request, or 0 with its session. */
+/* Returns the error of the whole request; or 0, with its session found or opened. */
 static int16_t admit(struct mqd_reactor *r, struct arrival *a)
 {
     struct mqd_connection *c = a->request->connection;
@@ -337,14 +338,15 @@ static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, 
         job->bytes_min = job->bytes_max;
     job->strict = wire->acquire_mode == 1;
     job->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
-                   job->records_max && wire->bytes_max; /* a quota's bytes_max may be 0: one batch still comes */
+                   /* a quota may set bytes_max to 0: one batch is still returned */
+                   job->records_max && wire->bytes_max;
     job->expired = wire->wait_ms_max <= 0;
     job->measures = job->bytes_min > 1 && !job->expired;
     a->request->share = job;
     return job;
 }
 
-/* The topic and slot of a part, or why it cannot be used. */
+/* Finds the topic and slot of a part; returns 0, or the error if the part cannot be used. */
 static int16_t resolve(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_topic *topic = mqd_topics_find_id(&r->topics, part->topic_id);
@@ -372,7 +374,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_j
     memcpy(part->topic_id, topic_id, sizeof part->topic_id);
     mqd_list_init(&part->waiter);
     part->error = resolve(r, part);
-    /* another host leads it, or none: the client has to find the leader */
+    /* another host leads the partition, or none: the client has to find the leader */
     job->failed |= job->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return part;
 }
@@ -393,7 +395,7 @@ void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
 {
     const struct mqd_share_job *job = part->job;
     struct mqd_share_session *session =
-        mqd_share_session_numbered(&r->shares->sessions, job->session_hash, job->session_number);
+        mqd_share_session_find_number(&r->shares->sessions, job->session_hash, job->session_number);
     struct mqd_share_entry *entry =
         session ? mqd_share_session_get(session, part->topic_id, part->partition_index) : NULL;
     if (entry)
@@ -435,8 +437,8 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
     }
 }
 
-/* False: a ShareFetch does not read the partition, because the request ends the session or forgets
- * it; then only its acknowledgements have an outcome. */
+/* Whether a ShareFetch reads the partition. It does not if the request ends the session or forgets
+ * the partition; then the response has only the outcome of its acknowledgements. */
 static bool is_read(const struct arrival *a, const struct named *named)
 {
     return a->wire.api_key != MQD_API_SHARE_FETCH ||
@@ -444,8 +446,8 @@ static bool is_read(const struct arrival *a, const struct named *named)
             mqd_share_session_get(a->session, named->topic_id, named->partition_index));
 }
 
-/* If fewer than MQD_SHARE_KEPT records are requested, none can be kept for lower ranks; instead,
- * one request in ten begins with the lowest rank. */
+/* If fewer than MQD_SHARE_KEPT records are requested, none can be reserved for lower ranks;
+ * instead, one request in ten begins with the lowest rank. */
 static void rank(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
 {
     bool lowest_first = job->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;
@@ -460,7 +462,8 @@ static void rank(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn
     }
 }
 
-/* One part for each partition of the session, and for each that the request names: both are sorted. */
+/* Creates one part for each partition of the session and for each partition that the request names;
+ * both lists are sorted. */
 static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_share_job *job)
 {
     uint32_t entry_count = a->session && job->fetches ? a->session->entry_count : 0;
@@ -478,7 +481,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
             join(r, part, entry);
             part->unreported = entry->unreported;
             if (job->fetches)
-                entry->unreported = part->error != 0; /* it is reported again once it can be read */
+                entry->unreported = part->error != 0; /* the partition is reported again once it can be read */
             e++;
         }
         if (order >= 0) {
@@ -520,7 +523,7 @@ static int take_in(struct mqd_reactor *r, struct arrival *a)
         return mqd_error_set(MQD_E_INVALID, "no memory for a share group's request (queued.max.request.bytes)");
     make_parts(r, a, job);
     if (is_final)
-        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after its acknowledgements */
+        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after the request's acknowledgements */
     mqd_share_schedule(r, job);
     return 0;
 }

@@ -3,8 +3,9 @@
 
 #include "server/share/share.h"
 
-/* As in Kafka: a partition that is in the session already is not reported only because the request
- * names it; without acknowledgements, it is reported only if those of other partitions were accepted. */
+/* Whether the response includes a part without records. As in Kafka, a partition that is already in
+ * the session is not included merely because the request names it; if it has no acknowledgements,
+ * it is included only if those of other partitions were accepted. */
 static bool is_reported(const struct mqd_share_job *job, const struct mqd_share_part *part)
 {
     return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||
@@ -102,7 +103,7 @@ void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,
                 "a segment could not be read while answering a share group's fetch; closing the connection");
-        out->failed = true; /* incomplete: output closes the connection instead */
+        out->failed = true; /* the response is incomplete: the connection is closed instead */
     }
     mqd_output_scratch(r, request->connection);
 }

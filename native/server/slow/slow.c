@@ -1,4 +1,4 @@
-/* Where the time of a slow request went. The parts add up to all of it:
+/* The parts into which the time of a slow request is divided; they add up to the total:
  *
  *   Produce          queue (a check, or a large batch)  begun  disk | owner  flushed  replicas  completed  turn
  *   Fetch            wait (for records)                 begun  disk                             completed  turn
@@ -73,7 +73,7 @@ static void divide(const struct mqd_reactor *r, const struct mqd_request *reques
 
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request)
 {
-    if (c->peer_node >= 0) /* another host: a follower's fetch, which waits for records */
+    if (c->peer_node >= 0) /* the client is another host: a follower's fetch normally waits for records */
         return;
     struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->slow.slot, .connection = c->id};
     bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;

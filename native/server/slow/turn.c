@@ -1,7 +1,7 @@
 /* In a turn the thread runs, waits for a CPU, or is blocked. The kernel counts the first two.
- * Blocked time in parts of the turn that use a disk is attributed to these parts; the rest to page
- * faults if one of them read from a disk, otherwise to locks: those of the kernel (of the address
- * space, of sockets) and those of the process.
+ * Blocked time in parts of the turn that use a disk is attributed to these parts. The rest is
+ * attributed to page faults if one of them read from a disk, otherwise to locks: those of the
+ * kernel (address space, sockets) and those of the process.
  */
 #include "server/slow/turn.h"
 
@@ -106,7 +106,7 @@ void mqd_turn_end(struct mqd_reactor *r)
     struct mqd_turn_clock end = read_clock(r);
     long faults = disk_faults();
     int64_t *spent_ns = r->turn.spent_ns;
-    spent_ns[MQD_TIME_LOOP_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* since it was woken */
+    spent_ns[MQD_TIME_LOOP_SCHEDULING] = end.waited_ns - r->turn.waited_ns; /* includes the wait after the wake-up */
     spent_ns[faults > r->turn.disk_faults ? MQD_TIME_LOOP_FAULT : MQD_TIME_LOOP_LOCK] =
         blocked_ns(r->turn.begun, end) - r->turn.blocked_in_parts_ns;
     r->turn.disk_faults = faults;

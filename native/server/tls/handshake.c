@@ -65,7 +65,7 @@ void mqd_secure_command(struct mqd_reactor *r, struct mqd_command *command)
     struct mqd_tls_context *before = r->secure->contexts[command->number];
     r->secure->contexts[command->number] = command->tls_context;
     command->tls_context = NULL;
-    mqd_tls_context_free(before); /* its connections keep it */
+    mqd_tls_context_free(before); /* existing connections keep a reference */
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
@@ -106,7 +106,9 @@ bool mqd_secure_established(const struct mqd_connection *c)
 
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    if (c->sealed_bytes) { /* the client has not taken our part yet; sending the last of it makes c readable again */
+    /* the client has not received all handshake bytes yet; when the last is sent, c becomes
+     * readable again */
+    if (c->sealed_bytes) {
         c->readable = 0;
         return;
     }
@@ -129,7 +131,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     }
     MQD_ASSERT(!c->sealed_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
                (unsigned long long)c->id, c->sealed_bytes);
-    c->blocked++; /* not read meanwhile */
+    c->blocked++; /* c is not read meanwhile */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
 

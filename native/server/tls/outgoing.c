@@ -18,7 +18,7 @@ int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int
         return -1;
     outgoing->established_by_ms = r->now_ms + mqd_secure_handshake_ms;
     mqd_tls_link(outgoing->tls)->token = token;
-    mqd_tls_pool_submit(r->secure->pool, outgoing->tls); /* the client speaks first */
+    mqd_tls_pool_submit(r->secure->pool, outgoing->tls); /* in TLS the client sends first */
     return 0;
 }
 
@@ -26,7 +26,8 @@ void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token)
 {
     outgoing->readable = outgoing->writable = 1;
     if (outgoing->tls)
-        mqd_tls_link(outgoing->tls)->token = token; /* also while it is lent: the pool does not use it */
+        /* also while the session is lent, because the pool does not use the token */
+        mqd_tls_link(outgoing->tls)->token = token;
 }
 
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags)

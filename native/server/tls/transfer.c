@@ -11,7 +11,7 @@ void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c)
     if (unsent == c->sealed_bytes)
         return;
     mqd_heap_release(r, c->sealed_bytes);
-    r->heap_bytes += unsent; /* exists already: counted even above the bound, as responses are */
+    r->heap_bytes += unsent; /* the bytes already exist, so they are counted even above the bound, like responses */
     c->sealed_bytes = unsent;
 }
 
@@ -46,7 +46,7 @@ int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t 
     return 1;
 }
 
-/* Reads from the segment file, from pages that were read ahead when they were cold: -1 broken. */
+/* Reads from the segment file; cold pages have been read ahead. -1: the connection is broken. */
 static ssize_t read_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range, uint8_t *at,
                           uint32_t capacity)
 {
@@ -75,7 +75,8 @@ static uint32_t copy_memory(struct mqd_connection *c, uint64_t end, uint8_t *at,
     return count;
 }
 
-/* The next bytes of the output, memory and file ranges in one piece; -1: broken. */
+/* Gathers the next bytes of the output, from memory and file ranges, in one buffer. -1: the
+ * connection is broken. */
 static ssize_t gather(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at)
 {
     uint32_t size_bytes = 0, capacity = MQD_TLS_WRITE_BYTES_MAX;

@@ -70,7 +70,7 @@ TEST(records_without_a_key_are_spread_evenly)
 
 static void put_string(struct mqd_buffer *out, const char *text)
 {
-    mqd_put_message(out, true, text);
+    mqd_put_c_string(out, true, text);
 }
 
 /* Metadata 12 of one topic with three partitions, as a broker of two nodes answers. */

@@ -9,7 +9,7 @@ static struct mqd_recovery known(enum way way, int64_t end, bool replicated)
     struct mqd_recovery recovery = log_untrusted();
     recovery.recovery_point_offset = end;
     recovery.clean_shutdown = way == CLEAN;
-    recovery.replicated = recovery.has_others = replicated;
+    recovery.replicated = recovery.has_other_replicas = replicated;
     if (way == TRUSTED)
         recovery.trusted_end_offset = end;
     return recovery;

@@ -41,7 +41,7 @@ static struct mqd_replica leader(int64_t log_end, uint32_t in_sync)
     struct mqd_replica replica;
     struct mqd_replica_assignment assignment = led(1, 1, in_sync);
     mqd_replica_init(&replica);
-    mqd_replica_log(&replica, 0, log_end, log_end, 0);
+    mqd_replica_set_log(&replica, 0, log_end, log_end, 0);
     CHECK_OR(mqd_replica_assign(&replica, &assignment, 0) == (MQD_REPLICA_CHANGED_EPOCH | MQD_REPLICA_CHANGED_ROLE),
              abort());
     return replica;
@@ -57,11 +57,11 @@ TEST(the_high_watermark_is_the_least_of_all_members)
     CHECK_EQUAL(fetch(&replica, 3, 2, 2).changed, 0); /* it never decreases */
     CHECK_EQUAL(replica.high_watermark, 4);
     CHECK_EQUAL(fetch(&replica, 3, 10, 3).changed, MQD_REPLICA_CHANGED_HIGH_WATERMARK);
-    mqd_replica_log(&replica, 0, 12, 11, 4); /* written, the last one not flushed */
+    mqd_replica_set_log(&replica, 0, 12, 11, 4); /* written, the last one not flushed */
     fetch(&replica, 2, 12, 5);
     fetch(&replica, 3, 12, 5);
     CHECK_EQUAL(replica.high_watermark, 11); /* the leader's own position is its flushed end */
-    CHECK_EQUAL(mqd_replica_log(&replica, 0, 12, 12, 6), MQD_REPLICA_CHANGED_HIGH_WATERMARK);
+    CHECK_EQUAL(mqd_replica_set_log(&replica, 0, 12, 12, 6), MQD_REPLICA_CHANGED_HIGH_WATERMARK);
     CHECK_EQUAL(replica.high_watermark, 12);
 }
 
@@ -70,18 +70,18 @@ TEST(a_new_epoch_begins_empty)
     struct mqd_replica replica = leader(10, 1 << 1 | 1 << 2);
     fetch(&replica, 2, 10, 1);
     CHECK_EQUAL(replica.high_watermark, 10);
-    mqd_replica_log(&replica, 0, 15, 15, 2);
+    mqd_replica_set_log(&replica, 0, 15, 15, 2);
     struct mqd_replica_assignment next = led(2, 2, 1 << 1 | 1 << 2);
     CHECK_EQUAL(mqd_replica_assign(&replica, &next, 3), MQD_REPLICA_CHANGED_EPOCH);
     CHECK_EQUAL(replica.epoch_start, 15);
-    CHECK_EQUAL(mqd_replica_latest(&replica), 78);
+    CHECK_EQUAL(mqd_replica_check_latest(&replica), 78);
     CHECK_EQUAL(replica.high_watermark, 10);
     for (uint32_t i = 0; i < 3; i++)
         CHECK_EQUAL(replica.followers[i].position, -1);
     next.partition_epoch = 1;
     CHECK_EQUAL(mqd_replica_assign(&replica, &next, 3), MQD_REPLICA_CHANGED_STALE);
     fetch(&replica, 2, 15, 4);
-    CHECK_EQUAL(mqd_replica_latest(&replica), 0);
+    CHECK_EQUAL(mqd_replica_check_latest(&replica), 0);
 }
 
 /* The late copy of an expansion: while it may be accepted, its member counts, whatever other
@@ -97,7 +97,7 @@ TEST(a_proposal_counts_until_it_cannot_be_accepted)
     CHECK_EQUAL(mqd_replica_propose(&replica, 50, 50, &second), 0);
     CHECK_EQUAL(mqd_replica_propose(&replica, 51, 50, &second), 1);
     CHECK_EQUAL(second.sequence, first.sequence);
-    mqd_replica_log(&replica, 0, 8, 8, 60);
+    mqd_replica_set_log(&replica, 0, 8, 8, 60);
     fetch(&replica, 2, 8, 60);
     CHECK_EQUAL(replica.high_watermark, 5);
     /* INVALID_UPDATE_VERSION: there is a newer state */
@@ -130,7 +130,7 @@ TEST(a_lagging_follower_leaves_only_when_committed)
     struct mqd_replica_proposal out;
     fetch(&replica, 2, 5, 10);
     fetch(&replica, 3, 5, 10);
-    mqd_replica_log(&replica, 0, 9, 9, 1000); /* until now both had everything, however long ago they fetched */
+    mqd_replica_set_log(&replica, 0, 9, 9, 1000); /* until now both had everything, however long ago they fetched */
     fetch(&replica, 2, 9, 1001);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1100, 50, &out), 0);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1101, 50, &out), 1);
@@ -151,16 +151,16 @@ TEST(a_follower_joins_when_it_would_not_be_dropped_immediately)
     struct mqd_replica_proposal out;
     fetch(&replica, 2, 5, 0);
     CHECK_EQUAL(mqd_replica_assign(&replica, &alone, 1), MQD_REPLICA_CHANGED_BELOW_MIN);
-    mqd_replica_log(&replica, 0, 1000, 1000, 10);
+    mqd_replica_set_log(&replica, 0, 1000, 1000, 10);
     CHECK_EQUAL(replica.high_watermark, 5);
     fetch(&replica, 2, 5, 1000);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1000, 50, &out), 0);
-    mqd_replica_log(&replica, 0, 2000, 2000, 1010);
+    mqd_replica_set_log(&replica, 0, 2000, 2000, 1010);
     fetch(&replica, 2, 500, 1010); /* it has less than the end at its previous fetch */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1010, 50, &out), 0);
     fetch(&replica, 2, 1000, 1020);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1020, 50, &out), 0);
-    mqd_replica_log(&replica, 0, 3000, 3000, 1030);
+    mqd_replica_set_log(&replica, 0, 3000, 3000, 1030);
     fetch(&replica, 2, 2000, 1060);                                /* everything there was at 1020 */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1071, 50, &out), 0); /* more than half of lag_ms_max ago */
     CHECK_EQUAL(mqd_replica_propose(&replica, 1070, 50, &out), 1);
@@ -177,7 +177,7 @@ TEST(a_follower_at_full_speed_stays)
     struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);
     struct mqd_replica_proposal out;
     for (int64_t now_ms = 0, end = 0; now_ms < 10000; now_ms += 40, end += 500) {
-        mqd_replica_log(&replica, 0, end + 500, end + 500, now_ms);
+        mqd_replica_set_log(&replica, 0, end + 500, end + 500, now_ms);
         fetch(&replica, 2, end, now_ms);
         CHECK_EQUAL(mqd_replica_propose(&replica, now_ms + 39, 50, &out), 0);
     }
@@ -192,10 +192,10 @@ TEST(a_bound_of_records)
     bounded.lag_ms_max = 1000000;
     mqd_replica_assign(&replica, &bounded, 0);
     fetch(&replica, 2, 5, 0);
-    mqd_replica_log(&replica, 0, 100, 100, 10); /* a burst */
+    mqd_replica_set_log(&replica, 0, 100, 100, 10); /* a burst */
     CHECK_EQUAL(mqd_replica_propose(&replica, 400, 50, &out), 0);
     fetch(&replica, 2, 90, 400);
-    mqd_replica_log(&replica, 0, 101, 101, 500);
+    mqd_replica_set_log(&replica, 0, 101, 101, 500);
     CHECK_EQUAL(mqd_replica_propose(&replica, 999, 50, &out), 0);
     CHECK_EQUAL(mqd_replica_propose(&replica, 1000, 50, &out), 1);
     CHECK_EQUAL(out.member_count, 1);
@@ -209,7 +209,7 @@ TEST(a_bound_of_records_counts_as_soon_as_it_is_set_and_until_it_is_dropped)
     given.lag_ms_max = 1000000;
     mqd_replica_assign(&replica, &given, 0);
     fetch(&replica, 2, 5, 0);
-    mqd_replica_log(&replica, 0, 100, 100, 10); /* the last record, and 2 fetches no more */
+    mqd_replica_set_log(&replica, 0, 100, 100, 10); /* the last record, and 2 fetches no more */
     given.lag_records_max = 10;
     mqd_replica_assign(&replica, &given, 20);
     CHECK_EQUAL(mqd_replica_propose(&replica, 519, 50, &out), 0);
@@ -232,7 +232,7 @@ TEST(a_follower_unseen_in_this_epoch_has_no_known_lag)
     given.lag_records_max = 10;
     given.lag_ms_max = 2000;
     mqd_replica_assign(&replica, &given, 0);
-    mqd_replica_log(&replica, 0, 101, 101, 10);
+    mqd_replica_set_log(&replica, 0, 101, 101, 10);
     CHECK_EQUAL(mqd_replica_propose(&replica, 2000, 50, &out), 0);
     CHECK_EQUAL(mqd_replica_propose(&replica, 2001, 50, &out), 1); /* its time counts */
     CHECK_EQUAL(out.member_count, 1);
@@ -241,20 +241,20 @@ TEST(a_follower_unseen_in_this_epoch_has_no_known_lag)
 TEST(appends_are_bounded_by_the_replica_rules)
 {
     struct mqd_replica replica = leader(0, 1 << 1 | 1 << 2);
-    CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 0);
-    CHECK_EQUAL(mqd_replica_may_append(&replica, 0, 100, 100), 6);
+    CHECK_EQUAL(mqd_replica_check_append(&replica, 1, 100, 99), 0);
+    CHECK_EQUAL(mqd_replica_check_append(&replica, 0, 100, 100), 6);
     struct mqd_replica_assignment next = led(1, 2, 1 << 1);
     CHECK_EQUAL(mqd_replica_assign(&replica, &next, 0), MQD_REPLICA_CHANGED_BELOW_MIN);
-    CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 19);
-    CHECK_EQUAL(mqd_replica_may_append(&replica, 0, 100, 99), 0);
+    CHECK_EQUAL(mqd_replica_check_append(&replica, 1, 100, 99), 19);
+    CHECK_EQUAL(mqd_replica_check_append(&replica, 0, 100, 99), 0);
     /* more than there are: all of them */
     next.min_insync = 7, next.partition_epoch = 3, next.members[1].in_sync = next.members[2].in_sync = 1;
     mqd_replica_assign(&replica, &next, 0);
-    CHECK_EQUAL(mqd_replica_may_append(&replica, 1, 100, 99), 0);
+    CHECK_EQUAL(mqd_replica_check_append(&replica, 1, 100, 99), 0);
     next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered again; metadata do not have it yet */
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(replica.role, MQD_REPLICA_NONE);
-    CHECK_EQUAL(mqd_replica_may_append(&replica, 0, 100, 99), 6);
+    CHECK_EQUAL(mqd_replica_check_append(&replica, 0, 100, 99), 6);
     CHECK_EQUAL(fetch(&replica, 2, 0, 1).error, 6);
 }
 

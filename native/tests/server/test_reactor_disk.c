@@ -161,7 +161,7 @@ BOTH(a_full_disk_refuses_until_there_is_room)
     send_produce(&client, 2, 3, -1, LIMIT_MS);
     CHECK_EQUAL(error_of(&client), 56);
     faults("");
-    CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
     bench_done(b, 0, b->token);
     struct part lone = part(0, 4);
     struct produced out = client_produce(&through, -1, &lone, 1);
@@ -207,7 +207,7 @@ BOTH(a_full_disk_is_reported_once_until_there_is_room)
         struct produced out = client_produce(&client, -1, both, 2);
         CHECK(out.error[0] == 56 && out.error[1] == 56);
         faults("");
-        CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
+        CHECK_EQUAL(mqd_reactor_set_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
         done_counting(b, b->token, MQD_EVENT_LOG_DIR_FULL, &reported);
         CHECK_EQUAL(reported, 1);
     }
@@ -227,7 +227,7 @@ BOTH(a_disk_too_full_to_undo_a_write_has_failed)
     send_produce(&client, 0, 2, -1, LIMIT_MS);
     CHECK_EQUAL(error_of(&client), 56);
     faults("");
-    CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0); /* there is room again */
+    CHECK_EQUAL(mqd_reactor_set_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0); /* there is room again */
     done_counting(b, b->token, MQD_EVENT_LOG_DIR_FAILED, &failed_count);
     CHECK_EQUAL(failed_count, 1);
     for (uint32_t slot = 0; slot < 4; slot += 2) {
@@ -489,7 +489,7 @@ BOTH(a_roll_that_is_undone_leaves_the_flush_under_way_its_file)
     CHECK_EQUAL(mqd_slot_view(b->control, 0, &view), 0);
     CHECK_EQUAL(view.positions.durable_offset, 1);
     faults("");
-    CHECK_EQUAL(mqd_reactor_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_dir_full(b->reactors[0], ++b->token, 0, 0), 0);
     done_counting(b, b->token, MQD_EVENT_LOG_DIR_FAILED, &failed_count);
     CHECK_EQUAL(failed_count, 0);
     send_produce(&second, 0, 3, -1, LIMIT_MS);

@@ -29,7 +29,7 @@ BOTH(there_is_always_room_for_command_responses)
     enum { COMMANDS = 1000 };
     uint64_t first = b->token + 1;
     for (int i = 0; i < COMMANDS; i++)
-        CHECK_EQUAL(mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
+        CHECK_EQUAL(mqd_reactor_add_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
     for (uint64_t token = first; token <= b->token;) {
         struct mqd_event event;
         struct pollfd wait = {mqd_reactor_event_fd(b->reactors[0]), POLLIN, 0};
@@ -53,7 +53,7 @@ BOTH(no_more_commands_are_accepted_than_there_is_room_for_responses)
     struct bench *b = bench_start(backend, NULL);
     uint32_t taken = 0, refused = 0, answered = 0;
     while (taken <= 2 * COUNT_MAX && refused < TRIES_AFTER) /* the reactor carries them out meanwhile */
-        if (mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root) == 0)
+        if (mqd_reactor_add_log_dir(b->reactors[0], ++b->token, 0, log_root) == 0)
             taken++;
         else
             refused++, usleep(10000);
@@ -65,7 +65,7 @@ BOTH(no_more_commands_are_accepted_than_there_is_room_for_responses)
         while (mqd_reactor_next_event(b->reactors[0], &event))
             answered += event.kind == MQD_EVENT_DONE;
     }
-    CHECK_EQUAL(mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
+    CHECK_EQUAL(mqd_reactor_add_log_dir(b->reactors[0], ++b->token, 0, log_root), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
     bench_stop(b);
 }

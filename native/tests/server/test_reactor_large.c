@@ -276,7 +276,7 @@ BOTH(without_shared_memory_the_connection_ends_and_the_worker_lives)
 static bool send_secured(struct bench *b, struct tls_client *client)
 {
     struct tls_identity broker = tls_identity("localhost");
-    CHECK_OR(mqd_reactor_listener_tls(b->reactors[0], ++b->token, 1, tls_context(&broker)) == 0, abort());
+    CHECK_OR(mqd_reactor_set_listener_tls(b->reactors[0], ++b->token, 1, tls_context(&broker)) == 0, abort());
     CHECK_OR(bench_done(b, 0, b->token).error == 0, abort());
     tls_identity_free(&broker);
     *client = tls_client(client_open_by(b, 0, 1, -1).fd, 0);

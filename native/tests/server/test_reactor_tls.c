@@ -11,7 +11,7 @@ static struct tls_identity broker;
 static void set_context(struct bench *b, struct mqd_tls_context *context)
 {
     CHECK_OR(context, fprintf(stderr, "%s\n", mqd_error_message()); abort());
-    CHECK_EQUAL(mqd_reactor_listener_tls(b->reactors[0], ++b->token, SECURE, context), 0);
+    CHECK_EQUAL(mqd_reactor_set_listener_tls(b->reactors[0], ++b->token, SECURE, context), 0);
     CHECK_EQUAL(bench_done(b, 0, b->token).error, 0);
 }
 

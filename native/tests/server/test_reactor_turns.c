@@ -16,7 +16,7 @@ static void not_serving(struct bench *b)
 static void serve(struct bench *b)
 {
     mqd_store_release(&mqd_control_worker(b->control, 0)->state, MQD_PROCESS_RUNNING);
-    mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root); /* any command ends its sleep */
+    mqd_reactor_add_log_dir(b->reactors[0], ++b->token, 0, log_root); /* any command ends its sleep */
     bench_done(b, 0, b->token);
 }
 

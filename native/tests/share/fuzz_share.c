@@ -141,7 +141,7 @@ static void step(struct world *w, struct input *in)
         break;
     case 4:
         if (active)
-            mqd_share_log_start(&partition->state, partition->state.start + byte_of(in) * 30);
+            mqd_share_set_log_start(&partition->state, partition->state.start + byte_of(in) * 30);
         break;
     case 5:
         mqd_share_partition_next_request(partition, w->now_ms);

@@ -213,7 +213,7 @@ TEST(a_backoff_lasts_without_memory_for_it)
         now_ms = mqd_share_deadline(&share);
         mqd_share_expire(&share, now_ms, UINT32_MAX);
     }
-    mqd_share_log_start(&share, 8000); /* what waits is gone */
+    mqd_share_set_log_start(&share, 8000); /* what waits is gone */
     CHECK_EQUAL(share.delayed_count, 0);
     ended(&share);
 }
@@ -242,7 +242,7 @@ TEST(holes_and_aborted_batches_are_archived)
     CHECK_EQUAL(share.end - share.start, MQD_SHARE_SPAN_MAX);
     CHECK_EQUAL(mqd_share_next(&share), -1);
     CHECK_EQUAL(mqd_share_release_member(&share, 1, 0), 20);
-    mqd_share_log_start(&share, 1ll << 50);
+    mqd_share_set_log_start(&share, 1ll << 50);
     CHECK_EQUAL(acknowledge(&share, 9, 1ll << 40, (1ll << 50) - 1, MQD_SHARE_ACCEPT, 0), 0); /* it is gone */
     CHECK_EQUAL(mqd_share_next(&share), 1ll << 50);
     CHECK_EQUAL(mqd_share_acquire(&share, &asked, 1ll << 50, &far, 1, runs, 8), 1);

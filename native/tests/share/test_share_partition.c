@@ -31,7 +31,7 @@ static void put_head(struct mqd_buffer *out, int16_t error)
     mqd_put_count(out, true, 1);
     mqd_put_i32(out, name.partition_index);
     mqd_put_i16(out, error);
-    mqd_put_message(out, true, error ? "refused" : NULL);
+    mqd_put_c_string(out, true, error ? "refused" : NULL);
 }
 
 static void put_tail(struct mqd_buffer *out)

@@ -98,18 +98,18 @@ class NativeReplica:
         lib.mqd_replica_restore(self.native, high_watermark)
 
     def log_changed(self, now_ms: int) -> int:
-        return lib.mqd_replica_log(self.native, 0, len(self.entries.entries), self.entries.durable, now_ms)
+        return lib.mqd_replica_set_log(self.native, 0, len(self.entries.entries), self.entries.durable, now_ms)
 
     # -- the leader --------------------------------------------------------------------------------
 
     def may_append(self, all_acks: bool, lease_deadline_ns: int, now_ns: int) -> int:
-        return lib.mqd_replica_may_append(self.native, all_acks, lease_deadline_ns, now_ns)
+        return lib.mqd_replica_check_append(self.native, all_acks, lease_deadline_ns, now_ns)
 
     def tick(self, now_ms: int) -> int:
         return lib.mqd_replica_tick(self.native, now_ms)
 
     def latest(self) -> int:
-        return lib.mqd_replica_latest(self.native)
+        return lib.mqd_replica_check_latest(self.native)
 
     def fetch(self, requested: Fetch, now_ms: int) -> Answer:
         lib.mqd_replica_fetch(self.native, _fill_fetch(requested), *self._with_epochs(), now_ms, _answer)

@@ -150,18 +150,18 @@ class Replica:
         lib.mqd_replica_restore(self.native, high_watermark)
 
     def log(self, log_start: int, log_end: int, durable: int, now_ms: int) -> int:
-        return lib.mqd_replica_log(self.native, log_start, log_end, durable, now_ms)
+        return lib.mqd_replica_set_log(self.native, log_start, log_end, durable, now_ms)
 
     # -- the leader --------------------------------------------------------------------------------
 
     def may_append(self, acks_all: bool, lease_deadline_ns: int = (1 << 63) - 1, now_ns: int = 0) -> int:
-        return lib.mqd_replica_may_append(self.native, acks_all, lease_deadline_ns, now_ns)
+        return lib.mqd_replica_check_append(self.native, acks_all, lease_deadline_ns, now_ns)
 
     def tick(self, now_ms: int) -> int:
         return lib.mqd_replica_tick(self.native, now_ms)
 
     def latest(self) -> int:
-        return lib.mqd_replica_latest(self.native)
+        return lib.mqd_replica_check_latest(self.native)
 
     def fetch(self, fetch: Fetch, epochs: Epochs, now_ms: int) -> Answer:
         lib.mqd_replica_fetch(self.native, self._native_fetch(fetch), epochs.native, epochs.count, now_ms, self._answer)

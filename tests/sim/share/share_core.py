@@ -133,7 +133,7 @@ class Share:
         return lib.mqd_share_archive(self.native, first, last)
 
     def log_start(self, offset: int) -> None:
-        lib.mqd_share_log_start(self.native, offset)
+        lib.mqd_share_set_log_start(self.native, offset)
 
     def difference(self, runs_max: int = RUNS) -> Difference:
         out = ffi.new("struct mqd_share_difference *")

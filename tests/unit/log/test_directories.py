@@ -101,9 +101,9 @@ def test_a_topic_named_like_a_deleted_directory_is_not_deleted(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("metadata", [None, b"", b"\0" * 44])
-@pytest.mark.parametrize("has_others", [False, True])
+@pytest.mark.parametrize("has_other_replicas", [False, True])
 def test_lost_metadata_of_a_checkpointed_partition_is_an_error_with_a_remedy(
-    tmp_path: Path, metadata: bytes | None, has_others: bool
+    tmp_path: Path, metadata: bytes | None, has_other_replicas: bool
 ) -> None:
     path, _ = directories.prepare(tmp_path, "t", 0, A, PlainFiles())
     (path / "00000000000000000000.log").write_bytes(b"records")
@@ -112,15 +112,15 @@ def test_lost_metadata_of_a_checkpointed_partition_is_an_error_with_a_remedy(
         (path / directories.METADATA).write_bytes(metadata)
     files = PlainFiles()
     with pytest.raises(OSError, match="topic_id: AAECAwQFBgcICQoLDA0ODw.*restart the broker"):
-        directories.prepare(tmp_path, "t", 0, A, files, 7, has_others)
+        directories.prepare(tmp_path, "t", 0, A, files, 7, has_other_replicas)
     assert files.changes == [] and (path / "00000000000000000000.log").read_bytes() == b"records"
     # as the error message advises
     (path / directories.METADATA).write_text("version: 0\ntopic_id: AAECAwQFBgcICQoLDA0ODw\n")
-    assert directories.prepare(tmp_path, "t", 0, A, files, 7, has_others) == (path, None)
+    assert directories.prepare(tmp_path, "t", 0, A, files, 7, has_other_replicas) == (path, None)
 
 
 def test_a_missing_directory_is_only_recreated_for_one_of_several_replicas(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="below offset 7"):
         directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7)
     assert not (tmp_path / "t-0").exists()
-    assert directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7, has_others=True) == (tmp_path / "t-0", None)
+    assert directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7, has_other_replicas=True) == (tmp_path / "t-0", None)

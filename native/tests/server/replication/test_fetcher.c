@@ -341,7 +341,7 @@ static uint32_t proposed(struct two *two)
 
 static void follower_full(struct two *two, int full)
 {
-    CHECK_EQUAL(mqd_reactor_log_dir_full(two->b->reactors[1], ++two->b->token, 0, full), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_dir_full(two->b->reactors[1], ++two->b->token, 0, full), 0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 
@@ -454,7 +454,7 @@ BOTH(an_unthrottled_catch_up_has_no_rate_limit)
 
 static void set_rate(struct two *two, int64_t bytes_per_second_max)
 {
-    CHECK_EQUAL(mqd_reactor_fetcher_rate(two->b->reactors[1], ++two->b->token, bytes_per_second_max), 0);
+    CHECK_EQUAL(mqd_reactor_set_fetcher_rate(two->b->reactors[1], ++two->b->token, bytes_per_second_max), 0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 

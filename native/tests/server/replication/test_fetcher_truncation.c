@@ -7,7 +7,7 @@
 static void room_again(struct two *two)
 {
     faults("");
-    CHECK_EQUAL(mqd_reactor_log_dir_full(two->b->reactors[1], ++two->b->token, 0, 0), 0);
+    CHECK_EQUAL(mqd_reactor_set_log_dir_full(two->b->reactors[1], ++two->b->token, 0, 0), 0);
     CHECK_EQUAL(done(two, two->b->token).error, 0);
 }
 

@@ -74,8 +74,8 @@ static void connect_secure(struct two *two)
         struct tls_identity host = tls_node(&ca, worker ? "URI:mqd://node/2" : "URI:mqd://node/1", 2);
         struct mqd_tls_context *context = tls_hosts_context(&host, &ca);
         CHECK_OR(context, abort());
-        CHECK_EQUAL(mqd_reactor_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_HOSTS, context),
-                    0);
+        CHECK_EQUAL(
+            mqd_reactor_set_listener_tls(two->b->reactors[worker], ++two->b->token, MQD_LISTENER_HOSTS, context), 0);
         CHECK_EQUAL(bench_done(two->b, worker, two->b->token).error, 0);
         tls_identity_free(&host);
     }

@@ -47,7 +47,7 @@ static void answer_put(struct coordinator *k, const struct mqd_descriptor *asked
     mqd_put_count(&out, true, 1);
     mqd_put_i32(&out, (int32_t)asked->slot); /* slot n is partition n */
     mqd_put_i16(&out, asked->flags == 84 ? k->read_error : 0);
-    mqd_put_message(&out, true, NULL);
+    mqd_put_c_string(&out, true, NULL);
     if (asked->flags == 84) {
         mqd_put_i32(&out, 1);
         mqd_put_i64(&out, -1);

@@ -243,7 +243,7 @@ BOTH(records_are_sealed)
     broker = tls_identity("localhost");
     struct mqd_tls_context *context = tls_context(&broker);
     CHECK_OR(context, fprintf(stderr, "%s\n", mqd_error_message()); abort());
-    CHECK_EQUAL(mqd_reactor_listener_tls(k->b->reactors[0], ++k->b->token, SECURE, context), 0);
+    CHECK_EQUAL(mqd_reactor_set_listener_tls(k->b->reactors[0], ++k->b->token, SECURE, context), 0);
     CHECK_EQUAL(bench_done(k->b, 0, k->b->token).error, 0);
     struct tunnel *tunnel = tunnel_open(k->b, 0);
     for (int32_t partition = 0; partition < 2; partition++) {

@@ -73,7 +73,7 @@ static void hold_its_lock(struct bench *b, struct client *client)
     CHECK(client_send(client, &frame));
     frame_free(&frame);
     usleep(DELAY_US / 2);
-    mqd_reactor_log_dir(b->reactors[0], ++b->token, 0, log_root);
+    mqd_reactor_add_log_dir(b->reactors[0], ++b->token, 0, log_root);
     pthread_mutex_lock(&b->reactors[0]->mutex);
     bool in_time = mqd_load_acquire(&b->reactors[0]->command_waiting);
     CHECK_OR(client_receive(client) == 1, return); /* the write has ended */
