@@ -237,7 +237,7 @@ static bool fits_ever(const struct mqd_producer *producer, const struct mqd_prod
 {
     if (frame_bytes(topic, batch_bytes) > producer->client->request_bytes_max) {
         mqd_error_set(MQD_E_INVALID,
-                      "Local: a batch of %llu bytes is more than a request of this broker carries: "
+                      "Local: a batch of %llu bytes is too large for a request to this broker: "
                       "socket.request.max.bytes=%u",
                       (unsigned long long)batch_bytes, producer->client->request_bytes_max);
         return false;
@@ -327,7 +327,7 @@ static int check_usable(const struct mqd_producer *producer, int32_t topic)
 
 static int wrong_size(const char *what, int32_t size_bytes)
 {
-    return mqd_error_set(MQD_E_INVALID, "%s of %d bytes", what, size_bytes);
+    return mqd_error_set(MQD_E_INVALID, "invalid size of %s: %d bytes", what, size_bytes);
 }
 
 /* The i-th record; the pointers already follow its predecessor's bytes. */

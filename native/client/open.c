@@ -42,7 +42,7 @@ static int connect_to(const char *path, uint32_t timeout_ms)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (!path || !*path || strlen(path) >= sizeof address.sun_path)
-        return mqd_error_set(MQD_E_INVALID, "the path of the broker's client socket has to have 1 to %zu bytes",
+        return mqd_error_set(MQD_E_INVALID, "the path of the broker's client socket must have 1 to %zu bytes",
                              sizeof address.sun_path - 1);
     strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -124,12 +124,12 @@ static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct attach
     while (size < 0 && errno == EINTR);
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return mqd_error_system(ETIMEDOUT,
-                                "the broker has not welcomed this client in time: it is starting, or has no worker");
+                                "no welcome came from the broker in time: it is starting, or has no worker");
     if (size < 0)
         return mqd_error_system(errno, "no welcome came from the broker");
     take_descriptors(&message, out);
     if (size == 0)
-        return mqd_error_set(EPIPE, "the broker closed the socket instead of a welcome: it is stopping, or its worker "
+        return mqd_error_set(EPIPE, "the broker closed the socket before its welcome: it is stopping, or its worker "
                                     "has just ended; attach again");
     if (size != (ssize_t)sizeof *welcome || welcome->magic != MQD_LOCAL_MAGIC || (message.msg_flags & MSG_TRUNC))
         return mqd_error_set(MQD_E_LAYOUT, "the broker's welcome is %zd bytes of another protocol" OTHER_BUILD, size);

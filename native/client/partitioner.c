@@ -111,12 +111,12 @@ int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t 
 {
     bool by_key = partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || partitioner == MQD_PARTITIONER_FNV1A_RANDOM;
     if (!by_key || partition_count < 1 || without_key < 0 || without_key >= partition_count)
-        return mqd_error_set(MQD_E_INVALID, "partitioner %u over %d partitions, without a key %d", partitioner,
+        return mqd_error_set(MQD_E_INVALID, "invalid partitioner %u, partition count %d, or partition %d for records without a key", partitioner,
                              partition_count, without_key);
     for (uint32_t i = 0; i < count; i++) {
         int32_t size_bytes = key_bytes ? key_bytes[i] : -1;
         if (size_bytes < -1)
-            return mqd_error_set(MQD_E_INVALID, "a key of %d bytes", size_bytes);
+            return mqd_error_set(MQD_E_INVALID, "invalid size of a key: %d bytes", size_bytes);
         if (partitions[i] < 0)
             partitions[i] =
                 size_bytes < 0 ? without_key : mqd_partition_for(partitioner, keys, size_bytes, partition_count, NULL);

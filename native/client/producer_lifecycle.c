@@ -58,7 +58,7 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
         mqd_client_memory_close(&producer->memory);
         return mqd_error_set(
             MQD_E_INVALID,
-            "the attachment's memory is all for requests: give it more data_bytes, or fewer request_bytes");
+            "the attachment's memory has no room for batches: raise data_bytes, or lower request_bytes");
     }
     producer->base = client->request_bytes;
     producer->client = client;

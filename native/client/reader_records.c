@@ -79,7 +79,7 @@ static inline int take(struct mqd_view_walk *walk, struct taken *out)
     }
     at = number(at, end, &out->delta);
     if (!at || out->delta < walk->next_delta || out->delta > walk->last_delta)
-        return refuse(walk, "a record's offset delta does not rise, or is beyond the batch");
+        return refuse(walk, "a record's offset delta does not increase, or is beyond the batch");
     at = blob(at, end, &out->key, &out->key_bytes);
     if (!at)
         return refuse(walk, "a record's key is cut off or has an impossible length");

@@ -159,7 +159,7 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
                                     append->peer_generation) {
             fprintf(
                 stderr,
-                "mqd-worker-%u: endpoint %u died while its batch was written; restarting to cut the unpublished tail\n",
+                "mqd-worker-%u: endpoint %u died while its batch was written; restarting to truncate the unpublished end\n",
                 r->options.self, append->peer);
             abort();
         }

@@ -97,7 +97,7 @@ static int16_t check_form(const struct mqd_produce_partition *partition, int16_t
 {
     const uint8_t *records = partition->records;
     if (!is_complete(records, partition->size_bytes)) {
-        *message = "the partition came without a whole record batch";
+        *message = "the partition's data is not a whole record batch";
         return MQD_KAFKA_INVALID_RECORD;
     }
     if (records[16] < 2) {
@@ -131,7 +131,7 @@ static int16_t check_batch(struct mqd_reactor *r, const struct mqd_produce_parti
 {
     int16_t error = mqd_batch_validate(partition->records, (uint64_t)partition->size_bytes, batch, message);
     if (error == 0 && batch->base_offset != 0) {
-        *message = "the base offset of a client's batch is 0: the broker assigns the offsets";
+        *message = "the base offset of a client's batch must be 0, because the broker assigns the offsets";
         return MQD_KAFKA_INVALID_RECORD;
     }
     if (error == 0 && (batch->attributes & MQD_ATTRIBUTE_CONTROL)) {

@@ -354,7 +354,7 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
     struct mqd_blob *blob = mqd_control_api_versions(control, version);
     if (!blob)
         return mqd_error_set(MQD_E_INVALID,
-                             "ApiVersions version %u has no place in the control segment; versions below %d have",
+                             "ApiVersions version %u is not stored in the control segment, which has versions below %d",
                              version, MQD_API_VERSIONS_BLOB_COUNT);
     return mqd_blob_write(blob, body, size_bytes);
 }

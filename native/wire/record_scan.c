@@ -46,7 +46,7 @@ int mqd_records_next(struct mqd_records *records, struct mqd_record *out)
         return refuse(records, "a record's timestamp is cut off");
     at = mqd_varint(at, end, &number);
     if (!at || number < records->next_delta || number > records->last_delta)
-        return refuse(records, "a record's offset delta does not rise, or is beyond the batch");
+        return refuse(records, "a record's offset delta does not increase, or is beyond the batch");
     out->offset_delta = (int32_t)number;
     records->next_delta = number == INT32_MAX ? INT32_MAX : (int32_t)number + 1;
     at = mqd_varint_size(at, end, &number);

@@ -311,7 +311,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
         refuse(r, append,
                relay && r->now_ms < relay->refuse_until_ms
                    ? not_written
-                   : "no memory, or no place, for another connection to a leader on another host");
+                   : "no memory, or no free entry, for another connection to a leader on another host");
         return true;
     }
     bool good = encode(relay, append, topic, partition, produce, r->producing_client);

@@ -130,7 +130,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
     case MQD_REPLICA_RESTART:
         mqd_log(r, 6, 0, owned->slot, "leader %d of epoch %d: the log is to %s offset %lld (from %lld)",
                 owned->replica->leader, owned->replica->leader_epoch,
-                step.action == MQD_REPLICA_RESTART ? "restart at" : "be cut to", (long long)step.offset,
+                step.action == MQD_REPLICA_RESTART ? "restart at" : "be truncated to", (long long)step.offset,
                 (long long)owned->replica->log_end);
         mqd_followed_changed(followed);
         mqd_follow_truncate(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);

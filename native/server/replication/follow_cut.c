@@ -89,21 +89,21 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
                               .log_dir = owned->log_dir,
                               .offset = job->outcome.log_end_offset,
                               .level = job->outcome.below_high_watermark ? 4 : 6};
-    snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were cut off%s",
-             job->restart ? "log restarted" : "log cut", (long long)job->outcome.cut_bytes,
+    snprintf(event.text, sizeof event.text, "%s: %lld bytes that its leader does not have were removed%s",
+             job->restart ? "log restarted" : "log truncated", (long long)job->outcome.cut_bytes,
              job->outcome.below_high_watermark ? "; committed records were among them (unclean election?)" : "");
     mqd_reactor_emit(r, &event);
 }
 
 static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
 {
-    /* the truncation was not begun; the leader gives the same response again */
+    /* true: the truncation was not begun, and the leader gives the same response again */
     bool intact = !mqd_partition_fenced(owned->partition);
     if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_dir_full(r, owned, job->error, job->text);
         return;
     }
-    mqd_log(r, 3, 0, owned->slot, "the log cannot be cut%s: %s", intact ? " yet" : "", job->text);
+    mqd_log(r, 3, 0, owned->slot, "the log cannot be truncated%s: %s", intact ? " yet" : "", job->text);
     if (!intact)
         mqd_owner_fence_dir(r, owned->log_dir, job->error, "truncation");
 }

@@ -128,7 +128,7 @@ def test_without_a_broker_the_cause_is_reported(tmp_path) -> None:
     with pytest.raises(NativeError, match="is it running") as caught:
         Client(tmp_path / "client.sock")
     assert caught.value.errno == errno.ENOENT
-    with pytest.raises(NativeError, match="has to have 1 to 107 bytes"):
+    with pytest.raises(NativeError, match="must have 1 to 107 bytes"):
         Client("/" + "x" * 200)
 
 

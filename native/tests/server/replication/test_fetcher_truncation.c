@@ -118,7 +118,7 @@ static void cut_refused(int backend, const char *rules, bool full)
     if (full)
         UNTIL(two->observed.full > 0 || two->observed.failed > 0);
     else
-        UNTIL(strstr(two->observed.text, "cannot be cut yet") || two->observed.failed > 0);
+        UNTIL(strstr(two->observed.text, "cannot be truncated yet") || two->observed.failed > 0);
     CHECK_EQUAL(two->observed.failed, 0);
     CHECK_EQUAL(log_end(&fake, 0), 3);
     room_again(two);
