@@ -235,7 +235,7 @@ bool mqd_crc32c_available(enum mqd_crc32c_kind kind)
 /* slow but correct, in case another constructor calls it before ours has run */
 static crc_function *best = crc_bitwise;
 
-__attribute__((constructor)) static void choose(void)
+__attribute__((constructor)) static void choose_implementation(void)
 {
     table_fill();
     shifts_fill();

@@ -214,8 +214,8 @@ static void send_full_batch(struct mqd_producer *producer, struct mqd_producer_b
 
 /* Records without a key that may go to any partition stay on one until its batch is closed
  * (KIP-480), so that batches fill. */
-static int32_t choose(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key,
-                      int32_t key_bytes)
+static int32_t choose_partition(struct mqd_producer *producer, struct mqd_producer_topic *topic, const uint8_t *key,
+                                int32_t key_bytes)
 {
     bool anywhere =
         topic->partitioner == MQD_PARTITIONER_RANDOM ||
@@ -266,8 +266,8 @@ static enum put_result add_record(struct mqd_producer *producer, struct mqd_prod
                                   struct mqd_producer_batch **out, uint64_t *body)
 {
     for (;;) {
-        int32_t index =
-            requested_partition >= 0 ? requested_partition : choose(producer, topic, record->key, record->key_bytes);
+        int32_t index = requested_partition >= 0 ? requested_partition
+                                                 : choose_partition(producer, topic, record->key, record->key_bytes);
         if (index < 0 || index >= topic->partition_count || requested_partition < -1) {
             mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
                           topic->partition_count);

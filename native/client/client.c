@@ -226,7 +226,7 @@ static int on_arrived(struct mqd_client *client)
     return 0;
 }
 
-static int begin(struct mqd_client *client, uint32_t size_bytes)
+static int begin_response(struct mqd_client *client, uint32_t size_bytes)
 {
     client->arriving = malloc(sizeof *client->arriving + size_bytes);
     if (!client->arriving)
@@ -270,7 +270,7 @@ static int take_length(struct mqd_client *client, uint64_t there)
     uint32_t size_bytes = mqd_get_be32(client->length);
     if (size_bytes < 4 || size_bytes > RESPONSE_BYTES_MAX)
         return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent a response of an impossible length");
-    return begin(client, size_bytes) ? -1 : 1;
+    return begin_response(client, size_bytes) ? -1 : 1;
 }
 
 /* One step through the bytes between reply_head and `tail`. 1 = progress, 0 = no more, -1. */

@@ -52,7 +52,7 @@ static inline bool fits(const struct mqd_arrow_blobs *column, int64_t size_bytes
     return !column->data || size_bytes <= (int64_t)column->data_capacity - column->data_bytes;
 }
 
-static bool stop(struct mqd_arrow_rows *rows, enum mqd_arrow_full full, uint64_t needed)
+static bool set_full(struct mqd_arrow_rows *rows, enum mqd_arrow_full full, uint64_t needed)
 {
     rows->full = full;
     rows->needed = needed;
@@ -150,17 +150,17 @@ static void section_put(struct mqd_arrow_rows *rows, const struct section *secti
 static bool section_fits(struct mqd_arrow_rows *rows, const struct section *section)
 {
     if (section->count > (int64_t)rows->header_capacity - rows->header_count)
-        return stop(rows, MQD_ARROW_HEADERS, (uint64_t)section->count);
+        return set_full(rows, MQD_ARROW_HEADERS, (uint64_t)section->count);
     if (!fits(&rows->header_keys, section->key_bytes))
-        return stop(rows, MQD_ARROW_HEADER_KEYS, (uint64_t)section->key_bytes);
+        return set_full(rows, MQD_ARROW_HEADER_KEYS, (uint64_t)section->key_bytes);
     return fits(&rows->header_values, section->value_bytes)
                ? true
-               : stop(rows, MQD_ARROW_HEADER_VALUES, (uint64_t)section->value_bytes);
+               : set_full(rows, MQD_ARROW_HEADER_VALUES, (uint64_t)section->value_bytes);
 }
 
 /* ---- rows ---- */
 
-static inline bool inside(const struct mqd_record_view *view, uint64_t position, int32_t size_bytes)
+static inline bool is_inside(const struct mqd_record_view *view, uint64_t position, int32_t size_bytes)
 {
     return position <= view->base_bytes && (size_bytes <= 0 || (uint64_t)size_bytes <= view->base_bytes - position);
 }
@@ -176,7 +176,7 @@ static int section_of(const struct mqd_record_view *view, uint32_t i, struct sec
     *out = (struct section){0};
     if (!view->header_positions) /* no record of the view has headers */
         return 0;
-    if (view->header_bytes[i] < 1 || !inside(view, view->header_positions[i], view->header_bytes[i]))
+    if (view->header_bytes[i] < 1 || !is_inside(view, view->header_positions[i], view->header_bytes[i]))
         return mqd_error_set_static(MQD_E_INVALID, "a record's headers are outside of the buffer");
     const uint8_t *headers = view->base + view->header_positions[i];
     if (!section_measure(headers, headers + view->header_bytes[i], out))
@@ -191,14 +191,14 @@ static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_recor
     struct section section;
     uint32_t row = rows->row_count;
     if (row == rows->row_capacity)
-        return stop(rows, MQD_ARROW_ROWS, 1);
-    if (!inside(view, view->key_positions[i], view->key_bytes[i]) ||
-        !inside(view, view->value_positions[i], view->value_bytes[i]))
+        return set_full(rows, MQD_ARROW_ROWS, 1);
+    if (!is_inside(view, view->key_positions[i], view->key_bytes[i]) ||
+        !is_inside(view, view->value_positions[i], view->value_bytes[i]))
         return mqd_error_set_static(MQD_E_INVALID, "a record's key or value is outside of the buffer");
     if (!fits(&rows->keys, view->key_bytes[i]))
-        return stop(rows, MQD_ARROW_KEYS, (uint64_t)view->key_bytes[i]);
+        return set_full(rows, MQD_ARROW_KEYS, (uint64_t)view->key_bytes[i]);
     if (!fits(&rows->values, view->value_bytes[i]))
-        return stop(rows, MQD_ARROW_VALUES, (uint64_t)view->value_bytes[i]);
+        return set_full(rows, MQD_ARROW_VALUES, (uint64_t)view->value_bytes[i]);
     if (rows->header_ends) {
         if (section_of(view, i, &section) < 0)
             return -1;

@@ -123,8 +123,7 @@ static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct attach
         size = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
     while (size < 0 && errno == EINTR);
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-        return mqd_error_system(ETIMEDOUT,
-                                "no welcome came from the broker in time: it is starting, or has no worker");
+        return mqd_error_system(ETIMEDOUT, "no welcome came from the broker in time: it is starting, or has no worker");
     if (size < 0)
         return mqd_error_system(errno, "no welcome came from the broker");
     take_descriptors(&message, out);
@@ -245,7 +244,7 @@ static uint32_t power_of_two_from(uint32_t value)
     return value <= 1 ? 1 : 1u << (32 - __builtin_clz(value - 1));
 }
 
-static int complete(const struct mqd_client_options *given, struct mqd_client_options *out)
+static int complete_options(const struct mqd_client_options *given, struct mqd_client_options *out)
 {
     *out = *given;
     out->data_bytes = given->data_bytes ? given->data_bytes : DATA_BYTES_DEFAULT;
@@ -278,7 +277,7 @@ static uint64_t share_of_requests(uint64_t data_bytes, uint64_t requested)
 struct mqd_client *mqd_client_open(const struct mqd_client_options *given)
 {
     struct mqd_client_options options;
-    if (complete(given, &options))
+    if (complete_options(given, &options))
         return NULL;
     struct mqd_client *client = calloc(1, sizeof *client);
     if (!client) {

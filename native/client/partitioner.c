@@ -19,7 +19,7 @@
 
 static uint32_t crc32_table[256];
 
-__attribute__((constructor)) static void fill(void)
+__attribute__((constructor)) static void fill_table(void)
 {
     for (uint32_t i = 0; i < 256; i++) {
         uint32_t value = i;
@@ -68,7 +68,7 @@ static uint32_t fnv1a(const uint8_t *bytes, uint32_t size)
 }
 
 /* splitmix64; takes the high half of a product instead of a remainder. */
-static int32_t anywhere(int32_t partition_count, uint64_t *state)
+static int32_t random_partition(int32_t partition_count, uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -85,24 +85,24 @@ int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_
     switch (partitioner) {
     case MQD_PARTITIONER_CONSISTENT_RANDOM:
         if (size == 0)
-            return anywhere(partition_count, random_state);
+            return random_partition(partition_count, random_state);
         return (int32_t)(crc32(key, size) % count);
     case MQD_PARTITIONER_CONSISTENT:
         return (int32_t)(crc32(key, size) % count);
     case MQD_PARTITIONER_MURMUR2_RANDOM:
         if (key_bytes < 0)
-            return anywhere(partition_count, random_state);
+            return random_partition(partition_count, random_state);
         return (int32_t)((murmur2(key, size) & INT32_MAX) % count);
     case MQD_PARTITIONER_MURMUR2:
         return (int32_t)((murmur2(key, size) & INT32_MAX) % count);
     case MQD_PARTITIONER_FNV1A_RANDOM:
         if (key_bytes < 0)
-            return anywhere(partition_count, random_state);
+            return random_partition(partition_count, random_state);
         return (int32_t)(fnv1a(key, size) % count);
     case MQD_PARTITIONER_FNV1A:
         return (int32_t)(fnv1a(key, size) % count);
     default:
-        return anywhere(partition_count, random_state);
+        return random_partition(partition_count, random_state);
     }
 }
 
@@ -111,8 +111,9 @@ int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t 
 {
     bool by_key = partitioner == MQD_PARTITIONER_MURMUR2_RANDOM || partitioner == MQD_PARTITIONER_FNV1A_RANDOM;
     if (!by_key || partition_count < 1 || without_key < 0 || without_key >= partition_count)
-        return mqd_error_set(MQD_E_INVALID, "invalid partitioner %u, partition count %d, or partition %d for records without a key", partitioner,
-                             partition_count, without_key);
+        return mqd_error_set(MQD_E_INVALID,
+                             "invalid partitioner %u, partition count %d, or partition %d for records without a key",
+                             partitioner, partition_count, without_key);
     for (uint32_t i = 0; i < count; i++) {
         int32_t size_bytes = key_bytes ? key_bytes[i] : -1;
         if (size_bytes < -1)

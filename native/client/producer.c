@@ -28,7 +28,7 @@ enum {
 
 #define BATCH_OF(node_) MQD_CONTAINER(node_, struct mqd_producer_batch, node)
 
-static bool idempotent(const struct mqd_producer *producer)
+static bool is_idempotent(const struct mqd_producer *producer)
 {
     return producer->options.producer_id >= 0;
 }
@@ -86,7 +86,7 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
 static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batch, int32_t base_sequence)
 {
     uint8_t *header = mqd_producer_data(producer) + batch->header_position;
-    bool numbered = idempotent(producer);
+    bool numbered = is_idempotent(producer);
     memset(header, 0, 8);
     mqd_put_be32(header + BATCH_LENGTH_AT, batch->size_bytes - 12);
     mqd_put_be32(header + 12, UINT32_MAX); /* leader epoch: set by the broker */
@@ -177,7 +177,7 @@ static bool may_send(const struct mqd_producer *producer, const struct mqd_produ
 {
     if (batch->state != MQD_BATCH_QUEUED || partition->inflight >= producer->options.inflight_max)
         return false;
-    if (!idempotent(producer) || partition->inflight == 0)
+    if (!is_idempotent(producer) || partition->inflight == 0)
         return true;
     return batch->sequence_identity != producer->identity && !BATCH_OF(partition->closed.next)->resent;
 }
@@ -241,7 +241,7 @@ static void record_outcome(struct mqd_producer *producer, struct mqd_producer_ba
                            int64_t base_offset, int64_t log_append_time_ms)
 {
     bool first = batch->partition->closed.next == &batch->node;
-    if (error && idempotent(producer) && !first) {
+    if (error && is_idempotent(producer) && !first) {
         batch->state = MQD_BATCH_QUEUED;
         return;
     }
@@ -280,8 +280,8 @@ static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t 
     }
 }
 
-static void outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error, int64_t base_offset,
-                    int64_t log_append_time_ms)
+static void handle_outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error,
+                           int64_t base_offset, int64_t log_append_time_ms)
 {
     struct mqd_producer_partition *partition = batch->partition;
     partition->inflight--;
@@ -345,14 +345,14 @@ int mqd_producer_on_response(struct mqd_producer *producer, const uint8_t *bytes
     if (parse_response(bytes, size_bytes, &index, &error, &base_offset, &log_append_time_ms) ||
         index != batch->partition->index)
         return -1;
-    outcome(producer, batch, error, base_offset, log_append_time_ms);
+    handle_outcome(producer, batch, error, base_offset, log_append_time_ms);
     return 0;
 }
 
 void mqd_producer_on_passed(struct mqd_producer *producer, uint32_t index)
 {
     if (index < producer->batches_begun && producer->batches[index].state == MQD_BATCH_SENT)
-        outcome(producer, &producer->batches[index], 0, -1, -1);
+        handle_outcome(producer, &producer->batches[index], 0, -1, -1);
 }
 
 /* ---- decisions of the caller ---- */
@@ -420,7 +420,7 @@ int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id
         return mqd_error_set(MQD_E_INVALID,
                              "%u batches await their responses: change the identity when none is in flight",
                              producer->sent_count);
-    for (uint32_t i = 0; i < producer->batches_begun && idempotent(producer) && !producer->transactional_id; i++) {
+    for (uint32_t i = 0; i < producer->batches_begun && is_idempotent(producer) && !producer->transactional_id; i++) {
         const struct mqd_producer_batch *batch = &producer->batches[i];
         if ((batch->state == MQD_BATCH_QUEUED || batch->state == MQD_BATCH_FAILED) && batch->maybe_written)
             return mqd_error_set_static(MQD_E_INVALID,
@@ -431,7 +431,7 @@ int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id
                              producer_epoch);
     producer->options.producer_id = producer_id;
     producer->options.producer_epoch = producer_epoch;
-    if (idempotent(producer) && producer->options.inflight_max > 5)
+    if (is_idempotent(producer) && producer->options.inflight_max > 5)
         producer->options.inflight_max = 5;
     producer->identity++;
     for (int32_t i = 0; i < producer->topic_count; i++)

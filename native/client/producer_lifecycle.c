@@ -57,8 +57,7 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
     if (producer->memory.chunk_count == 0) {
         mqd_client_memory_close(&producer->memory);
         return mqd_error_set(
-            MQD_E_INVALID,
-            "the attachment's memory has no room for batches: raise data_bytes, or lower request_bytes");
+            MQD_E_INVALID, "the attachment's memory has no room for batches: raise data_bytes, or lower request_bytes");
     }
     producer->base = client->request_bytes;
     producer->client = client;
@@ -189,7 +188,7 @@ static int make_prefix(const struct mqd_producer *producer, struct mqd_producer_
     return 0;
 }
 
-static int grow(struct mqd_producer_topic *topic, int32_t partition_count)
+static int grow_partitions(struct mqd_producer_topic *topic, int32_t partition_count)
 {
     if (partition_count <= topic->partition_count)
         return 0;
@@ -262,7 +261,7 @@ int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int3
     if (!topic && !(topic = topic_new(producer, name, name_bytes)))
         return -1;
     topic->partitioner = partitioner;
-    return grow(topic, partition_count) ? -1 : topic->number;
+    return grow_partitions(topic, partition_count) ? -1 : topic->number;
 }
 
 /* ---- moving to another attachment ---- */
@@ -289,7 +288,7 @@ static uint32_t chunks_there(const struct mqd_producer *producer, const struct m
 
 /* Reserves a run for every batch: all of them, or nothing is changed. In an empty area first fit
  * leaves no gaps. */
-static int plan(const struct mqd_producer *producer, const struct mqd_client *to, struct move *move)
+static int plan_move(const struct mqd_producer *producer, const struct mqd_client *to, struct move *move)
 {
     move->used_bytes = 0;
     move->first_chunks = calloc(producer->batch_count, sizeof *move->first_chunks);
@@ -375,7 +374,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
             MQD_E_INVALID,
             "a producer can move only to an attachment that never had one, in the process that opened it");
     mqd_client_take(old); /* handles responses that arrived before the end */
-    if (plan(producer, to, &move)) {
+    if (plan_move(producer, to, &move)) {
         free(move.first_chunks);
         mqd_client_memory_close(&move.memory);
         return -1;

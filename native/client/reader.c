@@ -297,7 +297,7 @@ struct walk {
     uint32_t query_count;
 };
 
-static uint32_t corrupt(struct walk *walk, const char *reason)
+static uint32_t stop_corrupt(struct walk *walk, const char *reason)
 {
     const struct mqd_segment_reader *reader = walk->reader;
     mqd_error_set(MQD_E_CORRUPT, "partition %d, segment %lld, byte %u: %s", reader->partition_index,
@@ -324,16 +324,16 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
     if (reader->decoded_at == reader->at)
         return STOP_NONE;
     if (limit - reader->at < MQD_BATCH_HEADER_BYTES)
-        return corrupt(walk, "a record batch is cut off in its header");
+        return stop_corrupt(walk, "a record batch is cut off in its header");
     if ((*failed = mqd_mapping_populate(reader->mapping, reader->at, (uint64_t)reader->at + MQD_BATCH_HEADER_BYTES,
                                         limit) < 0))
         return STOP_NONE;
     if (mqd_batch_decode(bytes, limit - reader->at, &reader->batch) < 0)
-        return corrupt(walk, mqd_error_message());
+        return stop_corrupt(walk, mqd_error_message());
     if ((uint32_t)reader->batch.size_bytes > limit - reader->at)
-        return corrupt(walk, "a record batch is longer than the readable part");
+        return stop_corrupt(walk, "a record batch is longer than the readable part");
     if (reader->batch.base_offset < reader->base_offset)
-        return corrupt(walk, "a record batch begins before its segment");
+        return stop_corrupt(walk, "a record batch begins before its segment");
     if ((*failed = mqd_mapping_populate(reader->mapping, reader->at,
                                         (uint64_t)reader->at + (uint32_t)reader->batch.size_bytes, limit) < 0))
         return STOP_NONE;
@@ -364,7 +364,7 @@ static uint32_t batch_begin(struct walk *walk)
         return MQD_READ_END;
     if (walk->check_crc && reader->checked_at != reader->at) {
         if (mqd_crc32c(0, bytes + CRC_END, (uint64_t)batch->size_bytes - CRC_END) != batch->crc)
-            return corrupt(walk, "the checksum of a record batch does not match its bytes");
+            return stop_corrupt(walk, "the checksum of a record batch does not match its bytes");
         reader->checked_at = reader->at;
     }
     if (reader->isolation_level) {
@@ -408,7 +408,7 @@ static uint32_t batch_take(struct walk *walk)
     if (out->count > 0 && !same_kind(out, &reader->batch))
         return MQD_READ_SEGMENT;
     if (reader->walk.reason)
-        return corrupt(walk, reader->walk.reason);
+        return stop_corrupt(walk, reader->walk.reason);
     out->leader_epoch = reader->batch.partition_leader_epoch;
     out->timestamp_type = reader->batch.attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME ? 1 : 0;
     uint32_t before = out->count;
@@ -416,7 +416,7 @@ static uint32_t batch_take(struct walk *walk)
     if (out->count > before)
         reader->position = out->offsets[out->count - 1] + 1;
     if (result < 0)
-        return corrupt(walk, reader->walk.reason);
+        return stop_corrupt(walk, reader->walk.reason);
     if (reader->walk.left > 0)
         return MQD_READ_FULL;
     uint32_t size_bytes = (uint32_t)reader->batch.size_bytes;

@@ -167,7 +167,7 @@ static uint32_t *bucket_of(const struct mqd_verifications *verifications, int64_
 }
 
 /* The seed is random, so that a guard from before the partition was reopened does not match. */
-static int start(struct mqd_verifications *verifications)
+static int verifications_open(struct mqd_verifications *verifications)
 {
     void *memory = calloc(MQD_VERIFICATION_COUNT_MAX, sizeof *verifications->entries + sizeof *verifications->buckets);
     if (!memory)
@@ -206,7 +206,7 @@ static void release(struct mqd_verifications *verifications, struct mqd_verifica
 
 int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const struct mqd_batch *batch, int64_t now_ms)
 {
-    if (!verifications->entries && start(verifications) < 0)
+    if (!verifications->entries && verifications_open(verifications) < 0)
         return 0;
     struct mqd_verification *entry = entry_of(verifications, batch->producer_id);
     if (entry && entry->epoch == batch->producer_epoch) {

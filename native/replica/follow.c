@@ -4,7 +4,7 @@
 
 #define OFFSET_OUT_OF_RANGE 1
 
-static int64_t least(int64_t a, int64_t b)
+static int64_t minimum(int64_t a, int64_t b)
 {
     return a < b ? a : b;
 }
@@ -44,12 +44,12 @@ int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_co
     int64_t end_offset;
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
     if (found < 0) /* all epochs here are earlier than the diverging one */
-        return least(diverging_end, log_end);
+        return minimum(diverging_end, log_end);
     /* this log does not have that epoch: truncate to the end of the previous one; the next response
      * refines this */
     if (found != diverging_epoch)
-        return least(end_offset, log_end);
-    return least(least(end_offset, diverging_end), log_end);
+        return minimum(end_offset, log_end);
+    return minimum(minimum(end_offset, diverging_end), log_end);
 }
 
 /* ---- fetching ---- */
@@ -100,7 +100,7 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
 
 int mqd_replica_followed(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
 {
-    int64_t known = least(high_watermark, replica->log_end);
+    int64_t known = minimum(high_watermark, replica->log_end);
     if (replica->role != MQD_REPLICA_FOLLOWER || leader_epoch != replica->leader_epoch ||
         known <= replica->high_watermark)
         return 0;

@@ -47,7 +47,7 @@ void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
 }
 
 /* Invariants that hold after every change. */
-static void check(const struct mqd_replica *replica)
+static void check_invariants(const struct mqd_replica *replica)
 {
     MQD_ASSERT(replica->log_start <= replica->log_end && replica->high_watermark <= replica->log_end,
                "R-2: node %d, leader epoch %d: log start %lld, high watermark %lld, log end %lld", replica->node_id,
@@ -125,7 +125,7 @@ int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t 
         replica->high_watermark = replica->high_watermark > log_end ? log_end : log_start;
         changed = MQD_REPLICA_CHANGED_HIGH_WATERMARK;
     }
-    check(replica);
+    check_invariants(replica);
     if (replica->role != MQD_REPLICA_LEADER)
         return changed;
     for (uint32_t i = 0; i < replica->follower_count && log_end != before; i++) {
@@ -155,7 +155,7 @@ static struct mqd_replica_follower *follower_of(struct mqd_replica *replica, int
     return NULL;
 }
 
-static bool valid(const struct mqd_replica_assignment *assignment)
+static bool is_valid(const struct mqd_replica_assignment *assignment)
 {
     if (assignment->member_count > MQD_REPLICA_COUNT_MAX || assignment->leader_epoch < 0 ||
         assignment->partition_epoch < 0)
@@ -220,7 +220,7 @@ static int32_t able_count(const struct mqd_replica *replica)
 
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms)
 {
-    if (!valid(assignment))
+    if (!is_valid(assignment))
         return -1;
     if (assignment->leader_epoch < replica->leader_epoch || assignment->partition_epoch < replica->partition_epoch ||
         assignment->broker_epoch < replica->broker_epoch)
@@ -267,7 +267,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
         replica->hold_until_ms = now_ms + MQD_REPLICA_HOLD_MS;
         changed |= replica->holding ? 0 : MQD_REPLICA_CHANGED_BELOW_MIN;
     }
-    check(replica);
+    check_invariants(replica);
     return changed | raise_high_watermark(replica);
 }
 
@@ -318,8 +318,8 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
 
 /* R2: whether the follower's log is a prefix of this one. This leader epoch begins at epoch_start,
  * whether or not it has records yet. */
-static void compare(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
-                    const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_response *response)
+static void compare_logs(const struct mqd_replica *replica, const struct mqd_replica_fetch *fetch,
+                         const struct mqd_epoch *epochs, uint32_t epoch_count, struct mqd_replica_response *response)
 {
     int32_t found;
     int64_t end_offset;
@@ -370,7 +370,7 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
     if (fetch->fetch_offset < replica->log_start)
         response->error = OFFSET_OUT_OF_RANGE;
     else
-        compare(replica, fetch, epochs, epoch_count, response);
+        compare_logs(replica, fetch, epochs, epoch_count, response);
     if (!response->error && response->diverging_epoch < 0 && fetch->fetch_offset > replica->log_end)
         response->error = OFFSET_OUT_OF_RANGE;
     if (!response->error && response->diverging_epoch < 0) {
@@ -378,7 +378,7 @@ void mqd_replica_fetch(struct mqd_replica *replica, const struct mqd_replica_fet
         response->changed = raise_high_watermark(replica);
     }
     response->high_watermark = replica->high_watermark;
-    check(replica);
+    check_invariants(replica);
 }
 
 /* ---- proposals ---- */
@@ -505,7 +505,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 }
 
 /* Reduces the chosen members to set_max. True: a member was exchanged for another replica. */
-static bool limit(struct mqd_replica *replica, int64_t now_ms)
+static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;
     int32_t count = 0;
@@ -530,7 +530,7 @@ static bool limit(struct mqd_replica *replica, int64_t now_ms)
 
 /* Marks the replicas that should be in sync. False: the result is the committed set, or a set that
  * would be refused. */
-static bool choose(struct mqd_replica *replica, int64_t now_ms)
+static bool choose_members(struct mqd_replica *replica, int64_t now_ms)
 {
     bool differs = false, refused = false, exchanged;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
@@ -541,7 +541,7 @@ static bool choose(struct mqd_replica *replica, int64_t now_ms)
                                           : follower->fetched_broker_epoch >= 0 ? follower->fetched_broker_epoch
                                                                                 : follower->member.broker_epoch;
     }
-    exchanged = replica->set_max && limit(replica, now_ms);
+    exchanged = replica->set_max && limit_set(replica, now_ms);
     for (uint32_t i = 0; i < replica->follower_count; i++) {
         const struct mqd_replica_follower *follower = &replica->followers[i];
         differs |= follower->proposed != follower->member.in_sync;
@@ -552,7 +552,7 @@ static bool choose(struct mqd_replica *replica, int64_t now_ms)
     return differs && !refused;
 }
 
-static void fill(const struct mqd_replica *replica, struct mqd_replica_proposal *out)
+static void fill_proposal(const struct mqd_replica *replica, struct mqd_replica_proposal *out)
 {
     *out = (struct mqd_replica_proposal){.sequence = replica->proposal_sequence,
                                          .broker_epoch = replica->broker_epoch,
@@ -573,13 +573,13 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
     if (replica->role != MQD_REPLICA_LEADER || now_ms < replica->proposal_ms)
         return 0;
     if (!replica->proposing) {
-        if (!choose(replica, now_ms))
+        if (!choose_members(replica, now_ms))
             return 0;
         replica->proposing = 1;
         replica->proposal_sequence++;
     }
     replica->proposal_ms = now_ms + repeat_ms;
-    fill(replica, out);
+    fill_proposal(replica, out);
     return 1;
 }
 

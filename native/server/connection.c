@@ -385,8 +385,8 @@ static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
     return capacity < total ? capacity : total;
 }
 
-static bool keep(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes,
-                 uint32_t capacity)
+static bool keep_bytes(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *bytes, uint32_t size_bytes,
+                       uint32_t capacity)
 {
     uint32_t more = capacity > c->partial_capacity ? capacity - c->partial_capacity : 0;
     if (more && !partials_have_room(r, more))
@@ -399,7 +399,7 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
 {
     if (rest_bytes < 4) {
         if (rest_bytes)
-            keep(r, c, rest, rest_bytes, PARTIAL_BYTES_MIN);
+            keep_bytes(r, c, rest, rest_bytes, PARTIAL_BYTES_MIN);
         return;
     }
     uint32_t total = 4 + read_length(rest);
@@ -410,13 +410,13 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
     /* A large frame for which the arena is full keeps the bytes received so far; the rest stays in
      * the socket. A frame for the memory of large requests reserves its run when more bytes
      * arrive. */
-    keep(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
+    keep_bytes(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }
 
 /* Complete frames beyond the connection's bounds are kept until it may be read again. */
 static void keep_frames(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frames, uint32_t size_bytes)
 {
-    if (keep(r, c, frames, size_bytes, size_bytes))
+    if (keep_bytes(r, c, frames, size_bytes, size_bytes))
         c->readable = 1; /* there are bytes to handle, in `partial` if not in the socket */
 }
 
@@ -552,7 +552,7 @@ static bool has_gone(const struct mqd_reactor *r, const struct mqd_connection *c
 /* The client has shut down its sending side and its responses take long. A client that still waits
  * answers the kernel's keepalive probes; one that has closed fails them within a minute, and the
  * connection is then `broken`. */
-static void probe(struct mqd_connection *c)
+static void probe_client(struct mqd_connection *c)
 {
     int on = 1, seconds = PROBE_S, count = PROBE_COUNT;
     setsockopt(c->fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
@@ -571,7 +571,7 @@ static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     }
     if (c->hangup && c->hangup != HANGUP_PROBED && !c->local && !mqd_connection_may_read(r, c))
-        probe(c);
+        probe_client(c);
     if (has_gone(r, c))
         mqd_connection_close(r, c, "the client has disconnected");
     else

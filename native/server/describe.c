@@ -46,7 +46,7 @@ void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descrip
     mqd_forward_send(r, from, &response);
 }
 
-static void end(struct mqd_reactor *r, struct mqd_description *description)
+static void release_description(struct mqd_reactor *r, struct mqd_description *description)
 {
     description->used = 0;
     mqd_arena_release(r->control_arena, description->offset);
@@ -57,7 +57,7 @@ void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *de
     for (uint32_t i = 0; i < MQD_DESCRIPTION_COUNT_MAX; i++)
         if (r->descriptions[i].used && r->control_arena_base + r->descriptions[i].offset == descriptor->offset &&
             r->descriptions[i].generation == descriptor->generation)
-            end(r, &r->descriptions[i]);
+            release_description(r, &r->descriptions[i]);
 }
 
 void mqd_describe_acceptor_died(struct mqd_reactor *r)
@@ -66,5 +66,5 @@ void mqd_describe_acceptor_died(struct mqd_reactor *r)
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
     for (uint32_t i = 0; i < MQD_DESCRIPTION_COUNT_MAX; i++)
         if (r->descriptions[i].used && r->descriptions[i].generation != generation)
-            end(r, &r->descriptions[i]);
+            release_description(r, &r->descriptions[i]);
 }

@@ -30,7 +30,7 @@ bool mqd_look_up_unflushed(struct mqd_reactor *r, uint32_t index, int64_t end_of
     return positions.durable_offset < (end_offset < positions.log_end_offset ? end_offset : positions.log_end_offset);
 }
 
-static struct mqd_node *bucket(struct mqd_reactor *r, uint32_t slot)
+static struct mqd_node *bucket_of(struct mqd_reactor *r, uint32_t slot)
 {
     return &r->look_ups[slot % MQD_LOOK_UP_BUCKET_COUNT];
 }
@@ -46,7 +46,7 @@ static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
         mqd_slot_await_flush(r->options.control, awaited->slot);
         if (!mqd_look_up_unflushed(r, awaited->slot, awaited->end_offset))
             continue;
-        mqd_list_append(bucket(r, awaited->slot), &look_up->node);
+        mqd_list_append(bucket_of(r, awaited->slot), &look_up->node);
         return;
     }
     mqd_list_offsets_respond(r, look_up->request, look_up->body, look_up->body_bytes);
@@ -95,14 +95,14 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_node due, *node;
     mqd_list_init(&due);
-    mqd_list_move_all(&due, bucket(r, slot));
+    mqd_list_move_all(&due, bucket_of(r, slot));
     /* answering a look-up may close its connection and free other look-ups in the list */
     while ((node = mqd_list_pop(&due))) {
         struct mqd_look_up *look_up = MQD_CONTAINER(node, struct mqd_look_up, node);
         if (look_up->awaited[look_up->at].slot == slot)
             advance(r, look_up);
         else
-            mqd_list_append(bucket(r, slot), node);
+            mqd_list_append(bucket_of(r, slot), node);
     }
 }
 

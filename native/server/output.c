@@ -132,7 +132,7 @@ static void out_compact(struct mqd_connection *c)
     c->out_base = c->out_sent;
 }
 
-static int sent(struct mqd_reactor *r, struct mqd_connection *c, ssize_t n, uint64_t end)
+static int on_sent(struct mqd_reactor *r, struct mqd_connection *c, ssize_t n, uint64_t end)
 {
     if (n < 0)
         return -1;
@@ -146,16 +146,16 @@ static int send_memory(struct mqd_reactor *r, struct mqd_connection *c, uint64_t
 {
     ssize_t n;
     if (c->local)
-        return sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
+        return on_sent(r, c, mqd_local_send(r, c, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent), end);
     do /* EINTR: this thread receives signals only from a tracer */
         n = send(c->fd, c->out.bytes + (c->out_sent - c->out_base), end - c->out_sent,
                  MSG_NOSIGNAL | MSG_DONTWAIT | (more ? MSG_MORE : 0));
     while (n < 0 && errno == EINTR);
-    return n < 0 && errno == EAGAIN ? 0 : sent(r, c, n, end);
+    return n < 0 && errno == EAGAIN ? 0 : on_sent(r, c, n, end);
 }
 
 /* Like sendfile; 0 = no room now or, with *file_end set, the end of the file. */
-static ssize_t transfer(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
+static ssize_t send_file(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_range *range, bool *file_end)
 {
     if (c->local)
         return mqd_local_send_file(r, c, range, file_end);
@@ -185,7 +185,7 @@ void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c)
 static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_range *range)
 {
     bool file_end;
-    ssize_t n = transfer(r, c, range, &file_end);
+    ssize_t n = send_file(r, c, range, &file_end);
     if (n < 0)
         return -1;
     if (n == 0 && !file_end)

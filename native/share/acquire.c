@@ -61,7 +61,7 @@ static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t of
 /* ---- archiving ---- */
 
 /* Moves start and end to `offset`. No offset is open, so the skipped ones need no cells. */
-static void jump(struct mqd_share *share, int64_t offset)
+static void jump_to(struct mqd_share *share, int64_t offset)
 {
     mqd_share_page_drop(share, share->start);
     share->start = share->end = share->first_maybe = offset;
@@ -74,7 +74,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
     mqd_share_advance(share);
     for (int64_t offset = first > share->start ? first : share->start; offset <= last;) {
         if (share->start == share->end) {
-            jump(share, last + 1);
+            jump_to(share, last + 1);
             return true;
         }
         if (offset >= share->end && !has_room(share))

@@ -247,7 +247,7 @@ int mqd_control_attach(void *control, size_t size_bytes)
     return 0;
 }
 
-static void *part(void *control, size_t at, size_t size, uint32_t index, uint32_t count)
+static void *part_at(void *control, size_t at, size_t size, uint32_t index, uint32_t count)
 {
     return index < count ? (uint8_t *)control + at + (size_t)index * size : NULL;
 }
@@ -259,22 +259,22 @@ struct mqd_control_header *mqd_control_header(void *control)
 
 struct mqd_blob *mqd_control_api_versions(void *control, uint32_t version)
 {
-    return part(control, BLOBS_AT, sizeof(struct mqd_blob), version, MQD_API_VERSIONS_BLOB_COUNT);
+    return part_at(control, BLOBS_AT, sizeof(struct mqd_blob), version, MQD_API_VERSIONS_BLOB_COUNT);
 }
 
 struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint)
 {
-    return part(control, WORKERS_AT, sizeof(struct mqd_worker_slot), endpoint, MQD_ENDPOINT_COUNT_MAX);
+    return part_at(control, WORKERS_AT, sizeof(struct mqd_worker_slot), endpoint, MQD_ENDPOINT_COUNT_MAX);
 }
 
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker)
 {
-    return part(control, STATS_AT, sizeof(struct mqd_worker_stats), worker, MQD_WORKER_COUNT_MAX);
+    return part_at(control, STATS_AT, sizeof(struct mqd_worker_stats), worker, MQD_WORKER_COUNT_MAX);
 }
 
 struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot)
 {
-    return part(control, PARTITIONS_AT, sizeof(struct mqd_partition_slot), slot, MQD_PARTITION_SLOT_COUNT);
+    return part_at(control, PARTITIONS_AT, sizeof(struct mqd_partition_slot), slot, MQD_PARTITION_SLOT_COUNT);
 }
 
 struct mqd_quota_table *mqd_control_quotas(void *control)

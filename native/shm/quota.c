@@ -17,7 +17,7 @@ struct mqd_quota_limits {
     struct mqd_quota_rules rules;
 };
 
-static uint64_t mixed(uint64_t hash)
+static uint64_t mix(uint64_t hash)
 {
     hash = (hash ^ hash >> 33) * 0xff51afd7ed558ccdull;
     hash = (hash ^ hash >> 33) * 0xc4ceb9fe1a85ec53ull;
@@ -30,15 +30,15 @@ uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_b
 {
     uint64_t hash;
     memcpy(&hash, ((const struct mqd_control_header *)control)->boot_id, sizeof hash);
-    hash = mixed(hash ^ 0xcbf29ce484222325ull);
+    hash = mix(hash ^ 0xcbf29ce484222325ull);
     for (uint32_t i = 0; i < size_bytes; i++)
         hash = (hash ^ name[i]) * 0x100000001b3ull;
-    return mixed(hash);
+    return mix(hash);
 }
 
-static uint64_t combined(uint64_t tag, uint64_t user_key, uint64_t client_key)
+static uint64_t combine(uint64_t tag, uint64_t user_key, uint64_t client_key)
 {
-    uint64_t hash = mixed(mixed(tag ^ user_key) + client_key);
+    uint64_t hash = mix(mix(tag ^ user_key) + client_key);
     return hash ? hash : 1;
 }
 
@@ -46,7 +46,7 @@ uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_k
 {
     const uint32_t of_user = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_USER_ANY_CLIENT | 1u << MQD_QUOTA_USER;
     const uint32_t of_client = 1u << MQD_QUOTA_USER_CLIENT | 1u << MQD_QUOTA_ANY_USER_CLIENT | 1u << MQD_QUOTA_CLIENT;
-    return combined(level, of_user >> level & 1 ? user_key : 0, of_client >> level & 1 ? client_key : 0);
+    return combine(level, of_user >> level & 1 ? user_key : 0, of_client >> level & 1 ? client_key : 0);
 }
 
 /* The clients that share the bucket of a rule of this level; see the header. */
@@ -54,8 +54,7 @@ static uint64_t bucket_key(uint32_t level, uint64_t user_key, uint64_t client_ke
 {
     bool by_client = level == MQD_QUOTA_CLIENT || level == MQD_QUOTA_ANY_CLIENT,
          by_user = level == MQD_QUOTA_USER || level == MQD_QUOTA_ANY_USER;
-    return combined(MQD_QUOTA_LEVEL_COUNT + by_client + 2 * by_user, by_client ? 0 : user_key,
-                    by_user ? 0 : client_key);
+    return combine(MQD_QUOTA_LEVEL_COUNT + by_client + 2 * by_user, by_client ? 0 : user_key, by_user ? 0 : client_key);
 }
 
 /* ---- rules ---- */
@@ -219,7 +218,7 @@ static bool is_indebted(const struct mqd_quota_bucket *bucket, int64_t now_ns)
 }
 
 /* Q1 */
-static struct mqd_quota_bucket *victim(struct mqd_quota_bucket *set, int64_t now_ns)
+static struct mqd_quota_bucket *choose_victim(struct mqd_quota_bucket *set, int64_t now_ns)
 {
     struct mqd_quota_bucket *best = NULL;
     bool best_indebted = false;
@@ -243,7 +242,7 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
     for (uint32_t tries = 0; tries < MQD_QUOTA_WAY_COUNT; tries++) {
         if ((bucket = bucket_of(set, key)))
             return bucket;
-        bucket = victim(set, now_ns);
+        bucket = choose_victim(set, now_ns);
         uint64_t before = mqd_load_relaxed(&bucket->key);
         bool indebted = is_indebted(bucket, now_ns);
         if (before == key || !mqd_compare_exchange(&bucket->key, &before, key))

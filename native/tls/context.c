@@ -48,7 +48,7 @@ static void content_free(struct content *content)
     *content = (struct content){0};
 }
 
-static int failed(const char *what)
+static int fail(const char *what)
 {
     char reason[128];
     mqd_tls_error_take(reason, sizeof reason);
@@ -86,7 +86,7 @@ static int read_pem_certificates(const struct mqd_tls_file *file, struct content
 {
     BIO *bio = open_file(file);
     if (!bio)
-        return failed("the file cannot be read");
+        return fail("the file cannot be read");
     int result = 0;
     for (;;) {
         X509 *certificate = openssl.PEM_read_bio_X509(bio, NULL, password_of, NULL);
@@ -99,7 +99,7 @@ static int read_pem_certificates(const struct mqd_tls_file *file, struct content
     bool ended = (error & 0x7fffff) == PEM_R_NO_START_LINE;
     openssl.BIO_free(bio);
     if (result == 0 && !ended)
-        return failed("a certificate is damaged");
+        return fail("a certificate is damaged");
     openssl.ERR_clear_error();
     return result < 0 || content->count ? result : mqd_error_set(MQD_E_INVALID, "it has no PEM certificate");
 }
@@ -108,12 +108,12 @@ static int read_pem_key(const struct mqd_tls_file *file, struct content *content
 {
     BIO *bio = open_file(file);
     if (!bio)
-        return failed("the file cannot be read");
+        return fail("the file cannot be read");
     content->key = openssl.PEM_read_bio_PrivateKey(bio, NULL, password_of, (void *)file->password);
     openssl.BIO_free(bio);
     if (!content->key)
-        return failed(file->password ? "no private key can be read with the password"
-                                     : "no private key can be read without a password");
+        return fail(file->password ? "no private key can be read with the password"
+                                   : "no private key can be read without a password");
     return 0;
 }
 
@@ -123,13 +123,13 @@ static int read_pkcs12(const struct mqd_tls_file *file, struct content *content)
     PKCS12 *store = bio ? openssl.d2i_PKCS12_bio(bio, NULL) : NULL;
     openssl.BIO_free(bio);
     if (!store)
-        return failed("it is not a PKCS12 file");
+        return fail("it is not a PKCS12 file");
     X509 *leaf = NULL;
     STACK *others = NULL;
     int good = openssl.PKCS12_parse(store, file->password ? file->password : "", &content->key, &leaf, &others);
     openssl.PKCS12_free(store);
     if (!good)
-        return failed("the PKCS12 file cannot be opened with the password");
+        return fail("the PKCS12 file cannot be opened with the password");
     int result = leaf ? add_certificate(content, leaf) : 0;
     for (int i = 0; others && i < openssl.OPENSSL_sk_num(others); i++) {
         X509 *certificate = openssl.OPENSSL_sk_value(others, i);
@@ -159,18 +159,18 @@ static int use_identity(struct member *member, struct content *content)
 {
     SSL_CTX *context = member->context;
     if (openssl.SSL_CTX_use_certificate(context, content->certificate[0]) != 1)
-        return failed("the certificate cannot be used");
+        return fail("the certificate cannot be used");
     if (openssl.SSL_CTX_use_PrivateKey(context, content->key) != 1 || openssl.SSL_CTX_check_private_key(context) != 1)
-        return failed("the private key does not belong to the first certificate of the chain");
+        return fail("the private key does not belong to the first certificate of the chain");
     for (uint32_t i = 1; i < content->count; i++)
         if (openssl.SSL_CTX_ctrl(context, SSL_CTRL_CHAIN_CERT, 1, content->certificate[i]) != 1)
-            return failed("the certificate chain cannot be used");
+            return fail("the certificate chain cannot be used");
     member->leaf = content->certificate[0];
     content->certificate[0] = NULL; /* X509_free takes NULL */
     return 0;
 }
 
-static int trust(SSL_CTX *context, const struct mqd_tls_settings *settings)
+static int set_trust(SSL_CTX *context, const struct mqd_tls_settings *settings)
 {
     if (settings->client_auth == MQD_TLS_CLIENT_AUTH_NONE)
         return 0;
@@ -181,7 +181,7 @@ static int trust(SSL_CTX *context, const struct mqd_tls_settings *settings)
     for (uint32_t i = 0; i < content.count && result == 0; i++)
         if (openssl.X509_STORE_add_cert(store, content.certificate[i]) != 1 ||
             openssl.SSL_CTX_add_client_CA(context, content.certificate[i]) != 1)
-            result = failed("a CA cannot be used");
+            result = fail("a CA cannot be used");
     content_free(&content);
     if (result < 0)
         return mqd_error_wrap("the trust store");
@@ -218,7 +218,7 @@ static int set_groups(SSL_CTX *context)
             openssl.ERR_clear_error(); /* clears the error of an earlier list */
             return 0;
         }
-    return failed("this OpenSSL does not offer the groups of key exchange");
+    return fail("this OpenSSL does not offer the groups of key exchange");
 }
 
 static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)
@@ -231,14 +231,14 @@ static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)
     openssl.SSL_CTX_set_default_read_buffer_len(context, READ_BUFFER_BYTES);
     if (openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MIN_PROTO_VERSION, settings->version_min, NULL) != 1 ||
         openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_MAX_PROTO_VERSION, settings->version_max, NULL) != 1)
-        return failed("this OpenSSL does not offer the protocol versions");
+        return fail("this OpenSSL does not offer the protocol versions");
     if ((settings->version_min < TLS_1_3 && openssl.SSL_CTX_set_cipher_list(context, settings->ciphers_12) != 1) ||
         openssl.SSL_CTX_set_ciphersuites(context, settings->ciphers_13) != 1)
-        return failed("this OpenSSL does not offer the cipher suites");
+        return fail("this OpenSSL does not offer the cipher suites");
     if (set_groups(context) < 0)
         return -1;
     set_tickets(context, settings);
-    return trust(context, settings);
+    return set_trust(context, settings);
 }
 
 /* ---- SNI ---- */
@@ -263,7 +263,7 @@ static int add_member(struct mqd_tls_context *context, const struct mqd_tls_sett
     struct content content = {0};
     member->context = openssl.SSL_CTX_new(settings->between_hosts ? openssl.TLS_method() : openssl.TLS_server_method());
     if (!member->context)
-        return failed("no memory for a TLS context");
+        return fail("no memory for a TLS context");
     context->member_count++;
     int result = configure(member->context, settings) == 0 && read_identity(&settings->identities[index], &content) == 0
                      ? use_identity(member, &content)

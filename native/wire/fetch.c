@@ -25,7 +25,7 @@
 #define FETCH_VERSION_MIN 4
 #define FETCH_VERSION_MAX 18
 
-static inline bool flexible(int16_t version)
+static inline bool is_flexible(int16_t version)
 {
     return version >= 12;
 }
@@ -36,13 +36,13 @@ static inline bool by_id(int16_t version)
 
 static uint32_t topic_bytes_min(int16_t version)
 {
-    return by_id(version) ? 16 + 1 + 1 : flexible(version) ? 1 + 1 + 1 : 2 + 4;
+    return by_id(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
 static uint32_t partition_bytes_min(int16_t version)
 {
     return 4 + (version >= 9 ? 4 : 0) + 8 + (version >= 12 ? 4 : 0) + (version >= 5 ? 8 : 0) + 4 +
-           (flexible(version) ? 1 : 0);
+           (is_flexible(version) ? 1 : 0);
 }
 
 static int walk(struct mqd_fetch_request *request)
@@ -81,7 +81,7 @@ static int take_head(struct mqd_fetch_request *out)
     if (version >= 7 && (mqd_take_i32(cursor, "session_id", &out->session_id) ||
                          mqd_take_i32(cursor, "session_epoch", &out->session_epoch)))
         return -1;
-    return mqd_take_count(cursor, flexible(version), "topics", topic_bytes_min(version), &out->topic_count);
+    return mqd_take_count(cursor, is_flexible(version), "topics", topic_bytes_min(version), &out->topic_count);
 }
 
 int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_fetch_request *out)
@@ -108,7 +108,7 @@ int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, s
 
 int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out)
 {
-    bool compact = flexible(request->version);
+    bool compact = is_flexible(request->version);
     if (request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("Fetch: no further topic here");
     request->topics_left--;
@@ -159,9 +159,9 @@ int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch
         (version >= 5 && mqd_take_i64(cursor, "log_start_offset", &out->log_start_offset)) ||
         mqd_take_i32(cursor, "partition_max_bytes", &out->bytes_max))
         return -1;
-    if (flexible(version) && take_partition_tags(cursor, version, out))
+    if (is_flexible(version) && take_partition_tags(cursor, version, out))
         return -1;
-    return --request->partitions_left == 0 ? mqd_skip_tags(cursor, flexible(version)) : 0;
+    return --request->partitions_left == 0 ? mqd_skip_tags(cursor, is_flexible(version)) : 0;
 }
 
 int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count)
@@ -174,7 +174,7 @@ int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_co
     *forgotten_count = 0;
     if (request->version < 7)
         return 0;
-    if (mqd_take_count(&request->cursor, flexible(request->version), "forgotten_topics_data",
+    if (mqd_take_count(&request->cursor, is_flexible(request->version), "forgotten_topics_data",
                        topic_bytes_min(request->version), forgotten_count))
         return -1;
     request->topics_left = *forgotten_count;
@@ -183,7 +183,7 @@ int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_co
 
 int mqd_fetch_next_forgotten_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out)
 {
-    bool compact = flexible(request->version);
+    bool compact = is_flexible(request->version);
     if (!request->forgotten_taken || request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("Fetch: no further forgotten topic here");
     request->topics_left--;
@@ -200,7 +200,7 @@ int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_
         return mqd_wire_misused("Fetch: no further forgotten partition here");
     if (mqd_take_i32(&request->cursor, "forgotten partition", partition_index))
         return -1;
-    return --request->partitions_left == 0 ? mqd_skip_tags(&request->cursor, flexible(request->version)) : 0;
+    return --request->partitions_left == 0 ? mqd_skip_tags(&request->cursor, is_flexible(request->version)) : 0;
 }
 
 static int take_request_tags(struct mqd_fetch_request *request)
@@ -236,11 +236,11 @@ int mqd_fetch_end(struct mqd_fetch_request *request)
     if (request->topics_left > 0 || request->partitions_left > 0)
         return mqd_wire_misused("Fetch: ended before its last forgotten partition");
     if (request->version >= 11 &&
-        mqd_take_text(&request->cursor, flexible(request->version), false, "rack_id", &rack_id))
+        mqd_take_text(&request->cursor, is_flexible(request->version), false, "rack_id", &rack_id))
         return -1;
     request->rack_id = rack_id.bytes;
     request->rack_id_bytes = rack_id.size_bytes;
-    if (flexible(request->version) && take_request_tags(request))
+    if (is_flexible(request->version) && take_request_tags(request))
         return -1;
     return 0;
 }
@@ -253,23 +253,23 @@ void mqd_fetch_response_begin(struct mqd_buffer *buffer, int16_t version, int32_
         mqd_put_i16(buffer, error);
         mqd_put_i32(buffer, session_id);
     }
-    mqd_put_count(buffer, flexible(version), topic_count);
+    mqd_put_count(buffer, is_flexible(version), topic_count);
 }
 
 void mqd_fetch_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
                               int32_t partition_count)
 {
-    mqd_put_topic_key(buffer, flexible(version), by_id(version), key);
-    mqd_put_count(buffer, flexible(version), partition_count);
+    mqd_put_topic_key(buffer, is_flexible(version), by_id(version), key);
+    mqd_put_count(buffer, is_flexible(version), partition_count);
 }
 
 static void put_aborted(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome)
 {
-    mqd_put_count(buffer, flexible(version), outcome->committed ? (int32_t)outcome->aborted_count : -1);
+    mqd_put_count(buffer, is_flexible(version), outcome->committed ? (int32_t)outcome->aborted_count : -1);
     for (uint32_t i = 0; outcome->committed && i < outcome->aborted_count; i++) {
         mqd_put_i64(buffer, outcome->aborted[i].producer_id);
         mqd_put_i64(buffer, outcome->aborted[i].first_offset);
-        mqd_put_no_tags(buffer, flexible(version));
+        mqd_put_no_tags(buffer, is_flexible(version));
     }
 }
 
@@ -287,12 +287,12 @@ void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, co
     if (outcome->records_bytes > INT32_MAX)
         buffer->failed = true;
     else
-        mqd_put_count(buffer, flexible(version), (int32_t)outcome->records_bytes);
+        mqd_put_count(buffer, is_flexible(version), (int32_t)outcome->records_bytes);
 }
 
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version)
 {
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version,
@@ -317,12 +317,12 @@ void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t versio
 
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version)
 {
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_fetch_response_end(struct mqd_buffer *buffer, int16_t version)
 {
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_fetch_response_end_nodes(struct mqd_buffer *buffer, int16_t version, const struct mqd_node_endpoint *nodes,

@@ -17,7 +17,7 @@
 #define LIST_OFFSETS_VERSION_MIN 1
 #define LIST_OFFSETS_VERSION_MAX 11
 
-static inline bool flexible(int16_t version)
+static inline bool is_flexible(int16_t version)
 {
     return version >= 6;
 }
@@ -39,7 +39,7 @@ static int walk(struct mqd_list_offsets_request *request)
 int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
                            struct mqd_list_offsets_request *out)
 {
-    bool compact = flexible(version);
+    bool compact = is_flexible(version);
     out->cursor = mqd_cursor_over(body, size_bytes);
     out->version = version;
     out->isolation_level = 0;
@@ -61,7 +61,7 @@ int mqd_list_offsets_parse(const uint8_t *body, uint32_t size_bytes, int16_t ver
 
 int mqd_list_offsets_next_topic(struct mqd_list_offsets_request *request, struct mqd_list_offsets_topic *out)
 {
-    bool compact = flexible(request->version);
+    bool compact = is_flexible(request->version);
     uint32_t partition_bytes_min = 4 + (request->version >= 4 ? 4 : 0) + 8 + (compact ? 1 : 0);
     if (request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("ListOffsets: no further topic here");
@@ -75,7 +75,7 @@ int mqd_list_offsets_next_topic(struct mqd_list_offsets_request *request, struct
 
 int mqd_list_offsets_next_partition(struct mqd_list_offsets_request *request, struct mqd_list_offsets_partition *out)
 {
-    bool compact = flexible(request->version);
+    bool compact = is_flexible(request->version);
     if (request->partitions_left <= 0)
         return mqd_wire_misused("ListOffsets: no further partition here");
     out->current_leader_epoch = -1;
@@ -92,7 +92,7 @@ int mqd_list_offsets_end(struct mqd_list_offsets_request *request)
         return mqd_wire_misused("ListOffsets: ended before its last partition");
     if (request->version >= 10 && mqd_take_i32(&request->cursor, "timeout_ms", &request->timeout_ms))
         return -1;
-    if (mqd_skip_tags(&request->cursor, flexible(request->version)))
+    if (mqd_skip_tags(&request->cursor, is_flexible(request->version)))
         return -1;
     return 0;
 }
@@ -102,14 +102,14 @@ void mqd_list_offsets_response_begin(struct mqd_buffer *buffer, int16_t version,
 {
     if (version >= 2)
         mqd_put_i32(buffer, throttle_ms);
-    mqd_put_count(buffer, flexible(version), topic_count);
+    mqd_put_count(buffer, is_flexible(version), topic_count);
 }
 
 void mqd_list_offsets_response_topic(struct mqd_buffer *buffer, int16_t version, struct mqd_text name,
                                      int32_t partition_count)
 {
-    mqd_put_text(buffer, flexible(version), name);
-    mqd_put_count(buffer, flexible(version), partition_count);
+    mqd_put_text(buffer, is_flexible(version), name);
+    mqd_put_count(buffer, is_flexible(version), partition_count);
 }
 
 void mqd_list_offsets_response_partition(struct mqd_buffer *buffer, int16_t version, int32_t partition_index,
@@ -121,15 +121,15 @@ void mqd_list_offsets_response_partition(struct mqd_buffer *buffer, int16_t vers
     mqd_put_i64(buffer, offset);
     if (version >= 4)
         mqd_put_i32(buffer, leader_epoch);
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_list_offsets_response_topic_end(struct mqd_buffer *buffer, int16_t version)
 {
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_list_offsets_response_end(struct mqd_buffer *buffer, int16_t version)
 {
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }

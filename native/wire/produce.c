@@ -20,7 +20,7 @@
 
 #define PRODUCE_VERSION_MAX 13
 
-static inline bool flexible(int16_t version)
+static inline bool is_flexible(int16_t version)
 {
     return version >= 9;
 }
@@ -31,7 +31,7 @@ static inline bool by_id(int16_t version)
 
 static uint32_t topic_bytes_min(int16_t version)
 {
-    return by_id(version) ? 16 + 1 + 1 : flexible(version) ? 1 + 1 + 1 : 2 + 4;
+    return by_id(version) ? 16 + 1 + 1 : is_flexible(version) ? 1 + 1 + 1 : 2 + 4;
 }
 
 /* Whether the batch, as far as it has arrived, is of format 2 and not transactional. */
@@ -72,10 +72,10 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
     if (version < 0 || version > PRODUCE_VERSION_MAX)
         return mqd_wire_wrong(&out->cursor, "Produce", "of a version that is not advertised:", version);
     if ((version >= 3 &&
-         mqd_take_text(&out->cursor, flexible(version), true, "transactional_id", &out->transactional_id)) ||
+         mqd_take_text(&out->cursor, is_flexible(version), true, "transactional_id", &out->transactional_id)) ||
         mqd_take_i16(&out->cursor, "acks", &out->required_acks) ||
         mqd_take_i32(&out->cursor, "timeout_ms", &out->timeout_ms) ||
-        mqd_take_count(&out->cursor, flexible(version), "topic_data", topic_bytes_min(version), &out->topic_count))
+        mqd_take_count(&out->cursor, is_flexible(version), "topic_data", topic_bytes_min(version), &out->topic_count))
         return -1;
     out->topics_left = out->topic_count;
     return walk(*out, out);
@@ -83,7 +83,7 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
 
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out)
 {
-    bool compact = flexible(request->version);
+    bool compact = is_flexible(request->version);
     if (request->topics_left <= 0 || request->partitions_left > 0)
         return mqd_wire_misused("Produce: no further topic here");
     request->topics_left--;
@@ -96,7 +96,7 @@ int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produ
 
 int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_produce_partition *out)
 {
-    bool compact = flexible(request->version);
+    bool compact = is_flexible(request->version);
     if (request->partitions_left <= 0)
         return mqd_wire_misused("Produce: no further partition here");
     if (mqd_take_i32(&request->cursor, "partition index", &out->partition_index) ||
@@ -116,21 +116,21 @@ int mqd_produce_end(struct mqd_produce_request *request)
 {
     if (request->topics_left > 0 || request->partitions_left > 0)
         return mqd_wire_misused("Produce: ended before its last partition");
-    if (mqd_skip_tags(&request->cursor, flexible(request->version)))
+    if (mqd_skip_tags(&request->cursor, is_flexible(request->version)))
         return -1;
     return 0;
 }
 
 void mqd_produce_response_topics(struct mqd_buffer *buffer, int16_t version, int32_t topic_count)
 {
-    mqd_put_count(buffer, flexible(version), topic_count);
+    mqd_put_count(buffer, is_flexible(version), topic_count);
 }
 
 void mqd_produce_response_topic(struct mqd_buffer *buffer, int16_t version, const struct mqd_topic_key *key,
                                 int32_t partition_count)
 {
-    mqd_put_topic_key(buffer, flexible(version), by_id(version), key);
-    mqd_put_count(buffer, flexible(version), partition_count);
+    mqd_put_topic_key(buffer, is_flexible(version), by_id(version), key);
+    mqd_put_count(buffer, is_flexible(version), partition_count);
 }
 
 void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
@@ -144,16 +144,16 @@ void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
     if (version >= 5)
         mqd_put_i64(buffer, outcome->log_start_offset);
     if (version >= 8) {
-        mqd_put_count(buffer, flexible(version), (int32_t)outcome->record_error_count);
+        mqd_put_count(buffer, is_flexible(version), (int32_t)outcome->record_error_count);
         for (uint32_t i = 0; i < outcome->record_error_count; i++) {
             mqd_put_i32(buffer, outcome->record_errors[i]);
-            mqd_put_c_string(buffer, flexible(version), outcome->record_message);
-            mqd_put_no_tags(buffer, flexible(version));
+            mqd_put_c_string(buffer, is_flexible(version), outcome->record_message);
+            mqd_put_no_tags(buffer, is_flexible(version));
         }
-        mqd_put_c_string(buffer, flexible(version), outcome->message);
+        mqd_put_c_string(buffer, is_flexible(version), outcome->message);
     }
     if (version < 10 || !outcome->current_leader) {
-        mqd_put_no_tags(buffer, flexible(version));
+        mqd_put_no_tags(buffer, is_flexible(version));
         return;
     }
     mqd_put_varint(buffer, 1);
@@ -162,14 +162,14 @@ void mqd_produce_response_partition(struct mqd_buffer *buffer, int16_t version,
 
 void mqd_produce_response_topic_end(struct mqd_buffer *buffer, int16_t version)
 {
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_produce_response_end(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms)
 {
     if (version >= 1)
         mqd_put_i32(buffer, throttle_ms);
-    mqd_put_no_tags(buffer, flexible(version));
+    mqd_put_no_tags(buffer, is_flexible(version));
 }
 
 void mqd_produce_response_end_nodes(struct mqd_buffer *buffer, int16_t version, int32_t throttle_ms,

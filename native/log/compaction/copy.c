@@ -65,7 +65,7 @@ static bool is_last(const struct mqd_compact *compact)
 }
 
 /* Removes the batch, except for its header where K5 requires it. */
-static int drop(struct mqd_compact *compact)
+static int drop_batch(struct mqd_compact *compact)
 {
     const struct mqd_batch *batch = &compact->batch;
     bool stays = is_last_of_producer(compact, batch) || is_last(compact);
@@ -262,7 +262,7 @@ int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, 
     if (choose_records(compact, bytes, size_bytes, &kept) < 0)
         return -1;
     if (kept.count == 0)
-        return drop(compact);
+        return drop_batch(compact);
     bool sets_horizon =
         kept.tombstones && !(batch->attributes & MQD_ATTRIBUTE_DELETE_HORIZON) &&
         fits(compact, MQD_BATCH_HEADER_BYTES + kept.size_bytes + (uint64_t)kept.count * MQD_RECORD_GROWTH_BYTES_MAX);
@@ -306,7 +306,7 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
     if (mqd_batch_end_offset(batch) > compact->mapped_end)
         return copy_unchanged(compact);
     if (mqd_compact_is_aborted(compact, batch) || batch->record_count == 0)
-        return drop(compact);
+        return drop_batch(compact);
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION)
         return MQD_COMPACT_DECOMPRESS;
     return mqd_compact_copy_records(compact, compact->bytes + MQD_BATCH_HEADER_BYTES,

@@ -212,7 +212,7 @@ static bool look_up(const struct mqd_ids *ids, const struct mqd_id_hash *hash, u
 
 /* ---- transactions ---- */
 
-static bool has(const struct mqd_ids_transaction *transaction, uint64_t entry)
+static bool contains(const struct mqd_ids_transaction *transaction, uint64_t entry)
 {
     uint32_t low = 0, high = transaction->count;
     while (low < high) {
@@ -289,7 +289,7 @@ enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_ha
         return MQD_ID_FREE;
     *offset = offset_of(ids, entry);
     for (uint32_t i = 0; i < ids->transaction_count && !PLANTED_DEDUP(UNDECIDED_USED); i++)
-        if (has(&ids->transactions[i], entry))
+        if (contains(&ids->transactions[i], entry))
             return ids->transactions[i].producer_id == producer_id && ids->transactions[i].marker_offset < 0
                        ? MQD_ID_USED
                        : MQD_ID_UNDECIDED;

@@ -122,7 +122,7 @@ static bool below_boundary(const struct recovery *recovery, uint32_t i)
 
 /* Whether the log continues in segment i + 1 after a tail that ends at next_offset. Only compaction
  * leaves gaps. */
-static bool continues(const struct recovery *recovery, const struct tail *tail, uint32_t i)
+static bool log_continues(const struct recovery *recovery, const struct tail *tail, uint32_t i)
 {
     if (!tail->sound || i + 1 == recovery->listing.log_count)
         return false;
@@ -191,7 +191,7 @@ static int recover_segments(struct recovery *recovery, int64_t now_ms)
             mqd_tail_close(&tail);
             return -1;
         }
-        if (recovery->mode != MODE_CHECKED || !continues(recovery, &tail, i)) {
+        if (recovery->mode != MODE_CHECKED || !log_continues(recovery, &tail, i)) {
             int done = finish(recovery, &tail, i, now_ms);
             if (done == 0)
                 mqd_tail_close(&tail);

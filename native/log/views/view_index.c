@@ -150,7 +150,7 @@ static uint64_t room_left(const struct mqd_view_read *read)
 
 /* Appends the selected batches of a piece. 1: all batches; 0: as many as there was room for;
  * negative: an error. */
-static int take(struct mqd_view_read *read, const struct piece *piece)
+static int take_piece(struct mqd_view_read *read, const struct piece *piece)
 {
     struct mqd_filtered *out = &read->found;
     if (read->from_offset <= piece->first_offset && piece->size_bytes <= room_left(read)) {
@@ -182,7 +182,7 @@ static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, 
             (piece->end <= read->limit || PLANTED_VIEW(LIMIT))) {
             if (PLANTED_VIEW(STALE) || is_current(read, piece)) {
                 index->figures.used++;
-                taken = take(read, piece);
+                taken = take_piece(read, piece);
                 *position = piece->end;
             } else {
                 index->figures.stale++;
@@ -196,7 +196,8 @@ static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, 
 
 /* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends;
  * NULL: no memory. Frees neither. */
-static struct piece *joined(const struct mqd_view_index *index, const struct piece *before, const struct piece *piece)
+static struct piece *join_pieces(const struct mqd_view_index *index, const struct piece *before,
+                                 const struct piece *piece)
 {
     uint32_t size_bytes = before->size_bytes + piece->size_bytes;
     struct piece *both = size_bytes > index->selected_bytes_max ? NULL : malloc(sizeof *both + size_bytes);
@@ -212,7 +213,7 @@ static struct piece *joined(const struct mqd_view_index *index, const struct pie
 }
 
 /* Caches the piece, joined with the cached one that precedes it; frees it if it is not cached. */
-static void keep(struct mqd_view_index *index, const struct mqd_view_read *read, struct piece *piece)
+static void cache_piece(struct mqd_view_index *index, const struct mqd_view_read *read, struct piece *piece)
 {
     pthread_mutex_lock(&index->mutex);
     if (!index->buckets)
@@ -221,7 +222,7 @@ static void keep(struct mqd_view_index *index, const struct mqd_view_read *read,
         struct piece **at = place_of(index, read->file, read->view, piece->number), *known = *at;
         if (known && (known->end == piece->begin || (PLANTED_VIEW(GAP) && known->end < piece->begin)) &&
             (PLANTED_VIEW(JOIN) || is_current(read, known)) && is_unchanged(read)) {
-            struct piece *both = joined(index, known, piece);
+            struct piece *both = join_pieces(index, known, piece);
             free(piece);
             piece = both;
         } else if (known && known->begin <= piece->begin && known->end >= piece->end) {
@@ -352,7 +353,7 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
 
 /* Of the batches in found.bytes from `began` on, drops those that exceed output_bytes_max. Returns
  * like `take`. */
-static int trim(struct mqd_view_read *read, uint64_t began)
+static int trim_selection(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;
     uint64_t consumed_bytes, size_bytes = all.size_bytes - began;
@@ -396,10 +397,10 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
         (PLANTED_VIEW(WITHIN) || read->from_offset <= first_offset(*buffer))) {
         struct piece *piece = piece_of(index, read, *buffer, last, *position, began);
         if (piece)
-            keep(index, read, piece);
+            cache_piece(index, read, piece);
     }
     if (selected_bytes > room) {
-        int taken = trim(read, began);
+        int taken = trim_selection(read, began);
         return taken == 1 ? whole : taken;
     }
     if (!whole)

@@ -36,7 +36,7 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
 
 /* Takes a relay that is no longer used out of its bucket, for reuse; NULL: all are in use. Its
  * generation increases, so that events of its former connection find no match. */
-static struct mqd_relay *spare(struct mqd_relays *relays)
+static struct mqd_relay *take_unused(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
         struct mqd_relay *relay = relays->relay[i];
@@ -61,7 +61,7 @@ static struct mqd_relay *find_or_make(struct mqd_reactor *r, int32_t leader_node
     if (relay)
         return relay;
     bool full = relays->count == MQD_RELAY_COUNT_MAX;
-    if (!(relay = full ? spare(relays) : calloc(1, sizeof *relay)))
+    if (!(relay = full ? take_unused(relays) : calloc(1, sizeof *relay)))
         return NULL;
     *relay = (struct mqd_relay){.leader_node = leader_node,
                                 .leader_worker = leader_worker,
@@ -254,8 +254,8 @@ static void refuse(struct mqd_reactor *r, struct mqd_append *append, const char 
     mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, message); /* retriable; nothing was written */
 }
 
-static void queue(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append,
-                  const struct mqd_topic *topic, struct mqd_relayed *entry, uint32_t frame_bytes)
+static void queue_append(struct mqd_reactor *r, struct mqd_relay *relay, struct mqd_append *append,
+                         const struct mqd_topic *topic, struct mqd_relayed *entry, uint32_t frame_bytes)
 {
     struct mqd_connection *c = append->request->connection;
     const struct mqd_produce_request *produce = r->producing;
@@ -323,7 +323,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
         refuse(r, append, "no memory for another batch on its way to another host (queued.max.request.bytes)");
         return true;
     }
-    queue(r, relay, append, topic, entry, frame_bytes);
+    queue_append(r, relay, append, topic, entry, frame_bytes);
     return true;
 }
 
@@ -373,7 +373,7 @@ static const char *take_socket(struct mqd_reactor *r, struct mqd_relay *relay, c
     return NULL;
 }
 
-static void put(struct mqd_reactor *r, const struct mqd_command *command)
+static void put_connection(struct mqd_reactor *r, const struct mqd_command *command)
 {
     const struct mqd_relay_options *options = command->relay;
     bool possible = options->leader_node >= 0 && options->leader_worker < MQD_WORKER_COUNT_MAX &&
@@ -393,7 +393,7 @@ static void put(struct mqd_reactor *r, const struct mqd_command *command)
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
 {
     if (command->kind == MQD_COMMAND_RELAY_PUT) {
-        put(r, command);
+        put_connection(r, command);
         return;
     }
     const struct mqd_relay_options *options = command->relay;

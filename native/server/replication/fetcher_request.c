@@ -94,7 +94,7 @@ static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fet
     fetcher->forgotten_count = kept;
 }
 
-static bool throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
+static bool is_throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
 {
     return fetcher->options.lane == MQD_LANE_THROTTLED && fetchers->rate > 0;
 }
@@ -102,7 +102,7 @@ static bool throttled(const struct mqd_fetchers *fetchers, const struct mqd_fetc
 static int32_t bytes_max_of(const struct mqd_fetchers *fetchers, const struct mqd_fetcher *fetcher)
 {
     int64_t bytes = fetcher->options.response_bytes_max;
-    if (throttled(fetchers, fetcher) && fetchers->allowance_bytes < bytes)
+    if (is_throttled(fetchers, fetcher) && fetchers->allowance_bytes < bytes)
         bytes = fetchers->allowance_bytes < 4096 ? 4096 : fetchers->allowance_bytes;
     return (int32_t)bytes;
 }
@@ -198,7 +198,7 @@ static bool may_fetch(struct mqd_reactor *r, struct mqd_fetchers *fetchers, stru
 {
     if (fetcher->outstanding || fetcher->storing_count || fetcher->not_before_ms > r->now_ms)
         return false;
-    if (!throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
+    if (!is_throttled(fetchers, fetcher) || fetchers->allowance_bytes > 0)
         return true;
     fetcher->not_before_ms = r->now_ms + 1 + (1 - fetchers->allowance_bytes) * 1000 / fetchers->rate;
     return false;

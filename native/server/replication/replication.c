@@ -45,7 +45,7 @@ void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int
         mqd_owner_fail_all(r, owned, MQD_KAFKA_NOT_ENOUGH_REPLICAS_AFTER_APPEND);
 }
 
-static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
+static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     owned->replica = calloc(1, sizeof *owned->replica);
@@ -66,7 +66,7 @@ static int begin(struct mqd_reactor *r, struct mqd_owned *owned)
 }
 
 /* This replica is the only one left: the high watermark follows the log again. */
-static void end(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_epoch)
+static void end_replication(struct mqd_reactor *r, struct mqd_owned *owned, int32_t leader_epoch)
 {
     mqd_replication_free(r, owned);
     mqd_partition_set_leader_epoch(owned->partition, leader_epoch);
@@ -133,7 +133,7 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
     const struct mqd_replica_assignment *assignment = command->assignment;
     bool alone = assignment->member_count == 1 && assignment->members[0].node_id == assignment->node_id &&
                  assignment->leader == assignment->node_id;
-    if (!owned->replica && !alone && begin(r, owned) < 0) {
+    if (!owned->replica && !alone && create_replica(r, owned) < 0) {
         mqd_command_done(r, command->token, ENOMEM, command->slot, 0, NULL,
                          "out of memory for another replicated partition");
         return;
@@ -154,9 +154,9 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
             log_in_sync_changes(r, owned, &before);
         }
         if (alone && !(changed & MQD_REPLICA_CHANGED_STALE))
-            end(r, owned, assignment->leader_epoch);
+            end_replication(r, owned, assignment->leader_epoch);
     } else {
-        end(r, owned, assignment->leader_epoch);
+        end_replication(r, owned, assignment->leader_epoch);
     }
     mqd_command_done(r, command->token, 0, command->slot, mqd_partition_log_end_offset(owned->partition), NULL, "");
 }

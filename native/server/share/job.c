@@ -48,7 +48,7 @@ void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request)
 
 /* ---- requests to owners ---- */
 
-static void refused(struct mqd_share_part *part, int16_t error)
+static void refuse_part(struct mqd_share_part *part, int16_t error)
 {
     part->error = error;
     part->job->failed = 1;
@@ -61,17 +61,17 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
     uint64_t generation;
     part->ready = 0;
     if (part->topic->removed) {
-        refused(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
+        refuse_part(part, MQD_KAFKA_UNKNOWN_TOPIC_ID);
         return;
     }
     if (!mqd_subject_may(r, job->request->connection, part->topic, MQD_OPERATION_READ)) {
-        refused(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
+        refuse_part(part, MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED); /* the right was revoked while the job waited */
         return;
     }
     await(r, part);
     int16_t error = mqd_share_owner_of(r, part->slot, &owner, &generation);
     if (error) {
-        refused(part, error);
+        refuse_part(part, error);
         return;
     }
     struct mqd_share_owner_request request = {.member = job->member,
@@ -89,7 +89,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
     if (!mqd_share_call_owner(r, part, part->slot, owner, generation, &request, job->group, NULL)) {
         job->awaits_owner = 0;
         part->joins = request.joins;
-        refused(part, MQD_KAFKA_REQUEST_TIMED_OUT);
+        refuse_part(part, MQD_KAFKA_REQUEST_TIMED_OUT);
     }
 }
 
@@ -218,7 +218,7 @@ void mqd_share_on_acquired(struct mqd_reactor *r, struct mqd_share_part *part, u
     if (response->slot)
         job->lock_ms = (int32_t)response->slot;
     if (response->error)
-        refused(part, (int16_t)response->error);
+        refuse_part(part, (int16_t)response->error);
     else if (kind == MQD_SHARE_REQUEST_MEASURE)
         part->available = response->size_bytes;
     else if (part->run_count)
@@ -263,7 +263,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_share_job *job)
     }
 }
 
-static void end(struct mqd_reactor *r, struct mqd_share_job *job)
+static void end_job(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     mqd_timer_disarm(r, job->request);
     for (uint32_t i = 0; i < job->part_count; i++)
@@ -308,7 +308,7 @@ static void begin_rank(struct mqd_share_job *job, int32_t rank)
 }
 
 /* Requests records from the remaining parts of this pass, by rank. false: a response is awaited. */
-static bool pass(struct mqd_reactor *r, struct mqd_share_job *job)
+static bool run_pass(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->ranked && job->rank < 0)
         begin_rank(job, rank_below(job, INT32_MAX));
@@ -359,12 +359,12 @@ static bool any_reads(const struct mqd_share_job *job)
 }
 
 /* Continues acquiring. Returns whether nothing more is to be acquired. */
-static bool acquire(struct mqd_reactor *r, struct mqd_share_job *job)
+static bool continue_acquiring(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->awaits_owner)
         return false;
     for (;;) {
-        if (!pass(r, job))
+        if (!run_pass(r, job))
             return false;
         if (job->measures && is_enough(job))
             continue;
@@ -384,8 +384,8 @@ static void advance(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->request->complete)
         return;
-    if (!job->ended && (!job->fetches || acquire(r, job)))
-        end(r, job);
+    if (!job->ended && (!job->fetches || continue_acquiring(r, job)))
+        end_job(r, job);
     if (job->ended && !job->acknowledgements && !job->request->pending)
         mqd_request_complete(r, job->request);
 }

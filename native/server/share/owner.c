@@ -46,7 +46,7 @@ static bool grow(struct mqd_shares *shares)
     return true;
 }
 
-static void persisted(void *context, struct mqd_share_waiter *waiter, int16_t error)
+static void on_persisted(void *context, struct mqd_share_waiter *waiter, int16_t error)
 {
     struct mqd_descriptor response = {
         .kind = MQD_LINK_SHARED, .token = waiter->token, .error = error, .slot = (uint32_t)waiter->lock_ms};
@@ -71,8 +71,8 @@ static uint32_t log_epochs(void *context, const struct mqd_share_partition *part
     return used;
 }
 
-static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_share_owner_request *request, uint32_t slot,
-                                    const uint8_t *group)
+static struct mqd_share_owned *create(struct mqd_reactor *r, const struct mqd_share_owner_request *request,
+                                      uint32_t slot, const uint8_t *group)
 {
     struct mqd_shares *shares = r->shares;
     if (shares->owned_count == shares->owned_capacity && !grow(shares))
@@ -91,7 +91,7 @@ static struct mqd_share_owned *make(struct mqd_reactor *r, const struct mqd_shar
                                   .partition_index = request->partition_index};
     memcpy(name.topic_id, request->topic_id, sizeof name.topic_id);
     mqd_share_partition_init(&owned->partition, &shares->pool, &name,
-                             mqd_partition_leader_epoch(r->owned[slot]->partition), persisted, r);
+                             mqd_partition_leader_epoch(r->owned[slot]->partition), on_persisted, r);
     owned->partition.log_epochs = log_epochs;
     mqd_list_init(&owned->touched);
     shares->owned[owned->index] = owned;
@@ -134,8 +134,8 @@ static void touch(struct mqd_shares *shares, struct mqd_share_owned *owned)
 
 /* Returns the partition in the slot if it has this id and index and this worker leads it with a
  * lease (H3); otherwise NULL. */
-static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const uint8_t topic_id[16],
-                             int32_t partition_index)
+static struct mqd_owned *led_partition(const struct mqd_reactor *r, uint32_t slot, const uint8_t topic_id[16],
+                                       int32_t partition_index)
 {
     struct mqd_owned *owned = slot < MQD_PARTITION_SLOT_COUNT ? r->owned[slot] : NULL;
     if (!owned || owned->closing || owned->truncating || r->lease_lost || !mqd_owned_leads(owned))
@@ -149,7 +149,8 @@ static struct mqd_owned *led(const struct mqd_reactor *r, uint32_t slot, const u
 static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
-    const struct mqd_owned *led_here = led(r, owned->slot, partition->name.topic_id, partition->name.partition_index);
+    const struct mqd_owned *led_here =
+        led_partition(r, owned->slot, partition->name.topic_id, partition->name.partition_index);
     int32_t epoch = led_here ? mqd_partition_leader_epoch(led_here->partition) : -1;
     if (led_here && epoch == partition->leader_epoch)
         return;
@@ -418,9 +419,9 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
     struct mqd_share_owned *owned = find(shares, &request, slot, group);
     if (owned)
         check_leadership(r, owned);
-    if (!ends && !led(r, slot, request.topic_id, request.partition_index))
+    if (!ends && !led_partition(r, slot, request.topic_id, request.partition_index))
         response.error = MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
-    else if (!ends && !owned && !(owned = make(r, &request, slot, group)))
+    else if (!ends && !owned && !(owned = create(r, &request, slot, group)))
         response.error = MQD_KAFKA_REQUEST_TIMED_OUT;
     if (!owned || response.error) {
         response.flags = MQD_SHARED_REFUSED;

@@ -87,7 +87,7 @@ static struct mqd_share_call *call_of(const struct mqd_reactor *r, uint64_t toke
 
 /* ---- sending ---- */
 
-static bool place(struct mqd_reactor *r, struct mqd_share_call *call)
+static bool place_payload(struct mqd_reactor *r, struct mqd_share_call *call)
 {
     if (mqd_arena_extents_used(r->control_arena) > mqd_arena_extents_total(r->control_arena) / CONTROL_SHARE)
         return false;
@@ -105,7 +105,7 @@ void mqd_share_send_unsent(struct mqd_reactor *r)
     struct mqd_shares *shares = r->shares;
     while (!mqd_list_empty(&shares->unsent)) {
         struct mqd_share_call *call = MQD_CONTAINER(shares->unsent.next, struct mqd_share_call, node);
-        if (!place(r, call))
+        if (!place_payload(r, call))
             return; /* H1: nothing overtakes it */
         mqd_list_remove(&call->node);
         struct mqd_descriptor request = {.kind = MQD_LINK_SHARE,

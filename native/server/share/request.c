@@ -112,8 +112,8 @@ static bool is_full(const struct mqd_reactor *r)
 }
 
 /* Notifies the owner that the session no longer names the partition. */
-static void leave(struct mqd_reactor *r, const struct mqd_share_session *session, const struct mqd_share_entry *entry,
-                  enum mqd_share_owner_request_kind kind)
+static void leave_partition(struct mqd_reactor *r, const struct mqd_share_session *session,
+                            const struct mqd_share_entry *entry, enum mqd_share_owner_request_kind kind)
 {
     uint16_t owner;
     uint64_t generation;
@@ -130,7 +130,7 @@ static void close_session(struct mqd_reactor *r, struct mqd_share_session *sessi
                           enum mqd_share_owner_request_kind kind)
 {
     for (uint32_t i = 0; i < session->entry_count; i++)
-        leave(r, session, &session->entries[i], kind);
+        leave_partition(r, session, &session->entries[i], kind);
     mqd_share_session_close(&r->shares->sessions, session);
     count_sessions(r);
 }
@@ -262,7 +262,7 @@ static int forget_names(struct mqd_reactor *r, struct arrival *a)
                 a->session ? mqd_share_session_get(a->session, topic.topic_id, partition_index) : NULL;
             if (!entry)
                 continue;
-            leave(r, a->session, entry, MQD_SHARE_REQUEST_FORGET);
+            leave_partition(r, a->session, entry, MQD_SHARE_REQUEST_FORGET);
             mqd_share_session_remove(a->session, entry);
         }
     }
@@ -380,7 +380,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_j
 }
 
 /* The next request to its owner reports that the session names the partition. */
-static void join(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
+static void join_partition(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
 {
     uint16_t owner;
     uint64_t generation;
@@ -448,7 +448,7 @@ static bool is_read(const struct arrival *a, const struct named *named)
 
 /* If fewer than MQD_SHARE_KEPT records are requested, none can be reserved for lower ranks;
  * instead, one request in ten begins with the lowest rank. */
-static void rank(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
+static void assign_ranks(struct mqd_reactor *r, struct mqd_share_job *job, uint32_t turn)
 {
     bool lowest_first = job->records_max < MQD_SHARE_KEPT && turn % MQD_SHARE_KEPT == MQD_SHARE_KEPT - 1;
     job->rank = -1;
@@ -478,7 +478,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
                                                  : add_part(r, job, named->topic_id, named->partition_index);
         if (order <= 0) {
             part->reads = part->ready = job->fetches;
-            join(r, part, entry);
+            join_partition(r, part, entry);
             part->unreported = entry->unreported;
             if (job->fetches)
                 entry->unreported = part->error != 0; /* the partition is reported again once it can be read */
@@ -492,7 +492,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
                 part->error = 0;
         }
     }
-    rank(r, job, a->session ? a->session->turn : 0);
+    assign_ranks(r, job, a->session ? a->session->turn : 0);
     if (a->session && job->part_count)
         job->turn = a->session->turn++ % job->part_count;
 }

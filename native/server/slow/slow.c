@@ -56,7 +56,7 @@ static bool may_report(struct mqd_reactor *r)
     return true;
 }
 
-static void divide(const struct mqd_reactor *r, const struct mqd_request *request, uint64_t *spent_us)
+static void divide_time(const struct mqd_reactor *r, const struct mqd_request *request, uint64_t *spent_us)
 {
     const struct mqd_slow *slow = &request->slow;
     int64_t begun_ns = slow->begun_ns ? slow->begun_ns : slow->completed_ns;
@@ -78,7 +78,7 @@ void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, cons
     struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->slow.slot, .connection = c->id};
     bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
     uint64_t asked_us = fetches && request->wait_ms > 0 ? (uint64_t)request->wait_ms * 1000 : 0;
-    divide(r, request, event.spent_us);
+    divide_time(r, request, event.spent_us);
     uint64_t all_us = passed_us(request->started_ns, r->now_ns);
     uint64_t waited_us = event.spent_us[MQD_SPENT_WAIT], excused_us = waited_us < asked_us ? waited_us : asked_us;
     if (all_us - excused_us < (uint64_t)r->options.slow_ms * 1000 || !may_report(r))

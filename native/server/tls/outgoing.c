@@ -105,7 +105,7 @@ int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
 
 /* ---- ready ---- */
 
-static ssize_t broken(int error, const char *what)
+static ssize_t set_broken(int error, const char *what)
 {
     mqd_error_system(error, "%s", what);
     errno = error; /* not EAGAIN */
@@ -120,7 +120,7 @@ static ssize_t receive_sealed(struct mqd_outgoing *outgoing, uint8_t *at, uint32
         if (errno == 0)
             return 0;
         if (errno != EPROTO)
-            return broken(errno, "receiving over TLS");
+            return set_broken(errno, "receiving over TLS");
         mqd_error_wrap("TLS");
         errno = EPROTO;
         return -1;
@@ -144,7 +144,7 @@ ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_
         n = recv(outgoing->fd, at, capacity, 0);
     while (n < 0 && errno == EINTR);
     if (n < 0 && errno != EAGAIN)
-        return broken(errno, "receiving");
+        return set_broken(errno, "receiving");
     if (n < 0 || (n < (ssize_t)capacity && !outgoing->hangup))
         outgoing->readable = 0; /* drained: the next byte triggers an edge */
     return n;
@@ -156,7 +156,7 @@ static ssize_t send_sealed(struct mqd_reactor *r, struct mqd_outgoing *outgoing,
     uint32_t count = size_bytes < MQD_TLS_WRITE_BYTES_MAX ? size_bytes : MQD_TLS_WRITE_BYTES_MAX;
     int flushed = mqd_tls_flush(outgoing->tls);
     if (flushed < 0 || (flushed && mqd_tls_write(outgoing->tls, bytes, count, r->secure->scratch) < 0))
-        return broken(errno, "sending over TLS");
+        return set_broken(errno, "sending over TLS");
     outgoing->writable = flushed && !mqd_tls_unsent(outgoing->tls);
     if (flushed)
         return count;
@@ -174,7 +174,7 @@ ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, 
         n = send(outgoing->fd, bytes, size_bytes, MSG_NOSIGNAL);
     while (n < 0 && errno == EINTR);
     if (n < 0 && errno != EAGAIN)
-        return broken(errno, "sending");
+        return set_broken(errno, "sending");
     if (n < 0)
         outgoing->writable = 0;
     return n;
