@@ -16,6 +16,8 @@ python -m perf --page            fills docs/performance.md from the last line of
 python -m perf picture           draws the README's picture of a broker at work
 python -m perf beside REVISION CASE...
                                  this tree and an older one, in turns
+python -m perf alternate REVISION
+                                 the same for produce and fetch: both brokers run, many short loads
 python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
 """
 
@@ -106,9 +108,13 @@ def main(words: list[str] | None = None) -> int:
         picture.draw()
         return 0
     if words[:1] == ["beside"]:
-        from perf import beside  # here: it runs the bench of two trees
+        from perf.trees import beside  # here: it runs the bench of two trees
 
         return beside.main(words[1:])
+    if words[:1] == ["alternate"]:
+        from perf.trees import alternate
+
+        return alternate.main(words[1:])
     if words[:1] == ["scale"]:
         from perf import scale  # here: it simulates, and measures no broker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perf.beside import Row, compare, table
+from perf.trees.beside import Row, compare, table
 
 
 def test_figures_of_both_trees_are_compared_by_name_and_round():

@@ -54,7 +54,7 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def _checkout(revision: str) -> Path:
+def checkout(revision: str) -> Path:
     """A tree of `revision` with its own virtual environment, made once. Raises CalledProcessError."""
     commit = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "--verify", f"{revision}^{{commit}}"],
@@ -94,7 +94,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="two repetitions in each turn")
     arguments = parser.parse_args(words)
-    old = _checkout(arguments.revision)
+    old = checkout(arguments.revision)
     for case in arguments.cases:
         rounds = []
         for number_of_round in range(arguments.rounds):

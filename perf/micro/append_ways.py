@@ -1,0 +1,158 @@
+"""`python -m perf.micro.append_ways [DIRECTORY]`: the cost of appending to a segment file by each way
+that the kernel offers, without a broker.
+
+Each way writes FILE_BYTES in writes of 64 KiB, as the log does, with an fdatasync after every 8 MiB.
+The ways take turns; each round uses new memory for the page cache where a way needs it. A way that
+the file system refuses is named and left out.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from perf.loading import BUILD
+from perf.report import number
+
+FILE_BYTES = 256 << 20
+WRITE_BYTES = 64 << 10
+FLUSH_BYTES = 8 << 20
+ROUNDS = 5
+RWF_DONTCACHE = 0x80  # linux/fs.h, since Linux 6.14
+
+
+class Refused(Exception):
+    """The file system or the kernel does not offer this way."""
+
+
+def _new(path: Path, flags: int = 0) -> int:
+    """A new file with reserved blocks, as the log makes its segments."""
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    _reserve(path)
+    return fd
+
+
+def _reserve(path: Path) -> None:
+    """Reserves blocks and leaves the size at 0 (FALLOC_FL_KEEP_SIZE)."""
+    done = subprocess.run(["fallocate", "-n", "-l", str(FILE_BYTES), str(path)], capture_output=True, text=True)
+    if done.returncode:
+        raise Refused(done.stderr.strip())
+
+
+def _used(path: Path, flags: int = 0) -> int:
+    """A file of an earlier turn, fully written: a recycled segment."""
+    if not path.exists() or path.stat().st_size != FILE_BYTES:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        os.posix_fallocate(fd, 0, FILE_BYTES)
+        block = b"\1" * (1 << 20)
+        for at in range(0, FILE_BYTES, len(block)):
+            os.pwrite(fd, block, at)
+        os.fsync(fd)
+        os.close(fd)
+    return os.open(path, os.O_RDWR | flags)
+
+
+def _uncached(path: Path) -> int:
+    fd = _used(path)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    return fd
+
+
+def _buffered(fd: int, data: memoryview, offset: int) -> None:
+    os.pwrite(fd, data, offset)
+
+
+def _uncached_write(fd: int, data: memoryview, offset: int) -> None:
+    try:
+        os.pwritev(fd, [data], offset, RWF_DONTCACHE)
+    except OSError as error:
+        if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise Refused("RWF_DONTCACHE") from error
+        raise
+
+
+Way = tuple[Callable[[Path], int], Callable[[int, memoryview, int], None], bool]
+WAYS: dict[str, Way] = {
+    "new file (as mqd)": (_new, _buffered, False),
+    "new file, pages dropped after each flush": (_new, _buffered, True),
+    "new file, RWF_DONTCACHE": (_new, _uncached_write, False),
+    "new file, O_DIRECT": (lambda path: _new(path, os.O_DIRECT), _buffered, False),
+    "recycled file, pages in the cache": (_used, _buffered, False),
+    "recycled file, no pages in the cache": (_uncached, _buffered, False),
+    "recycled file, O_DIRECT": (lambda path: _used(path, os.O_DIRECT), _buffered, False),
+}
+
+
+def _busy_s() -> float:
+    """CPU time of the whole machine: what kernel threads do for the file is in no process."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:8]]
+    return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(way: Way, path: Path) -> dict[str, float]:
+    """CPU-µs a MiB of writes, of flushes and of the whole machine; µs of a write, p50 and p99.9."""
+    opened, write, drop = way
+    data = memoryview(mmap.mmap(-1, WRITE_BYTES))  # aligned, for O_DIRECT
+    data[:] = os.urandom(WRITE_BYTES)
+    fd = opened(path)
+    try:
+        took, write_ns, flush_ns, machine = [], 0, 0, _busy_s()
+        for at in range(0, FILE_BYTES, WRITE_BYTES):
+            began, cpu = time.perf_counter_ns(), time.thread_time_ns()
+            write(fd, data, at)
+            took.append((time.perf_counter_ns() - began) / 1000)
+            write_ns += time.thread_time_ns() - cpu
+            if (at + WRITE_BYTES) % FLUSH_BYTES == 0:
+                cpu = time.thread_time_ns()
+                os.fdatasync(fd)
+                if drop:
+                    os.posix_fadvise(fd, at + WRITE_BYTES - FLUSH_BYTES, FLUSH_BYTES, os.POSIX_FADV_DONTNEED)
+                flush_ns += time.thread_time_ns() - cpu
+        machine = _busy_s() - machine
+    finally:
+        os.close(fd)
+    mib = FILE_BYTES / (1 << 20)
+    took.sort()
+    return {
+        "write": write_ns / 1000 / mib,
+        "flush": flush_ns / 1000 / mib,
+        "machine": machine * 1e6 / mib,
+        "p50": took[len(took) // 2],
+        "p99.9": took[-len(took) // 1000],
+    }
+
+
+def main(words: list[str]) -> int:
+    place = Path(words[0]) if words else BUILD
+    place.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        for number_of_round in range(ROUNDS):
+            for index, (name, way) in enumerate(WAYS.items()):
+                if name not in found:
+                    continue
+                try:
+                    found[name].append(measure(way, Path(directory) / f"way-{index}"))
+                except (Refused, OSError) as error:
+                    print(f"{name}: {error}")
+                    del found[name]
+            print(f"round {number_of_round + 1} of {ROUNDS}", file=sys.stderr)
+    columns = ("write", "flush", "machine", "p50", "p99.9")
+    print(f"{'CPU-µs a MiB: write':>20} {'flush':>9} {'machine':>9} {'µs: p50':>9} {'p99.9':>9}")
+    for name, values in found.items():
+        medians = [number(statistics.median(one[column] for one in values)) for column in columns]
+        print(f"{medians[0]:>20} " + " ".join(f"{value:>9}" for value in medians[1:]) + f"  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
