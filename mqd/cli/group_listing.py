@@ -20,7 +20,7 @@ from mqd.protocol.messages import (
     ShareGroupDescribeRequest,
     StreamsGroupDescribeRequest,
 )
-from mqd.spark.offsets import SHOWN
+from mqd.spark.offsets import GROUP_OFFSET_METADATA
 
 STREAMS_GROUP_DESCRIBE = 89
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
@@ -454,7 +454,7 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
         elif offset is not None and offset > end:
             note, lag = "beyond the log's end", 0
         owner = None if is_share else owners.get(partition)
-        only_shown = partition in found and found[partition].metadata == SHOWN
+        only_shown = partition in found and found[partition].metadata == GROUP_OFFSET_METADATA
         rows.append(Progress(topic, index, offset, start, end, lag, owner, note, only_shown))
     return rows
 

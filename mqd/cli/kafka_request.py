@@ -131,7 +131,7 @@ class Broker:
         return bytes(data)
 
 
-def patiently(attempt: Callable[[], T]) -> T:
+def with_retries(attempt: Callable[[], T]) -> T:
     """Calls attempt(), and retries for LOST_S while no broker is reachable: the awaited operation
     continues meanwhile. Raises CliError.
     """

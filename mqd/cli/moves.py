@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
-from mqd.cli.kafka_request import Broker, check, error_text, patiently
+from mqd.cli.kafka_request import Broker, check, error_text, with_retries
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
     DescribeClusterRequest,
@@ -339,16 +339,16 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
     """A progress bar on a terminal, otherwise occasional lines. `planned`: the total; some of it
     may be done already.
     """
-    remaining = patiently(left)
+    remaining = with_retries(left)
     if not remaining:
         return
     total = max(planned, len(remaining))
     with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
-            patiently(partial(stall.check, remaining))
+            with_retries(partial(stall.check, remaining))
             show(max(total - len(remaining), 0))
             time.sleep(POLL_S)  # depends on other hosts
-            remaining = patiently(left)
+            remaining = with_retries(left)
         show(total)
 
 

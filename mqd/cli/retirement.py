@@ -24,7 +24,7 @@ import msgspec
 from mqd.cli import group_listing as groups
 from mqd.cli.broker_lookup import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.kafka_request import Broker, check, patiently
+from mqd.cli.kafka_request import Broker, check, with_retries
 from mqd.protocol.messages import CreatePartitionsRequest, FetchRequest
 from mqd.protocol.records import TRANSACTIONAL, decode_batch, iterate_batches
 
@@ -111,13 +111,13 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
     """
     readers = Readers()
     while True:
-        state = patiently(lambda: request(cluster.first, topic, 0, STATUS))
+        state = with_retries(lambda: request(cluster.first, topic, 0, STATUS))
         if state.step == SEALED:
             sealed = is_sealed(cluster, state)  # first, because groups' positions count from then on
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
-                patiently(lambda: request(cluster.first, topic, 0, RELEASE))
-        patiently(partial(show, state, readers))
+                with_retries(lambda: request(cluster.first, topic, 0, RELEASE))
+        with_retries(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
         time.sleep(POLL_S)  # depends on other hosts

@@ -14,7 +14,7 @@ from mqd.cli.group_listing import NAMES_BY_TEXT, explain, positions
 from mqd.cli.records import Start, parse_start, parse_time
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import OffsetCommitRequest
-from mqd.spark.offsets import SHOWN
+from mqd.spark.offsets import GROUP_OFFSET_METADATA
 
 OFFSET_COMMIT = 8
 _JOINED = (
@@ -94,7 +94,13 @@ def plan(
         old = offsets.get(partition)
         new, note = _aim(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
         moves.append(
-            Move(*partition, old, new, note, only_shown=partition in found and found[partition].metadata == SHOWN)
+            Move(
+                *partition,
+                old,
+                new,
+                note,
+                only_shown=partition in found and found[partition].metadata == GROUP_OFFSET_METADATA,
+            )
         )
     if not any(move.new is not None for move in moves):
         raise CliError(
@@ -138,7 +144,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
     topics: dict[str, list[Any]] = {}
     for one in moves:
         if one.new is not None:
-            metadata = SHOWN if one.only_shown else ""  # still a query's
+            metadata = GROUP_OFFSET_METADATA if one.only_shown else ""  # still a query's
             topics.setdefault(one.topic, []).append(
                 OffsetCommitRequest.Partition(
                     partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata

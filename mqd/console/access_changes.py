@@ -164,7 +164,7 @@ def _entity(form: Form) -> tuple[Entity, list[str]]:
         found[kind] = None if name == DEFAULT else name
         words += [default] if name == DEFAULT else [option, name] if option else [name]
     if not found:
-        raise BadForm(f"name a user, a client id or an address; {DEFAULT} is the default of all")
+        raise BadForm(f"name a user, a client id or an address; {DEFAULT} names the default")
     if "ip" in found and len(found) > 1:
         raise BadForm("quotas of an address are not of users or clients too")
     return found, words
@@ -179,7 +179,7 @@ def _value(name: str, text: str) -> float:
         reason = error.message if isinstance(error, click.UsageError) else f"{text!r} is not a number"
         raise BadForm(f"{name}: {reason}") from None
     if not 0 < found < 1e15 or (name == "connections" and found != int(found)):
-        raise BadForm(f"{name}: {text!r} is no {'whole ' if name == 'connections' else ''}number above 0")
+        raise BadForm(f"{name}: {text!r} is not a {'whole ' if name == 'connections' else ''}number above 0")
     return found
 
 

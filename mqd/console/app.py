@@ -1,4 +1,4 @@
-"""The console's pages behind their guard: routes, cookies, forms, errors."""
+"""The console's web application: routes, cookies, login, forms and errors."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from mqd.security.client import ClientSecurity
 FORM_BYTES_MAX = 4 << 20  # a record of 1 MiB, with each byte written as %XX
 LOGIN_BYTES_MAX = 16 << 10  # from any client, before it has proved who it is
 FIELDS_MAX = 100
-LOGIN_FAILED_S = 1.0
+LOGIN_FAILURE_DELAY_S = 1.0
 Page = Callable[[PageRequest], Response]
 
 
 def application(options: Options) -> App:
     console = Console(options)
 
-    def shown(path: str, page: Page) -> Route:
+    def get(path: str, page: Page) -> Route:
         return Route(path, partial(_show, console, page), methods=["GET"])
 
     routes: list[Route | Mount] = [
-        shown("/", overview.page),
-        shown("/topics", topics.page),
-        shown("/topic", topics.topic_page),
-        shown("/messages", messages.page),
-        shown("/messages/stream", messages.stream_page),
-        shown("/messages/download", messages.download),
-        shown("/message", messages.record_page),
-        shown("/message/raw", messages.raw),
-        shown("/groups", groups.page),
-        shown("/queues", queues.page),
-        shown("/group", groups.group_page),
-        shown("/transactions", transactions.page),
-        shown("/transaction", transactions.transaction_page),
-        shown("/cluster", cluster.page),
-        shown("/moves", moves.page),
-        shown("/access", access.page),
-        *(shown(kind.path, kind.show) for kind in changes.KINDS),
+        get("/", overview.page),
+        get("/topics", topics.page),
+        get("/topic", topics.topic_page),
+        get("/messages", messages.page),
+        get("/messages/stream", messages.stream_page),
+        get("/messages/download", messages.download),
+        get("/message", messages.record_page),
+        get("/message/raw", messages.raw),
+        get("/groups", groups.page),
+        get("/queues", queues.page),
+        get("/group", groups.group_page),
+        get("/transactions", transactions.page),
+        get("/transaction", transactions.transaction_page),
+        get("/cluster", cluster.page),
+        get("/moves", moves.page),
+        get("/access", access.page),
+        *(get(kind.path, kind.show) for kind in changes.KINDS),
         *(Route(kind.path, partial(_change, console, kind.post), methods=["POST"]) for kind in changes.KINDS),
         Route("/login", partial(_login, console), methods=["GET", "POST"]),
         Route("/logout", partial(_logout, console), methods=["POST"]),
@@ -113,8 +113,7 @@ async def _show(console: Console, page: Page, request: Request) -> Response:
 
 
 def _respond(page_request: PageRequest, page: Page) -> Response:
-    """Runs on a thread with the user's credentials; every failure becomes a page with the
-    remedy."""
+    """Runs on a thread with the user's credentials. An error becomes a page that names its cause."""
     with client_security.acting_as(page_request.session.security):
         try:
             return page(page_request)
@@ -123,10 +122,10 @@ def _respond(page_request: PageRequest, page: Page) -> Response:
                 "error.html", error.status, title="This page does not exist", reason=str(error), retry=False
             )
         except CliError as error:
-            is_away = error.exit_code == EXIT_UNREACHABLE
-            title = "The cluster cannot be reached" if is_away else "The cluster refused"
+            is_unreachable = error.exit_code == EXIT_UNREACHABLE
+            title = "The cluster cannot be reached" if is_unreachable else "The cluster refused"
             return page_request.page(
-                "error.html", 503 if is_away else 502, title=title, reason=error.message, retry=True
+                "error.html", 503 if is_unreachable else 502, title=title, reason=error.message, retry=True
             )
         except Exception as error:
             if not isinstance(error, ConfigError) and not type(error).__module__.startswith(
@@ -196,7 +195,7 @@ async def _login(console: Console, request: Request) -> Response:
             return page_request.page("error.html", error.status, title="Not logged in", reason=str(error), retry=False)
         to = _target(form.get("to", "/"))
         if not console.sessions.is_token(cookie, form.get("token", "")):
-            reason, status = "this form is from before the console started again; try once more", 403
+            reason, status = "the console has restarted since this form was loaded; try again", 403
         else:
             user, password = form.get("user", ""), form.get("password", "")
             security = of_user(console.options.security, user, password)
@@ -221,7 +220,7 @@ async def _log_in(console: Console, security: ClientSecurity) -> str:
         try:
             await run_in_threadpool(_verify, console, security)
         except (CliError, ConfigError) as error:
-            await asyncio.sleep(LOGIN_FAILED_S)
+            await asyncio.sleep(LOGIN_FAILURE_DELAY_S)
             return str(error)
     return ""
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 ENTRIES_MAX = 256
-# a result that took a second to load is kept for twenty: with any number of tabs and any size of
-# the cluster, loading costs each side a twentieth of a core
-SHARE = 20.0
+# a result that took a second to load is kept for twenty: however many tabs and however large
+# the cluster, loading costs the console and the brokers a twentieth of a core each
+KEEP_FACTOR = 20.0
 
 
 class Cache:
@@ -24,13 +24,13 @@ class Cache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        self._turns: dict[
+        self._key_locks: dict[
             Hashable, tuple[threading.Lock, int]
         ] = {}  # lock, number of callers that hold it or wait for it
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:
-        with self._turn(key):
+        with self._locked(key):
             begun = self._clock()
             with self._lock:
                 found = self._kept.get(key)
@@ -39,27 +39,27 @@ class Cache:
             value = load()
             now = self._clock()
             with self._lock:
-                self._kept[key] = (now + max(seconds, SHARE * (now - begun)), value)
+                self._kept[key] = (now + max(seconds, KEEP_FACTOR * (now - begun)), value)
                 self._kept.move_to_end(key)
                 while len(self._kept) > ENTRIES_MAX:
                     self._kept.popitem(last=False)
             return value
 
     @contextlib.contextmanager
-    def _turn(self, key: Hashable) -> Iterator[None]:
+    def _locked(self, key: Hashable) -> Iterator[None]:
         with self._lock:
-            turn, users = self._turns.get(key, (threading.Lock(), 0))
-            self._turns[key] = (turn, users + 1)
+            lock, users = self._key_locks.get(key, (threading.Lock(), 0))
+            self._key_locks[key] = (lock, users + 1)
         try:
-            with turn:
+            with lock:
                 yield
         finally:
             with self._lock:
-                users = self._turns[key][1] - 1
+                users = self._key_locks[key][1] - 1
                 if users:
-                    self._turns[key] = (turn, users)
+                    self._key_locks[key] = (lock, users)
                 else:
-                    del self._turns[key]
+                    del self._key_locks[key]
 
     def clear(self) -> None:
         """Called after a change, so that the next page shows the new state."""

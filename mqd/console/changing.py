@@ -182,7 +182,7 @@ def add_partitions(settings: Settings, form: Form) -> Change:
     name = needed(form, "name", "a topic")
     total = number_in(form, "total", "partitions", PARTITIONS_MAX)
     if total is None:
-        raise BadForm("say how many partitions it is to have")
+        raise BadForm("give the new number of partitions")
 
     def send(validate_only: bool) -> None:
         topic = CreatePartitionsRequest.Topic(name=name, count=total)
@@ -236,7 +236,7 @@ def produce(settings: Settings, form: Form) -> Change:
     topic = needed(form, "topic", "a topic")
     key, value, is_null = form.get("key", ""), form.get("value", ""), form.get("null") == "1"
     if is_null and value:
-        raise BadForm("a null value has no text: empty the value, or do not make it null")
+        raise BadForm("a null value has no text: leave the value empty, or do not choose null")
     if not key and not value:
         raise BadForm("give a value, or a key")
     which = form.get("partition", "").strip()

@@ -104,7 +104,7 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
 # -- replicas --------------------------------------------------------------------------------------
 
 
-def _planned(before: Mapping[Partition, list[int]], plan: Plan) -> list[Row]:
+def _plan_rows(before: Mapping[Partition, list[int]], plan: Plan) -> list[Row]:
     def nodes(found: list[int]) -> str:
         return ", ".join(map(str, found))
 
@@ -114,7 +114,7 @@ def _planned(before: Mapping[Partition, list[int]], plan: Plan) -> list[Row]:
     ]
 
 
-_PLANNED = ("Partition", "Replicas now", "Replicas then")
+_PLAN_TITLES = ("Partition", "Replicas now", "Planned replicas")
 
 
 def balance(settings: Settings, form: Form) -> Change:
@@ -146,8 +146,8 @@ def balance(settings: Settings, form: Form) -> Change:
         do,
         "The controller moves what was planned.",
         MOVES,
-        _PLANNED,
-        _planned(before, plan),
+        _PLAN_TITLES,
+        _plan_rows(before, plan),
     )
 
 
@@ -170,8 +170,8 @@ def drain(settings: Settings, form: Form) -> Change:
 
     if cancel:
         effects = [
-            f"Broker {node} takes part again: it gets replicas of new topics. What has left it stays away until the"
-            " cluster is balanced."
+            f"Broker {node} takes part again: it gets replicas of new topics. Replicas that have left it return only"
+            " when the cluster is balanced."
         ]
     else:
         leads = sum(replicas[0] == node for replicas in held.values())
@@ -179,7 +179,7 @@ def drain(settings: Settings, form: Form) -> Change:
             f"{len(held)} replica{'s' * (len(held) != 1)} of broker {node} move to other brokers, {leads} of them the"
             f" preferred leader{'s' * (leads != 1)}; the controller chooses where. Records are copied first, so readers"
             " have them all the time.",
-            f"Broker {node} gets none of new topics. When it holds no replica it can be stopped permanently.",
+            f"Broker {node} gets no replicas of new topics. Once it holds no replica, it can be stopped permanently.",
         ]
     if tight and not cancel:
         topic, index = min(tight)

@@ -28,10 +28,10 @@ PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
 PRODUCE_TIMES = "mqd_produce_seconds_bucket"
 CLOCK = "mqd_clock_timestamp_seconds"
-# of 10,000 partitions only the relevant lines are parsed
-_FOUND = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
+# a page can have lines of 10,000 partitions: labels are parsed only in those that are kept
+_ALWAYS_KEPT = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
-_FOUND_UNLESS = {
+_KEPT_UNLESS = {
     "mqd_corrupt_segments": 0.0,
     "mqd_compaction_uncleanable": 0.0,
     "mqd_partition_online": 1.0,
@@ -39,7 +39,7 @@ _FOUND_UNLESS = {
     "kafka_consumergroup_members": 0.0,
 }
 _LAG = "mqd_consumergroup_lag_seconds"
-_COMMITTED = "kafka_consumergroup_current_offset"  # kept of partitions that are behind
+_COMMITTED = "kafka_consumergroup_current_offset"  # kept for partitions whose lag is kept
 _LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: \d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
@@ -84,26 +84,26 @@ def parse(page: str, time_s: float) -> Scrape:
             bound = _number(_labels(match[2]).get("le", "+Inf"))
             times[bound] = times.get(bound, 0.0) + value
         elif (
-            name in _FOUND
-            or (name in _FOUND_UNLESS and value != _FOUND_UNLESS[name])
+            name in _ALWAYS_KEPT
+            or (name in _KEPT_UNLESS and value != _KEPT_UNLESS[name])
             or (name == _LAG and value > diagnosis.STALLED_S_MIN)
         ):
             samples.append(Sample(name, _labels(match[2]), value))
         elif name == _COMMITTED:
             committed.append((match[2], value))
-    behind = {_place(one.labels) for one in samples if one.name == _LAG}
+    behind = {_partition_of(one.labels) for one in samples if one.name == _LAG}
     if behind:
         listed = ((_labels(text), value) for text, value in committed)
-        samples += [Sample(_COMMITTED, labels, value) for labels, value in listed if _place(labels) in behind]
+        samples += [Sample(_COMMITTED, labels, value) for labels, value in listed if _partition_of(labels) in behind]
     return Scrape(time_s, totals, times, samples, clock_s)
 
 
 def clock_ahead_s(clock_s: float | None, began_s: float, ended_s: float) -> float:
-    """How far a clock's time that was read between two times of this host lies outside of them."""
+    """How far a clock, read between two times of this host, is outside that interval; negative if behind."""
     return 0.0 if clock_s is None else clock_s - min(max(clock_s, began_s), ended_s)
 
 
-def _place(labels: Mapping[str, str]) -> tuple[str | None, ...]:
+def _partition_of(labels: Mapping[str, str]) -> tuple[str | None, ...]:
     return tuple(labels.get(name) for name in ("consumergroup", "topic", "partition"))
 
 

@@ -16,7 +16,7 @@ LISTEN = "127.0.0.1:9180"
 
 class Options(msgspec.Struct, frozen=True):
     """`hosts`: names and addresses that a browser may request; others are refused (DNS rebinding).
-    `has_login`: each user acts with its own credentials.
+    `has_login`: users log in, and each acts with its own credentials.
     """
 
     bootstrap: str

@@ -56,7 +56,7 @@ class PageRequest:
         return found
 
     def cached(self, what: str, seconds: float, load: Callable[[], T]) -> T:
-        """Loads through the cache, with a key of this user: another may see less."""
+        """Loads through the cache, under a key of this user: other users may see less."""
         return self.console.cache.get((self.session.user, what), seconds, load)
 
     def attempt(self, load: Callable[[], T]) -> tuple[T | None, str]:

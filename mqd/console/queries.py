@@ -1,5 +1,5 @@
-"""Queries of the pages to the cluster, only by the Kafka protocol, so that they work with any Kafka
-cluster."""
+"""The pages' queries to the cluster. They use only the Kafka protocol, so that they work with any
+Kafka cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from mqd.protocol.messages import (
     MetadataRequest,
     OffsetFetchRequest,
 )
-from mqd.spark.offsets import SHOWN
+from mqd.spark.offsets import GROUP_OFFSET_METADATA
 
 METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
@@ -55,7 +55,7 @@ class Topic(msgspec.Struct, frozen=True):
     is_internal: bool
 
 
-class Broken(msgspec.Struct, frozen=True):
+class BrokenPartition(msgspec.Struct, frozen=True):
     """A partition with a problem."""
 
     topic: str
@@ -81,7 +81,7 @@ class Health(msgspec.Struct, frozen=True):
     cluster_id: str
     nodes: tuple[Node, ...]
     topics: tuple[Topic, ...]
-    broken: tuple[Broken, ...]
+    broken: tuple[BrokenPartition, ...]
     broken_count: int
     leaderless: int
     not_in_sync: int
@@ -137,7 +137,9 @@ def health(settings: Settings) -> Health:
     except CliError as error:
         hidden.append(f"controllers: {error.message}")
     broken = [
-        Broken(one.name, part.partition_index, part.leader_id, tuple(part.replica_nodes), tuple(part.isr_nodes))
+        BrokenPartition(
+            one.name, part.partition_index, part.leader_id, tuple(part.replica_nodes), tuple(part.isr_nodes)
+        )
         for one in response.topics
         for part in one.partitions
         if part.leader_id < 0 or len(part.isr_nodes) < len(part.replica_nodes)
@@ -272,7 +274,7 @@ class Part(msgspec.Struct, frozen=True):
     start: int | None
     end: int | None
     size: int | None
-    lacks: bool  # a replica that is not in sync, and no spare
+    lacks: bool  # whether a replica that is not a spare is out of sync
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -287,7 +289,7 @@ class Config(msgspec.Struct, frozen=True):
     documentation: str
 
 
-class Described(msgspec.Struct, frozen=True):
+class TopicDetails(msgspec.Struct, frozen=True):
     name: str
     parts: tuple[Part, ...]
     configs: tuple[Config, ...]
@@ -317,7 +319,7 @@ def _size_of(found: dict[int, int] | None, leader: int) -> int | None:
     return None if not found else found.get(leader, max(found.values()))
 
 
-def topic(settings: Settings, name: str) -> Described:
+def topic(settings: Settings, name: str) -> TopicDetails:
     """Raises CliError."""
     hidden = []
     with Cluster(settings.bootstrap) as cluster:
@@ -349,7 +351,7 @@ def topic(settings: Settings, name: str) -> Described:
         )
         for one in sorted(response.partitions, key=lambda one: one.partition_index)
     )
-    return Described(name, parts, configs, tuple(hidden))
+    return TopicDetails(name, parts, configs, tuple(hidden))
 
 
 def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
@@ -378,14 +380,14 @@ def _otherwise(config: Any) -> str | None:
     return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in alike), None)
 
 
-class Numbers(msgspec.Struct, frozen=True):
+class TopicFigures(msgspec.Struct, frozen=True):
     """Figures of a topic in the list. None: not known."""
 
     records: int | None
     size: int | None
 
 
-def numbers(settings: Settings, names: list[str]) -> dict[str, Numbers]:
+def numbers(settings: Settings, names: list[str]) -> dict[str, TopicFigures]:
     """The figures of the topics on one page of the list."""
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics(names)
@@ -398,7 +400,7 @@ def numbers(settings: Settings, names: list[str]) -> dict[str, Numbers]:
         counts = [ends[one] - starts[one] for one in mine if one in ends and one in starts]
         bytes_ = [_size_of(taken.get(one), indexes[one[1]]) for one in mine]
         whole = [one for one in bytes_ if one is not None]
-        found[name] = Numbers(sum(counts) if counts else None, sum(whole) if whole else None)
+        found[name] = TopicFigures(sum(counts) if counts else None, sum(whole) if whole else None)
     return found
 
 
@@ -416,7 +418,7 @@ def all_sizes(settings: Settings) -> dict[str, int]:
 GROUPS_AT_ONCE = 200
 
 
-class Reader(msgspec.Struct, frozen=True):
+class ConsumingGroup(msgspec.Struct, frozen=True):
     """A group that consumes a topic. `lag` None: no committed offset there."""
 
     group: str
@@ -425,7 +427,7 @@ class Reader(msgspec.Struct, frozen=True):
     lag: int | None
 
 
-def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[Reader]:
+def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[ConsumingGroup]:
     """Groups that have committed offsets of a topic, or have members assigned to it. One request
     per GROUPS_AT_ONCE groups.
     """
@@ -451,24 +453,24 @@ def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, i
                         lags[group.group_id] = sum(max(0, ends[index] - at) for index, at in committed.items())
     assigned = {group.group: sum(name in (member.assignment or {}) for member in group.members) for group in known}
     return [
-        Reader(group.group, group.state, assigned[group.group], lags.get(group.group))
+        ConsumingGroup(group.group, group.state, assigned[group.group], lags.get(group.group))
         for group in known
         if group.group in lags or assigned[group.group]
     ]
 
 
-class Behind(msgspec.Struct, frozen=True):
+class GroupLag(msgspec.Struct, frozen=True):
     """A group of the list. `lag`: records that it has not committed yet; None: it has committed none.
-    `is_stream`: a streaming query of Spark publishes its progress as this group's.
+    `is_stream`: a Spark streaming query commits its progress for this group.
     """
 
     lag: int | None
     is_stream: bool
 
 
-def behind(settings: Settings, groups: list[Group]) -> dict[str, Behind]:
+def behind(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
     """The lags of the groups on one page of the list."""
-    found: dict[str, Behind] = {}
+    found: dict[str, GroupLag] = {}
     with Cluster(settings.bootstrap) as cluster:
         positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
         shared = {one.group for one in groups if one.type == SHARE}
@@ -481,11 +483,11 @@ def behind(settings: Settings, groups: list[Group]) -> dict[str, Behind]:
             lag = sum(one.lag or 0 for one in committed.values())
         elif committed:
             lag = sum(max(0, ends[at] - one.offset) for at, one in committed.items() if at in ends)
-        found[name] = Behind(lag, any(one.metadata == SHOWN for one in committed.values()))
+        found[name] = GroupLag(lag, any(one.metadata == GROUP_OFFSET_METADATA for one in committed.values()))
     return found
 
 
-class Consumed(msgspec.Struct, frozen=True):
+class GroupDetails(msgspec.Struct, frozen=True):
     """`ages`: (topic, partition) -> how many seconds ago its first uncommitted record was written."""
 
     group: Group
@@ -497,7 +499,7 @@ AGES_MAX = 100  # partitions whose oldest unread record is read
 AGES_S = 2.0
 
 
-def group(settings: Settings, name: str) -> Consumed:
+def group(settings: Settings, name: str) -> GroupDetails:
     """Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
         described = must_describe(cluster, name)
@@ -512,7 +514,7 @@ def group(settings: Settings, name: str) -> Consumed:
         ages = oldest_ages(settings, chosen) if chosen else {}
     except (CliError, KafkaException):
         ages = {}  # this user may not read there: only the lag in records is shown
-    return Consumed(described, rows, ages)
+    return GroupDetails(described, rows, ages)
 
 
 def oldest_ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:

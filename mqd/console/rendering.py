@@ -83,7 +83,7 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def spark(values: list[float], width: int = 240, height: int = 40) -> str:
+def sparkline(values: list[float], width: int = 240, height: int = 40) -> str:
     """Points of an SVG polyline, the newest at the right; "" for fewer than two values."""
     if len(values) < 2:
         return ""

@@ -54,14 +54,12 @@ class Step(msgspec.Struct):
     ended: str = ""
 
 
-def _places(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
+def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
     """Partition -> its start and end; and the total number of offsets. Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics([query.topic]).get(query.topic)
         if known is None:
-            raise CliError(
-                f"there is no topic {query.topic}, or you may not see it; the list of topics has those there are"
-            )
+            raise CliError(f"there is no topic {query.topic}, or you may not see it; see the list of topics")
         if query.partition is not None and query.partition not in known:
             raise CliError(f"topic {query.topic} has no partition {query.partition}; it has 0 to {len(known) - 1}")
         chosen = [(query.topic, index) for index in known if query.partition in (None, index)]
@@ -73,7 +71,7 @@ def _places(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]
     tail = max(1, NEWEST_READ_MAX // len(served))
     if query.keep.is_empty:
         tail = min(query.count, tail)
-    places = {}
+    ranges = {}
     for place in served:
         first, end = firsts[place], ends[place]
         later = at_time.get(place, -1)
@@ -84,8 +82,8 @@ def _places(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]
             "time": later if later >= 0 else end,
             "live": end,
         }[query.start]
-        places[place[1]] = (min(end, max(first, start)), end)
-    return places, sum(ends[place] - firsts[place] for place in served)
+        ranges[place[1]] = (min(end, max(first, start)), end)
+    return ranges, sum(ends[place] - firsts[place] for place in served)
 
 
 def _consumer(settings: Settings) -> Consumer:
@@ -106,47 +104,48 @@ def _consumer(settings: Settings) -> Consumer:
 def search(
     settings: Settings, query: Query, stop: Event, shape: Callable[[Any], Any], is_sorted: bool
 ) -> Iterator[Step]:
-    """Yields a step from time to time, even while nothing is found. `shape` converts a message
-    immediately to the form that is kept: messages may be large. `is_sorted`: the newest are Records, found
-    in the last step, by time; else they come as they are found, those of each partition. Raises
-    CliError, KafkaException.
+    """Yields a step from time to time, even while nothing is found. `shape` converts each message
+    as it is read to the form that is kept: messages can be large. `is_sorted`: a search for the
+    newest records returns the newest of all partitions, sorted by time, in its last step; `shape`
+    must then return Records. Otherwise records are yielded as they are found. Raises CliError,
+    KafkaException.
     """
     is_last = query.is_newest and is_sorted
     ends_by_count = query.start not in ("newest", "live")
-    places, whole = _places(settings, query)
+    ranges, whole = _offset_ranges(settings, query)
     is_live = query.start == "live"
-    position = {index: start for index, (start, _) in places.items()}
-    is_open = {index for index, (start, end) in places.items() if is_live or start < end}
-    total = sum(end - start for start, end in places.values())
+    position = {index: start for index, (start, _) in ranges.items()}
+    open_partitions = {index for index, (start, end) in ranges.items() if is_live or start < end}
+    total = sum(end - start for start, end in ranges.values())
     step = Step([], 0, total, whole, 0, 0)
-    begun = last = heard = time.monotonic()
+    begun = last = last_received = time.monotonic()
     consumer = _consumer(settings)
     try:
-        consumer.assign([TopicPartition(query.topic, index, position[index]) for index in sorted(is_open)])
-        while is_open and not stop.is_set():
+        consumer.assign([TopicPartition(query.topic, index, position[index]) for index in sorted(open_partitions)])
+        while open_partitions and not stop.is_set():
             for message in consumer.consume(BATCH, timeout=STEP_S):
-                heard = time.monotonic()
+                last_received = time.monotonic()
                 index, offset, error = message.partition() or 0, message.offset() or 0, message.error()
                 if error is not None:
                     _raise_unless_transient(error)
                     if error.code() == KafkaError._PARTITION_EOF and not is_live:
-                        position[index] = places[index][1]
-                        is_open.discard(index)
+                        position[index] = ranges[index][1]
+                        open_partitions.discard(index)
                     continue
-                if index not in is_open or (ends_by_count and step.matches >= query.count):
+                if index not in open_partitions or (ends_by_count and step.matches >= query.count):
                     continue
                 position[index] = offset + 1
                 step.bytes += len(message.value() or b"") + len(message.key() or b"")
-                if not is_live and offset >= places[index][1]:
-                    is_open.discard(index)
+                if not is_live and offset >= ranges[index][1]:
+                    open_partitions.discard(index)
                     continue
                 if query.keep.keeps(message):
                     step.matches += 1
                     step.found.append(shape(message))
                     if is_last and len(step.found) > 2 * query.count:
                         step.found = _newest(step.found, query.count)
-                if not is_live and position[index] >= places[index][1]:
-                    is_open.discard(index)
+                if not is_live and position[index] >= ranges[index][1]:
+                    open_partitions.discard(index)
             now = time.monotonic()
             if ends_by_count and step.matches >= query.count:
                 step.ended = "count"
@@ -154,15 +153,15 @@ def search(
             if is_live and now - begun > LIVE_S:
                 step.ended = "time"
                 break
-            if not is_live and now - heard > SILENT_S:
+            if not is_live and now - last_received > SILENT_S:
                 raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")
             if now - last >= STEP_S or (step.found and not is_last):
                 last = now
-                _count(step, position, places, is_live)
+                _count(step, position, ranges, is_live)
                 yield msgspec.structs.replace(step, found=[] if is_last else step.found)
                 step.found = step.found if is_last else []
-        _count(step, position, places, is_live)
-        step.ended = step.ended or ("stopped" if is_open else "end")
+        _count(step, position, ranges, is_live)
+        step.ended = step.ended or ("stopped" if open_partitions else "end")
         if is_last:
             step.found = _newest(step.found, query.count)
         yield step
@@ -174,11 +173,11 @@ def _newest(found: list[Any], count: int) -> list[Any]:
     return sorted(found, key=lambda one: (one.timestamp_ms, one.offset), reverse=True)[:count]
 
 
-def _count(step: Step, position: dict[int, int], places: dict[int, tuple[int, int]], is_live: bool) -> None:
+def _count(step: Step, position: dict[int, int], ranges: dict[int, tuple[int, int]], is_live: bool) -> None:
     if is_live:
-        step.scanned = sum(position[index] - start for index, (start, _) in places.items())
+        step.scanned = sum(position[index] - start for index, (start, _) in ranges.items())
     else:
-        step.scanned = sum(min(end, position[index]) - start for index, (start, end) in places.items())
+        step.scanned = sum(min(end, position[index]) - start for index, (start, end) in ranges.items())
 
 
 def _raise_unless_transient(error: KafkaError) -> None:
@@ -191,8 +190,8 @@ def read_one(settings: Settings, topic: str, partition: int, offset: int) -> Any
     """The record; None: it does not exist (deleted, compacted away, or a marker). Raises CliError,
     KafkaException.
     """
-    places, _ = _places(settings, Query(topic, "beginning", partition=partition))
-    first, end = places[partition]
+    ranges, _ = _offset_ranges(settings, Query(topic, "beginning", partition=partition))
+    first, end = ranges[partition]
     if not first <= offset < end:
         return None
     consumer = _consumer(settings)

@@ -25,7 +25,7 @@ class Console:
         self.sessions = Sessions()
         self.cache = Cache()
         self.templates = rendering.environment()
-        self.places = StreamLimit()
+        self.stream_limit = StreamLimit()
         self.audit = Audit(options.audit)
         self.metrics = Sampler(options)
         self.cookie_name = "__Host-mqd-console" if options.has_tls else "mqd-console"
@@ -37,7 +37,7 @@ class Console:
         return self.sessions.find(cookie)
 
     def set_cookie(self, response: Response, cookie: str) -> None:
-        # lax: a link from a colleague's message opens the page; forms of other sites never have it
+        # lax: a link on another site opens a page with the cookie; other sites' forms are sent without it
         response.set_cookie(
             self.cookie_name, cookie, path="/", secure=self.options.has_tls, httponly=True, samesite="lax"
         )

@@ -1,5 +1,5 @@
-"""Streams the work of a thread as a response: it ends when the reader disconnects, and waits for a
-slow one.
+"""Streams a thread's results as a response. The thread stops when the reader disconnects, and waits
+for a slow reader.
 """
 
 from __future__ import annotations

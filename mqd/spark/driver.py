@@ -21,7 +21,7 @@ from mqd.protocol.messages import (
     ListOffsetsRequest,
     OffsetCommitRequest,
 )
-from mqd.spark.offsets import SHOWN
+from mqd.spark.offsets import GROUP_OFFSET_METADATA
 from mqd.spark.options import EARLIEST, LATEST, Limit, Offsets, SourceOptions
 from mqd.spark.planning import Key, Range, split
 from mqd.spark.wire import BrokerError, Cluster, Metadata, MqdReadError, Topic, check
@@ -30,7 +30,7 @@ log = logging.getLogger("mqd.spark")
 
 _COMMIT_VERSION_MAX = 9  # topics by name
 _NO_MATCH = -1
-WEIGHTS_S = 60.0
+WEIGHTS_AGE_MAX_S = 60.0
 
 
 def list_offsets(
@@ -64,7 +64,7 @@ def list_offsets(
             )
             for topic, indexes in topics.items()
         ]
-        response = cluster.link_to(node).request(
+        response = cluster.connection_to(node).request(
             ListOffsetsRequest(
                 isolation_level=isolation, topics=requested, timeout_ms=int(cluster.settings.request_timeout_s * 1000)
             )
@@ -104,7 +104,7 @@ class Driver:
         """
         options = self.options
         names = None if options.pattern is not None else options.topics
-        metadata = self.cluster.patiently(
+        metadata = self.cluster.with_retries(
             f"topics {', '.join(options.topics) or options.pattern}",
             lambda: self._metadata(names, missing_is_lost),
             options.retry_interval_s,
@@ -144,7 +144,7 @@ class Driver:
     def use_another_broker(self) -> None:
         """From now on, requests that any broker can handle, such as Metadata, go to another
         broker."""
-        self.cluster.turn_away()
+        self.cluster.prefer_other_brokers()
 
     def ids(self) -> dict[str, bytes]:
         return {name: topic.topic_id for name, topic in self.topics.items()}
@@ -158,13 +158,13 @@ class Driver:
         if not timestamps:
             return {}
         names = ", ".join(sorted({topic for topic, _ in timestamps}))
-        return self.cluster.patiently(
+        return self.cluster.with_retries(
             f"offsets of {names}",
             lambda: list_offsets(self.cluster, timestamps, self.isolation),
             self.options.retry_interval_s,
         )
 
-    def hidden_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
+    def retired_ends(self, keys: Iterable[Key]) -> dict[Key, int]:
         """The end offsets of retired partitions that are no longer in the metadata: their former
         leaders serve them for a while. Those that are not found are left out.
         """
@@ -179,7 +179,7 @@ class Driver:
         found: dict[Key, int] = {}
         for node in sorted(self.cluster.brokers):
             try:
-                response = self.cluster.link_to(node).request(request)
+                response = self.cluster.connection_to(node).request(request)
             except (OSError, BrokerError, MqdReadError) as error:
                 log.warning("broker %d does not return the end offsets of retired partitions: %s", node, error)
                 continue
@@ -245,7 +245,7 @@ class Driver:
                 request = [
                     DescribeLogDirsRequest.Topic(topic=topic, partitions=indexes) for topic, indexes in topics.items()
                 ]
-                for result in self.cluster.link_to(node).request(DescribeLogDirsRequest(topics=request)).results:
+                for result in self.cluster.connection_to(node).request(DescribeLogDirsRequest(topics=request)).results:
                     for topic in result.topics:
                         sizes |= {
                             (topic.name, one.partition_index): one.partition_size
@@ -269,10 +269,10 @@ class Driver:
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
 
     def _known_weights(self, ranges: list[Range]) -> dict[Key, float]:
-        """Queried again after WEIGHTS_S, or for new partitions: not for every micro-batch."""
+        """Queried again after WEIGHTS_AGE_MAX_S, or for new partitions: not for every micro-batch."""
         requested = {(one.topic, one.partition) for one in ranges}
         planned_at, weights = self._weights
-        if time.monotonic() - planned_at > WEIGHTS_S or not requested <= weights.keys():
+        if time.monotonic() - planned_at > WEIGHTS_AGE_MAX_S or not requested <= weights.keys():
             weights = self.bytes_per_offset(requested | weights.keys())
             self._weights = (time.monotonic(), weights)
         return weights
@@ -283,7 +283,9 @@ class Driver:
         """Commits them as offsets of a group without members. Raises BrokerError, OSError,
         MqdReadError; tried once.
         """
-        response = self.cluster.any_link().request(FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id]))
+        response = self.cluster.any_connection().request(
+            FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id])
+        )
         (coordinator,) = response.coordinators
         check(coordinator.error_code, f"coordinator of group {group_id}")
         self.cluster.brokers = {**self.cluster.brokers, coordinator.node_id: (coordinator.host, coordinator.port)}
@@ -295,13 +297,17 @@ class Driver:
             Topic_(
                 name=topic,
                 partitions=[
-                    Partition(partition_index=index, committed_offset=offsets[topic, index], committed_metadata=SHOWN)
+                    Partition(
+                        partition_index=index,
+                        committed_offset=offsets[topic, index],
+                        committed_metadata=GROUP_OFFSET_METADATA,
+                    )
                     for index in indexes
                 ],
             )
             for topic, indexes in by_topic.items()
         ]
-        committed = self.cluster.link_to(coordinator.node_id).request(
+        committed = self.cluster.connection_to(coordinator.node_id).request(
             OffsetCommitRequest(group_id=group_id, member_id="", topics=topics), _COMMIT_VERSION_MAX
         )
         for topic in committed.topics:

@@ -1,7 +1,7 @@
 """A partition's records over TCP: one Fetch after the other, the next in flight while this one's
 records are used. No work is done per record.
 
-    for view in TcpViews(cluster, one, memory...).views(): ...       # RecordBatchViews, in order, up to the range's end
+    for view in TcpViews(cluster, options, one, lost).views(): ...   # RecordBatchViews, in order, up to the range's end
 
     F1  `position` is after everything that was yielded; a broken connection or a moved leader costs
         only one Fetch
@@ -33,7 +33,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FetchRequest
 from mqd.spark.options import SourceOptions
 from mqd.spark.planning import Range
-from mqd.spark.wire import NOT_THERE, BrokerError, Cluster, Link, MqdReadError, is_retriable
+from mqd.spark.wire import NOT_THERE, BrokerError, Cluster, BrokerConnection, MqdReadError, is_retriable
 
 log = logging.getLogger("mqd.spark")
 
@@ -160,7 +160,7 @@ class TcpViews:
     ) -> None:
         self._cluster, self._options, self._range, self._lost = cluster, options, one, lost
         self._pool = pool or BlockPool()
-        self._link: Link | None = None
+        self._link: BrokerConnection | None = None
         self._isolation = int(options.kafka.read_committed)
         self._topic_id = one.topic_id
         self._replica = -1
@@ -230,7 +230,7 @@ class TcpViews:
             if self._missing_since is None:
                 self._missing_since = time.monotonic()
             if time.monotonic() - self._missing_since < MISSING_S:
-                self._cluster.turn_away()
+                self._cluster.prefer_other_brokers()
                 raise _Missing("the topic or partition does not exist")
             was = (
                 "was deleted and recreated under the same name"
@@ -248,7 +248,7 @@ class TcpViews:
         if leader < 0:
             raise _LookUpAgain("the partition has no leader at present")
         node = self._replica if self._replica in metadata.brokers else leader
-        self._link = self._cluster.new_link(node)
+        self._link = self._cluster.new_connection(node)
         self._version = self._link.pick(FETCH, VERSION_MAX)
         if self._version < VERSION_MIN:
             raise MqdReadError(
@@ -397,4 +397,4 @@ def list_offset(cluster: Cluster, one: Range, timestamp: int, isolation: int) ->
     def attempt() -> int:
         return list_offsets(cluster, {(one.topic, one.partition): timestamp}, isolation)[one.topic, one.partition]
 
-    return cluster.patiently(f"offsets of {one.topic}-{one.partition}", attempt)
+    return cluster.with_retries(f"offsets of {one.topic}-{one.partition}", attempt)

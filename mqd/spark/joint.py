@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mqd.protocol.errors import ERRORS, ErrorCode
 from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest
 from mqd.spark.encoding import MqdWriteError
-from mqd.spark.wire import BrokerError, Cluster, Link, check
+from mqd.spark.wire import BrokerError, Cluster, BrokerConnection, check
 
 FIND_VERSION = 6
 TRANSACTION = 1
@@ -50,27 +50,27 @@ class Joint:
     def enlist(self) -> Child | None:
         """A child for this task attempt. None: the batch is committed. Raises MqdWriteError."""
         response = self._request(
-            self._enlisting(Child(-1, -1)), f"enlisting in the transaction of batch {self.batch_id}"
+            self._enlist_request(Child(-1, -1)), f"enlisting in the transaction of batch {self.batch_id}"
         )
         self._require_known(response)
         return None if response.producer_id < 0 else Child(response.producer_id, response.producer_epoch)
 
-    def alive(self, child: Child) -> None:
+    def heartbeat(self, child: Child) -> None:
         """Sends a heartbeat. Raises MqdWriteError when the transaction no longer includes this
         child."""
-        self._request(self._enlisting(child), f"continuing the transaction of batch {self.batch_id}")
+        self._request(self._enlist_request(child), f"continuing the transaction of batch {self.batch_id}")
 
     def commit(self, winners: Iterable[Child]) -> None:
         """Has no effect for a batch that was committed before. Raises MqdWriteError."""
-        self._require_known(self._request(self._ending(True, winners), f"committing batch {self.batch_id}"))
+        self._require_known(self._request(self._end_request(True, winners), f"committing batch {self.batch_id}"))
 
     def abort(self) -> None:
         """Raises MqdWriteError."""
-        self._request(self._ending(False, ()), f"aborting batch {self.batch_id}")
+        self._request(self._end_request(False, ()), f"aborting batch {self.batch_id}")
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _enlisting(self, child: Child) -> InitProducerIdRequest:
+    def _enlist_request(self, child: Child) -> InitProducerIdRequest:
         joint = InitProducerIdRequest.Joint(batch_id=self.batch_id, run_id=self.run_id)
         return InitProducerIdRequest(
             transactional_id=self.transactional_id,
@@ -80,7 +80,7 @@ class Joint:
             joint=joint,
         )
 
-    def _ending(self, committed: bool, winners: Iterable[Child]) -> EndTxnRequest:
+    def _end_request(self, committed: bool, winners: Iterable[Child]) -> EndTxnRequest:
         named = [
             EndTxnRequest.Winner(producer_id=one.producer_id, producer_epoch=one.producer_epoch) for one in winners
         ]
@@ -151,11 +151,11 @@ class Joint:
             )
         return text
 
-    def _coordinator(self) -> Link:
+    def _coordinator(self) -> BrokerConnection:
         """Raises OSError, BrokerError."""
         if self._node_id < 0:
             found = (
-                self._cluster.any_link()
+                self._cluster.any_connection()
                 .request(
                     FindCoordinatorRequest(key_type=TRANSACTION, coordinator_keys=[self.transactional_id]), FIND_VERSION
                 )
@@ -164,4 +164,4 @@ class Joint:
             check(found.error_code, f"the coordinator of {self.transactional_id}")
             self._cluster.brokers[found.node_id] = (found.host, found.port)
             self._node_id = found.node_id
-        return self._cluster.link_to(self._node_id)
+        return self._cluster.connection_to(self._node_id)

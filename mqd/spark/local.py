@@ -165,7 +165,7 @@ class LocalViews:
                 waited_since = waited_since or time.monotonic()
                 if time.monotonic() - waited_since > WAIT_S:  # L3
                     return
-                # the range ends below the log's end, so the leader is changing, or this turn found
+                # the range ends below the log's end, so the leader is changing, or this poll found
                 # nothing
                 time.sleep(POLL_S)
             elif problem.kind == "aborted":

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 
 IDS = "@topic_ids"
-SHOWN = "spark query"
-"""Metadata of the offsets that a query publishes as a group's: for monitoring only, the query reads
-by its checkpoint."""
+GROUP_OFFSET_METADATA = "spark query"
+"""Metadata of the offsets that a query commits for a consumer group. They are for monitoring only:
+the query itself resumes from its checkpoint."""
 
 
 def id_text(topic_id: bytes) -> str:
@@ -31,8 +31,8 @@ def id_text(topic_id: bytes) -> str:
 
 
 class Position(msgspec.Struct, frozen=True):
-    """`offsets`: (topic, partition) -> next offset; `ids`: topic -> its id, 16 bytes, of those
-    known.
+    """`offsets`: (topic, partition) -> next offset; `ids`: topic -> id (16 bytes), for topics whose
+    id is known.
     """
 
     offsets: dict[tuple[str, int], int]

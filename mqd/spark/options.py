@@ -1,7 +1,7 @@
 """Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and
 mqd's own.
 
-1. Names are taken without regard to case, as Spark gives them. `kafka.*` is configuration of
+1. Names are not case-sensitive, as Spark's own. `kafka.*` is configuration of
    Kafka's clients; supported properties are used, those that would break Spark's guarantees are
    refused (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
 2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
@@ -39,7 +39,7 @@ log = logging.getLogger("mqd.spark")
 EARLIEST, LATEST = -2, -1  # in JSON of offsets
 STRATEGIES = ("assign", "subscribe", "subscribepattern")
 TRANSPORTS = ("auto", "shm", "tcp")
-_FOR_BOTH = {"interceptor.classes": "interceptors could change the records behind Spark's back"}
+_FOR_BOTH = {"interceptor.classes": "interceptors could change records without Spark's knowledge"}
 REFUSED_BY_SOURCE = {
     **_FOR_BOTH,
     "auto.offset.reset": (
@@ -195,7 +195,7 @@ def _encryption(options: Options) -> Encryption | None:
 
 
 def _security(given: dict[str, str]) -> ClientSecurity:
-    """Removes them from `given`. Raises MqdOptionError."""
+    """The security settings, which are removed from `given`. Raises MqdOptionError."""
     names = [name for name in given if name == "security.protocol" or name.startswith(("sasl.", "ssl."))]
     try:
         security = client.of_properties({name: given.pop(name).strip() for name in names})
@@ -395,7 +395,7 @@ def _timestamp(name: str, value: str) -> int:
 
 
 def parse_assign(text: str) -> dict[str, list[int]]:
-    """{"topic": [0, 1]}."""
+    """The partitions in JSON such as {"topic": [0, 1]}. Raises MqdOptionError."""
     found = _json_object(text, "assign", '{"topic":[0,1]}')
     for topic, partitions in found.items():
         if not isinstance(partitions, list) or not all(
@@ -410,8 +410,8 @@ def parse_assign(text: str) -> dict[str, list[int]]:
 
 
 def parse_offsets(text: str, name: str, least: int) -> Offsets:
-    """{"topic": {"0": 23, "1": -2}}; numbers of at least `least`. Names that begin with @ (topic
-    ids of our own offsets) are left out.
+    """The offsets in JSON such as {"topic": {"0": 23, "1": -2}}, each at least `least`. Names that
+    begin with @ (topic ids in mqd's own offsets) are left out. Raises MqdOptionError.
     """
     found = _json_object(text, name, '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}')
     out: Offsets = {}

@@ -8,7 +8,7 @@ transaction: through shared memory to a broker of this host, over TCP to others.
     S3  after a lost response, a moved leader or a broker restart the batch is retried, until
         delivery.timeout.ms after it was first sent; then MqdWriteError names topic, partition and
         the last problem
-    S4  memory: at most QUEUED_BYTES_MAX and one round of batches wait
+    S4  memory: at most QUEUED_BYTES_MAX plus one round of batches are queued
     S5  a partition that its topic no longer shows (retired and empty) still accepts the batches
         assigned to it, at its last leader; no new rows are assigned to it
     S6  a silent leader delays only its own partitions, until kafka.request.timeout.ms or, if that
@@ -33,7 +33,7 @@ from mqd.protocol.messages import MetadataRequest, ProduceRequest
 from mqd.spark.encoding import Batch, MqdWriteError
 from mqd.spark.local_link import FRAME_BYTES_MAX, LocalLink, find
 from mqd.spark.sink_options import SinkOptions
-from mqd.spark.wire import BrokerError, Cluster, Link, Topic
+from mqd.spark.wire import BrokerError, Cluster, BrokerConnection, Topic
 
 PRODUCE, VERSION = 0, 12  # topics by name; partitions are added to the transaction by their first Produce
 QUEUED_BYTES_MAX = 8 << 20
@@ -78,12 +78,12 @@ class Connections:
 
     def __init__(self, options: SinkOptions) -> None:
         self.cluster = Cluster(options.kafka)
-        self._links: dict[int, Link] = {}
+        self._links: dict[int, BrokerConnection] = {}
         self._local: dict[int, LocalLink | None] = {}  # None: this broker cannot be reached through shared memory
         self.local_count = 0  # requests that went through shared memory
         self.users = 0  # producers that are not closed
 
-    def link(self, node_id: int, size_bytes: int) -> Link | LocalLink:
+    def link(self, node_id: int, size_bytes: int) -> BrokerConnection | LocalLink:
         """Raises OSError, MqdWriteError."""
         if node_id not in self._local:
             address = self.cluster.brokers.get(node_id)
@@ -94,7 +94,7 @@ class Connections:
             return local
         link = self._links.get(node_id)
         if link is None:
-            link = self._links[node_id] = self.cluster.new_link(node_id)
+            link = self._links[node_id] = self.cluster.new_connection(node_id)
         return link
 
     def drop(self, node_id: int) -> None:
@@ -126,12 +126,18 @@ def connections(options: SinkOptions) -> Connections:
 
 
 class _InFlight:
-    """An unanswered request. `deadline`: monotonic clock."""
+    """A request whose response has not arrived. `deadline`: monotonic clock."""
 
     __slots__ = ("batches", "deadline", "link", "node_id", "number", "version")
 
     def __init__(
-        self, node_id: int, link: Link | LocalLink, version: int, number: int, batches: list[Batch], deadline: float
+        self,
+        node_id: int,
+        link: BrokerConnection | LocalLink,
+        version: int,
+        number: int,
+        batches: list[Batch],
+        deadline: float,
     ) -> None:
         self.node_id, self.link, self.version, self.number, self.batches, self.deadline = (
             node_id,
@@ -174,12 +180,12 @@ class Producer:
             self._refresh([*self._topics, name])
             topic = self._topics[name]
         if topic.error:
-            topic = self._wait_for(name)
+            topic = self._await_topic(name)
         return topic
 
     def _refresh(self, names: Iterable[str]) -> None:
         cluster = self._connections.cluster
-        found = cluster.patiently("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
+        found = cluster.with_retries("metadata of " + ", ".join(names), lambda: cluster.metadata(names))
         for topic in found.topics.values():
             self._learn(topic)
         self._requested_at = time.monotonic()
@@ -196,7 +202,7 @@ class Producer:
         self._topic(key[0])
         return self._leaders[key[0]][1].get(key[1], -1)
 
-    def _wait_for(self, name: str) -> Topic:
+    def _await_topic(self, name: str) -> Topic:
         """The request lets the broker create the topic, if auto-creation is enabled. Raises
         MqdWriteError.
         """
@@ -206,7 +212,7 @@ class Producer:
             topics=[MetadataRequest.Topic(name=name, topic_id=bytes(16))], allow_auto_topic_creation=True
         )
         while True:
-            cluster.patiently(f"metadata of {name}", lambda: cluster.any_link().request(request))
+            cluster.with_retries(f"metadata of {name}", lambda: cluster.any_connection().request(request))
             self._refresh([name])
             topic = self._topics[name]
             if not topic.error and topic.leaders:
@@ -225,18 +231,18 @@ class Producer:
     # -- sending -----------------------------------------------------------------------------------
 
     def send(self, batches: Iterable[Batch]) -> None:
-        """Returns when there is room for more. Raises MqdWriteError."""
+        """Queues batches; returns when there is space for more. Raises MqdWriteError."""
         for batch in batches:
             self._queues.setdefault((batch.topic, batch.partition), collections.deque()).append(batch)
             self._queued_bytes += len(batch.data)
             while self._queued_bytes > QUEUED_BYTES_MAX:
-                self._turn()
+                self._step()
         self._launch()
 
     def flush(self) -> None:
         """Returns when everything is acknowledged. Raises MqdWriteError."""
         while self._queues:
-            self._turn()
+            self._step()
 
     def close(self) -> None:
         """Closes connections with an outstanding response: they cannot be used again."""
@@ -248,7 +254,7 @@ class Producer:
             self._connections.drop(flight.node_id)
         self._flights = {}
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         self._launch()
         if self._flights:
             self._complete(self._wait_for_flight())
@@ -336,7 +342,7 @@ class Producer:
             if not _has_response(flight, 0):
                 host, port = flight.link.host, flight.link.port
                 # the metadata connection may use this broker
-                self._connections.cluster.turn_away((host, port))
+                self._connections.cluster.prefer_other_brokers((host, port))
                 raise TimeoutError(f"broker {host}:{port} has not answered (kafka.request.timeout.ms)")
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
@@ -353,13 +359,13 @@ class Producer:
             result = responses.get((batch.topic, batch.partition))
             code = result.error_code if result is not None else int(ErrorCode.UNKNOWN_SERVER_ERROR)
             moved |= code in _MOVED
-            self._answered(
+            self._handle_result(
                 batch, code, result.error_message if result is not None else "it is missing in the broker's response"
             )
         if moved:
             self._refresh_leaders()
 
-    def _answered(self, batch: Batch, code: int, message: str | None) -> None:
+    def _handle_result(self, batch: Batch, code: int, message: str | None) -> None:
         key = (batch.topic, batch.partition)
         if code in _WRITTEN:
             self._done(key)
@@ -444,7 +450,7 @@ class Producer:
             found = cluster.metadata(names).topics
         except (OSError, BrokerError):
             cluster.close()
-            cluster.turn_away()
+            cluster.prefer_other_brokers()
             return
         for topic in found.values():
             if not topic.error:

@@ -15,17 +15,17 @@ holds only state that may be lost.
     S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
-    S6  one broker's response is not enough for a loss: missing topics are requested again, from other
-        brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position (as long
-        as failOnDataLoss lets the query continue): if it reappears, the query continues there and
-        reads nothing twice; its id shows whether it was recreated
-    S7  partitions that a topic (with the same id) no longer shows were retired, and have no records
-        left. The query drops them; that is no loss if it had reached their end, which their leaders
-        report for partition.retire.grace.ms at least. Partitions that no leader reports any more
-        count as lost: records may have been added after the last query and deleted before this one
     S5  only the end of a batch that Spark has committed is published as the group's offsets. Spark
         calls commit(end) for all but a run's last batch; the start of the next batch implies the
         same, and is published, too. A failure is only a warning: nothing depends on it
+X response is not enough for a loss: missing topics are requested again, from other
+        brokers too, for ATTEMPTS * PAUSE_S. A topic that is still missing keeps its position (as long
+        as failOnDataLoss lets the query continue): if it reappears, the query continues there and
+        reads nothing twice; its id shows whether it was recreated
+    S7  partitions that a topic (with the same id) no longer lists were retired, and have no records
+        left. The query drops them; that is no loss if it had reached their end, which their leaders
+        report for partition.retire.grace.ms at least. Partitions that no leader reports any more
+        count as lost: records may have been added after the last query and deleted before this one
 Source: the rules of Spark's Kafka source in its integration guide.
 """
 
@@ -188,7 +188,7 @@ class Progress:
                 if key[0] == topic and key not in available.offsets and key not in recreated
             )
             if missing and topic in available.ids and available.ids[topic] == start.ids.get(topic):
-                ends = self._driver.hidden_ends(missing)
+                ends = self._driver.retired_ends(missing)
                 for key in [key for key in missing if ends.get(key) == start.offsets[key]]:
                     missing.remove(key)
                     log.warning(

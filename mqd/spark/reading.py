@@ -3,9 +3,9 @@
     for batch in read_range(options, ("key", "value", ...), one): ...       # pyarrow.RecordBatch of at most ROWS_MAX rows
 
 Two sources, one output. On the host of a broker that has the partition, records are read from its
-mapped segments (local.py), elsewhere by Fetch (fetching.py); both return views, which are positions
-in bytes that are not copied. A view is copied once, into Arrow's buffers, by
-native/client/columns.c; topic and partition are created here, once per task.
+mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views: positions in bytes
+that are not copied. A view is copied once, into Arrow's buffers, by native/client/columns.c. The
+columns topic and partition are created here, once per task.
 
     R1  the batches hold the range's records, in order, each once: those of control batches and,
         with read_committed, of aborted transactions left out
@@ -99,7 +99,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
                 # the batch extends beyond the range
                 view = view[: int(np.searchsorted(view.offsets, one.end))]
             try:
-                yield from assembly.add(_opened(options, view))
+                yield from assembly.add(_decrypted(options, view))
             except NativeError as error:
                 raise MqdReadError(
                     f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets after it skips it"
@@ -109,7 +109,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
         cluster.close()
 
 
-def _opened(options: SourceOptions, view: Any) -> Any:
+def _decrypted(options: SourceOptions, view: Any) -> Any:
     """Decrypts sealed values. Raises MqdReadError."""
     if options.kafka.encryption is None:
         return view
@@ -135,16 +135,16 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
     def lost(_: int, text: str) -> None:
         report_loss(options, f"{one.topic}-{one.partition}: {text}")
 
-    far = TcpViews(cluster, options, one, lost, pool)
+    tcp_views = TcpViews(cluster, options, one, lost, pool)
     try:
-        near = _local(options, cluster, one, lost, pool)
-        if near is not None:
-            yield from near.views()
-            far.continue_at(near.position)  # R2
-            near.close()
-        yield from far.views()
+        local_views = _local(options, cluster, one, lost, pool)
+        if local_views is not None:
+            yield from local_views.views()
+            tcp_views.continue_at(local_views.position)  # R2
+            local_views.close()
+        yield from tcp_views.views()
     finally:
-        far.close()
+        tcp_views.close()
 
 
 def _local(

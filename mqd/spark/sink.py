@@ -39,8 +39,8 @@ log = logging.getLogger("mqd.spark")
 PREFIX = JOINT + "spark."
 
 
-class Place(NamedTuple):
-    """The transaction that a task writes in."""
+class BatchRun(NamedTuple):
+    """Identifies the transaction that a task writes in."""
 
     transactional_id: str
     batch_id: int
@@ -53,10 +53,15 @@ class Written(WriterCommitMessage):
     """
 
     def __init__(
-        self, place: Place | None, child: tuple[int, int] | None, row_count: int, byte_count: int, dropped: bool = False
+        self,
+        batch_run: BatchRun | None,
+        child: tuple[int, int] | None,
+        row_count: int,
+        byte_count: int,
+        dropped: bool = False,
     ) -> None:
-        self.place, self.child, self.row_count, self.byte_count, self.dropped = (
-            place,
+        self.batch_run, self.child, self.row_count, self.byte_count, self.dropped = (
+            batch_run,
             child,
             row_count,
             byte_count,
@@ -81,15 +86,15 @@ def stream_writer(options: Mapping[str, str], schema: Any, overwrite: bool) -> M
     return MqdStreamWriter(sink_options(options, schema, streaming=True))
 
 
-def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordBatch]) -> Written:
+def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.RecordBatch]) -> Written:
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return Written(place, None, 0, 0)
+        return Written(batch_run, None, 0, 0)
     from mqd.spark import writing
 
-    outcome = writing.write(options, place, first, batches)
+    outcome = writing.write(options, batch_run, first, batches)
     return Written(
-        place,
+        batch_run,
         None if outcome.child is None else (outcome.child[0], outcome.child[1]),
         outcome.row_count,
         outcome.byte_count,
@@ -98,20 +103,20 @@ def _write(options: SinkOptions, place: Place, batches: Iterator[pyarrow.RecordB
 
 
 def _end(
-    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, place: Place | None
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, batch_run: BatchRun | None
 ) -> None:
-    """Ends a batch by the messages of its tasks. `place` if the driver knows it."""
+    """Ends a batch by the messages of its tasks. `batch_run` if the driver knows it."""
     from mqd.spark import writing
 
     written = [message for message in messages if isinstance(message, Written)]
-    places = {message.place for message in written if message.place is not None} or (
-        {place} if place is not None else set()
+    batch_runs = {message.batch_run for message in written if message.batch_run is not None} or (
+        {batch_run} if batch_run is not None else set()
     )
-    if not places or not options.is_exactly_once:
+    if not batch_runs or not options.is_exactly_once:
         return
-    if len(places) > 1:
-        raise RuntimeError(f"tasks of one batch name {len(places)} transactions: {sorted(places)}")
-    joint = writing.joint(options, places.pop())
+    if len(batch_runs) > 1:
+        raise RuntimeError(f"tasks of one batch name {len(batch_runs)} transactions: {sorted(batch_runs)}")
+    joint = writing.joint(options, batch_runs.pop())
     if commit:
         if any(message.dropped for message in written):
             log.warning(
@@ -129,19 +134,19 @@ class MqdBatchWriter(DataSourceArrowWriter):
         self.options = options
         run_id = uuid.uuid4().hex
         if options.app_id is None:
-            self.place = Place(f"{PREFIX}job.{run_id}", 0, run_id)
+            self.batch_run = BatchRun(f"{PREFIX}job.{run_id}", 0, run_id)
         else:
-            self.place = Place(f"{PREFIX}app.{options.app_id}", options.app_version, run_id)
+            self.batch_run = BatchRun(f"{PREFIX}app.{options.app_id}", options.app_version, run_id)
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
-        return _write(self.options, self.place, iterator)
+        return _write(self.options, self.batch_run, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _end(self.options, messages, True, self.place)
+        _end(self.options, messages, True, self.batch_run)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        with _explained():
-            _end(self.options, messages, False, self.place)
+        with _log_failed_abort():
+            _end(self.options, messages, False, self.batch_run)
 
 
 class MqdStreamWriter(DataSourceStreamArrowWriter):
@@ -168,7 +173,7 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
                 " not a streaming query"
             )
         run = context.getLocalProperty("spark.jobGroup.id") or self.planned  # a query's jobs belong to its run
-        return _write(self.options, Place(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
+        return _write(self.options, BatchRun(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)
         _end(self.options, messages, True, None)
@@ -179,19 +184,19 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
             log.warning(
                 "batch %d has failed before one of its tasks was done, so its transaction is not aborted here. If"
                 " rows of it are in topics, readers with read_committed wait for its end until the query is"
-                " restarted or %d ms have passed (kafka.transaction.timeout.ms); `mqd txn abort` ends it at once",
+                " restarted or %d ms have passed (kafka.transaction.timeout.ms); `mqd txn abort` ends it immediately",
                 batchId,
                 self.options.transaction_timeout_ms,
             )
             return
-        with _explained():
+        with _log_failed_abort():
             _end(self.options, messages, False, None)
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """A failed abort is harmless: the transaction ends by its time-out, or when the batch is
-    repeated. Spark shows the error that caused the abort.
+def _log_failed_abort() -> Iterator[None]:
+    """Only logs an error within this context. A failed abort is harmless: the transaction ends by
+    its time-out, or when the batch is repeated. Spark shows the error that caused the abort.
     """
     began = time.monotonic()
     try:

@@ -122,10 +122,10 @@ class DelegationToken:
         have ended in the meantime.
         """
         try:
-            response = self._cluster.any_link().request(request)
+            response = self._cluster.any_connection().request(request)
         except OSError:
             self._cluster.close()
-            response = self._cluster.any_link().request(request)
+            response = self._cluster.any_connection().request(request)
         if response.error_code:
             code = response.error_code
             raise MqdReadError(f"delegation token: {error_name(code)}: {error_message(code)}")

@@ -3,8 +3,8 @@ the executors' Fetch.
 
     cluster = Cluster(settings)                             # KafkaSettings; connects on first use
     metadata = cluster.metadata(["orders"])                 # leaders, topic ids
-    response = cluster.link_to(node_id).request(request)    # mqd.protocol's messages
-    cluster.patiently("offsets of orders", attempt)         # retries transient errors, such as a
+    response = cluster.connection_to(node_id).request(request)    # mqd.protocol's messages
+    cluster.with_retries("offsets of orders", attempt)         # retries transient errors, such as a
                                                             # broker that restarts, a leader that moves
 
     W1  retries end: after `api_timeout_s`, or UNKNOWN_TIMEOUT_S for a missing topic or partition
@@ -85,7 +85,7 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
     return found
 
 
-class Link(Connection):
+class BrokerConnection(Connection):
     """One connection, as the driver and the executors use it. Raises OSError when the broker cannot
     be reached or the connection ends, ProtocolError when its bytes are not Kafka's protocol.
     """
@@ -128,9 +128,9 @@ class Cluster:
         timeout = settings.others.get("default.api.timeout.ms", "")
         self.api_timeout_s = int(timeout) / 1000 if timeout.isdigit() else API_TIMEOUT_S
         self._servers = parse_servers(settings.bootstrap_servers)
-        self._links: dict[tuple[str, int], Link] = {}
+        self._links: dict[tuple[str, int], BrokerConnection] = {}
         self.brokers: dict[int, tuple[str, int]] = {}
-        # turn_away(): how often, and the brokers that any_link() tries first since then
+        # how often prefer_other_brokers() was called, and the brokers that any_connection() tries first
         self._turns, self._first = 0, list[tuple[str, int]]()
 
     def close(self) -> None:
@@ -138,25 +138,27 @@ class Cluster:
         for link in links.values():
             link.close()
 
-    def new_link(self, node_id: int) -> Link:
+    def new_connection(self, node_id: int) -> BrokerConnection:
         """A connection for the caller alone."""
         address = self.brokers.get(node_id)
         if address is None:
             raise ConnectionError(f"broker {node_id} is not in the metadata")
         return self._open(address)
 
-    def _open(self, address: tuple[str, int]) -> Link:
+    def _open(self, address: tuple[str, int]) -> BrokerConnection:
         settings = self.settings
-        return Link(*address, settings.client_id, settings.request_timeout_s, ClientSecurity(settings.security))
+        return BrokerConnection(
+            *address, settings.client_id, settings.request_timeout_s, ClientSecurity(settings.security)
+        )
 
-    def link_to(self, node_id: int) -> Link:
+    def connection_to(self, node_id: int) -> BrokerConnection:
         address = self.brokers.get(node_id)
         if address is None:
             raise ConnectionError(f"broker {node_id} is not in the metadata")
         return self._link(address)
 
-    def any_link(self) -> Link:
-        """A connection to any reachable broker: first those selected by turn_away(), then other
+    def any_connection(self) -> BrokerConnection:
+        """A connection to any reachable broker: first those selected by prefer_other_brokers(), then other
         connected ones, bootstrap.servers, and those of the metadata.
         """
         problems = []
@@ -170,8 +172,8 @@ class Cluster:
                 return link
         raise ConnectionError("; ".join(problems))
 
-    def turn_away(self, silent: tuple[str, int] | None = None) -> None:
-        """Makes any_link() rotate to other brokers until close(); `silent` is used only if no other
+    def prefer_other_brokers(self, silent: tuple[str, int] | None = None) -> None:
+        """Makes any_connection() rotate to other brokers until close(); `silent` is used only if no other
         can be reached.
         """
         known = list(dict.fromkeys([*self._servers, *(self.brokers[node] for node in sorted(self.brokers))]))
@@ -179,7 +181,7 @@ class Cluster:
         first = self._turns % len(known)
         self._first = sorted(known[first:] + known[:first], key=lambda address: address == silent)
 
-    def _link(self, address: tuple[str, int]) -> Link:
+    def _link(self, address: tuple[str, int]) -> BrokerConnection:
         link = self._links.get(address)
         if link is None or link.closed:
             link = self._links[address] = self._open(address)
@@ -188,7 +190,7 @@ class Cluster:
     def metadata(self, names: Iterable[str] | None) -> Metadata:
         """None: all topics. A missing topic has an `error`."""
         topics = None if names is None else [MetadataRequest.Topic(name=name, topic_id=_ANY_TOPIC) for name in names]
-        response = self.any_link().request(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
+        response = self.any_connection().request(MetadataRequest(topics=topics, allow_auto_topic_creation=False))
         self.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         found = {
             topic.name: Topic(
@@ -205,7 +207,7 @@ class Cluster:
         }
         return Metadata(self.brokers, found)
 
-    def patiently(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
+    def with_retries(self, what: str, attempt: Callable[[], T], pause_s: float = PAUSE_MIN_S) -> T:
         """Calls attempt() and retries transient errors. Raises MqdReadError."""
         began, pause = time.monotonic(), max(pause_s, 0.001)
         while True:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 HEARTBEATS_PER_TIMEOUT = 4  # within transaction.timeout.ms
 
-Place = tuple[str, int, str]  # transactional id, batch, run
+BatchRun = tuple[str, int, str]  # transactional id, batch, run
 
 
 class Outcome(NamedTuple):
@@ -36,15 +36,15 @@ class Outcome(NamedTuple):
     dropped: bool = False
 
 
-def joint(options: SinkOptions, place: Place) -> Joint:
-    return Joint(connections(options).cluster, *place, options.transaction_timeout_ms)
+def joint(options: SinkOptions, batch_run: BatchRun) -> Joint:
+    return Joint(connections(options).cluster, *batch_run, options.transaction_timeout_ms)
 
 
 def write(
-    options: SinkOptions, place: Place, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
+    options: SinkOptions, batch_run: BatchRun, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
 ) -> Outcome:
     """Raises MqdWriteError, MqdReadError."""
-    own = joint(options, place) if options.is_exactly_once else None
+    own = joint(options, batch_run) if options.is_exactly_once else None
     try:
         child = own.enlist() if own is not None else _identity(options)
     except (MqdWriteError, MqdReadError) as error:  # checked before any row is sent
@@ -79,7 +79,7 @@ def _write_all(
         encoder.add(batch)
         producer.send(encoder.ready())
         if own is not None and time.monotonic() - reported_at > every_s:
-            own.alive(child)
+            own.heartbeat(child)
             reported_at = time.monotonic()
         batch = next(others, None)
     producer.send(encoder.rest())
@@ -91,8 +91,10 @@ def _identity(options: SinkOptions) -> Child:
     cluster = connections(options).cluster
 
     def allocate() -> Child:
-        response = cluster.any_link().request(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0))
+        response = cluster.any_connection().request(
+            InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=0)
+        )
         check(response.error_code, "a producer id")
         return Child(response.producer_id, response.producer_epoch)
 
-    return cluster.patiently("a producer id", allocate)
+    return cluster.with_retries("a producer id", allocate)

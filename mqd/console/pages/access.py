@@ -15,31 +15,31 @@ from mqd.console.rendering import url
 from mqd.security.acl import AclFilter
 
 PER_PAGE = 100
-LISTED_S = 3.0
-SHOWN = {"users": "Users", "rules": "Rules", "quotas": "Quotas"}
+LIST_CACHE_S = 3.0
+TITLES = {"users": "Users", "rules": "Rules", "quotas": "Quotas"}
 
 
 def page(request: PageRequest) -> Response:
-    show, text = request.text("show", "users"), request.text("q")
-    show = show if show in SHOWN else "users"
+    tab, text = request.text("show", "users"), request.text("q")
+    tab = tab if tab in TITLES else "users"
     settings = request.settings
 
     def load() -> list[tuple[str, ...]]:
-        if show == "users":
+        if tab == "users":
             return [_user(name, known) for name, known in sorted(access.users(settings).items())]
-        if show == "rules":
+        if tab == "rules":
             return [shown(rule) for rule in access.rules(settings, AclFilter())]
         return [_quota(entity, values) for entity, values in access.quotas(settings, {})]
 
-    every, reason = request.attempt(lambda: request.cached(f"access {show}", LISTED_S, load))
+    every, reason = request.attempt(lambda: request.cached(f"access {tab}", LIST_CACHE_S, load))
     wanted = text.casefold()
     found = [row for row in every or () if wanted in " ".join(row).casefold()]
     number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     return request.page(
         "access.html",
-        show=show,
-        titles=SHOWN,
-        links=[(title, url("/access", show=one), one == show) for one, title in SHOWN.items()],
+        tab=tab,
+        titles=TITLES,
+        links=[(title, url("/access", show=one), one == tab) for one, title in TITLES.items()],
         rows=found[(number - 1) * PER_PAGE : number * PER_PAGE],
         count=len(found),
         total=len(every or ()),
@@ -47,7 +47,7 @@ def page(request: PageRequest) -> Response:
         per_page=PER_PAGE,
         q=text,
         limits=list(access.QUOTA_KEYS),
-        link=lambda page: url("/access", show=show, q=text, page=page),
+        link=lambda page: url("/access", show=tab, q=text, page=page),
         reason=reason,
     )
 

@@ -1,5 +1,5 @@
-"""Forms, previews and changes: only a change that was shown, with its equivalent command, and
-confirmed is made. Each is in the audit log before it begins.
+"""Forms, previews and changes. A change is made only after its preview, which shows the equivalent
+command, was confirmed. It is written to the audit log before it begins.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kind:
         console, form = request.console, request.form
         if not console.sessions.is_token(request.cookie, form.get("token", "")):
             raise Refused(
-                403, "this form is from before the console started again, or of another session; load it again"
+                403, "the console has restarted since this form was loaded, or it is another session's; load it again"
             )
         try:
             change = self.prepare(request.settings, form)

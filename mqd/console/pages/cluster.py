@@ -7,15 +7,15 @@ from starlette.responses import Response
 from mqd.base.clock import now_ms
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
-from mqd.console.pages.overview import HEALTH_S
+from mqd.console.pages.overview import HEALTH_CACHE_S
 
-DIRECTORIES_S = 10.0
+DIRECTORIES_CACHE_S = 10.0
 
 
 def page(request: PageRequest) -> Response:
-    health = request.cached("health", HEALTH_S, lambda: queries.health(request.settings))
+    health = request.cached("health", HEALTH_CACHE_S, lambda: queries.health(request.settings))
     found, reason = request.attempt(
-        lambda: request.cached("directories", DIRECTORIES_S, lambda: queries.directories(request.settings))
+        lambda: request.cached("directories", DIRECTORIES_CACHE_S, lambda: queries.directories(request.settings))
     )
     directories, missing = found if found is not None else ([], [reason])
     return request.page(

@@ -10,24 +10,24 @@ from mqd.cli.group_listing import SHARE
 from mqd.cli.verbs.group import WAITED_FOR, assignment_text, member_labels
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
-from mqd.console.pages.overview import GROUPS_S, MOVING
+from mqd.console.pages.overview import GROUPS_CACHE_S, REBALANCING_STATES
 from mqd.console.rendering import url
 
 PER_PAGE = 25
-LAGS_S = 2.0
-GROUP_S = 2.0
+LAGS_CACHE_S = 2.0
+GROUP_CACHE_S = 2.0
 ROWS_PER_PAGE = 100
 
 
 def page(request: PageRequest) -> Response:
     text, state = request.text("q"), request.text("state")
-    every = request.cached("groups", GROUPS_S, lambda: queries.groups(request.settings))
+    every = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
     found = [one for one in every if text.casefold() in one.group.casefold() and (not state or one.state == state)]
     number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "lags " + " ".join(one.group for one in shown)
     behind, reason = request.attempt(
-        lambda: request.cached(key, LAGS_S, lambda: queries.behind(request.settings, shown))
+        lambda: request.cached(key, LAGS_CACHE_S, lambda: queries.behind(request.settings, shown))
     )
     return request.page(
         "groups.html",
@@ -40,7 +40,7 @@ def page(request: PageRequest) -> Response:
         q=text,
         state=state,
         states=sorted({one.state for one in every} | ({state} if state else set())),
-        moving=MOVING,
+        moving=REBALANCING_STATES,
         link=lambda page: url("/groups", q=text, state=state, page=page),
         hidden=[f"lag: {reason}"] if reason else [],
     )
@@ -52,7 +52,7 @@ def _seconds(milliseconds: int) -> float | None:
 
 def group_page(request: PageRequest) -> Response:
     name = request.named("name")
-    found = request.cached(f"group {name}", GROUP_S, lambda: queries.group(request.settings, name))
+    found = request.cached(f"group {name}", GROUP_CACHE_S, lambda: queries.group(request.settings, name))
     group, labels = found.group, member_labels(found.group)
     partitions: dict[str, int] = {}
     lags: dict[str, int] = {}
@@ -100,7 +100,7 @@ def group_page(request: PageRequest) -> Response:
         labels=labels,
         members=members,
         holders=holders,
-        is_moving=group.state in MOVING,
+        is_moving=group.state in REBALANCING_STATES,
         is_share=group.type == SHARE,
         is_stream=any(row.only_shown for row in found.rows),
         lasting_s=None if group.rebalance is None else _seconds(group.rebalance.lasting_ms),

@@ -49,7 +49,7 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
             raise BadFilter(str(error)) from None
     elif start == "offset":
         if text and not (text.isascii() and text.isdigit() and int(text) <= OFFSET_MAX):
-            raise BadFilter(f"{text!r} is no offset")
+            raise BadFilter(f"{text!r} is not an offset")
         at = int(text or 0)
     which = request.text("partition").strip()
     if which and not (which.isascii() and which.isdigit() and len(which) < 10):
@@ -99,7 +99,7 @@ def page(request: PageRequest) -> Response:
     )
 
 
-# -- streams: on the loop, the work on a thread ----------------------------------------------------
+# -- streams: sent on the event loop, searched on a thread -----------------------------------------
 
 
 def _event(name: str, data: Any) -> bytes:
@@ -118,12 +118,12 @@ def _reason(error: Exception) -> str:
 
 
 def stream_page(request: PageRequest) -> Response:
-    places, user = request.console.places, request.session.user
+    stream_limit, user = request.console.stream_limit, request.session.user
     try:
         query = query_of(request)
     except BadFilter as error:
         raise Refused(400, str(error)) from None
-    if not places.take(user):
+    if not stream_limit.take(user):
         return _stream(_refused("too many searches run at once; stop one, or close its tab"))
     rows = request.console.templates.get_template("records.html")
 
@@ -138,7 +138,7 @@ def stream_page(request: PageRequest) -> Response:
 
     async def events() -> AsyncIterator[bytes]:
         try:
-            async for html, step in stream(work, partial(places.free, user)):
+            async for html, step in stream(work, partial(stream_limit.free, user)):
                 if html:
                     yield _event("records", html)
                 about = {
@@ -162,14 +162,14 @@ def _stream(events: AsyncIterator[bytes]) -> Response:
 def download(request: PageRequest) -> Response:
     """The results of the search, as `mqd consume --format json` writes them: a line of JSON for
     each record."""
-    places, user = request.console.places, request.session.user
+    stream_limit, user = request.console.stream_limit, request.session.user
     try:
         query = query_of(request, DOWNLOAD_MAX)
     except BadFilter as error:
         raise Refused(400, str(error)) from None
     if query.start == "live":
         raise Refused(400, "a live search has no end and cannot be downloaded")
-    if not places.take(user):
+    if not stream_limit.take(user):
         raise Refused(503, "too many searches run at once; stop one, or close its tab")
 
     def work(stop: Event) -> Iterator[bytes]:
@@ -177,7 +177,7 @@ def download(request: PageRequest) -> Response:
             yield b"".join(step.found)
 
     async def lines() -> AsyncIterator[bytes]:
-        async for data in stream(work, partial(places.free, user)):
+        async for data in stream(work, partial(stream_limit.free, user)):
             yield data
 
     headers = {"content-disposition": f'attachment; filename="{_file_name(query.topic)}.jsonl"'}
@@ -191,7 +191,7 @@ def _file_name(text: str) -> str:
 # -- one record ------------------------------------------------------------------------------------
 
 
-def _one(request: PageRequest) -> Any:
+def _requested_message(request: PageRequest) -> Any:
     topic = request.named("topic")
     partition, offset = request.number("partition", 0, 0, 10**9), request.number("offset", 0, 0, OFFSET_MAX)
     message = searching.read_one(request.settings, topic, partition, offset)
@@ -205,13 +205,13 @@ def _one(request: PageRequest) -> Any:
 
 
 def record_page(request: PageRequest) -> Response:
-    record = record_view.record(_one(request), record_view.PAGE_BYTES)
+    record = record_view.record(_requested_message(request), record_view.PAGE_BYTES)
     return request.page("message.html", record=record, commands=record.commands(request.console.options.bootstrap))
 
 
 def raw(request: PageRequest) -> Response:
     """The raw bytes, which no browser may interpret as a page."""
-    message, part = _one(request), request.text("part", "value")
+    message, part = _requested_message(request), request.text("part", "value")
     data = message.key() if part == "key" else message.value()
     name = _file_name(
         f"{message.topic()}-{message.partition()}-{message.offset()}-{'key' if part == 'key' else 'value'}"

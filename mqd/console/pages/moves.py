@@ -14,14 +14,14 @@ from mqd.cli.kafka_request import Broker
 from mqd.cli.verifying import PlannedPartition
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
-from mqd.console.pages.overview import HEALTH_S
+from mqd.console.pages.overview import HEALTH_CACHE_S
 
-MOVES_S = 2.0
-TOPICS_MAX = 20  # whose progress is looked up, with a request to brokers for each
+MOVES_CACHE_S = 2.0
+TOPICS_MAX = 20  # topics whose progress is requested: each costs a request to the brokers
 ROWS_MAX = 200
 
 
-class UnderWay(msgspec.Struct, frozen=True):
+class MovesInProgress(msgspec.Struct, frozen=True):
     """`count`: the number of moving partitions; `shown`: those with their progress."""
 
     count: int
@@ -37,7 +37,7 @@ class UnderWay(msgspec.Struct, frozen=True):
         return sum(one.total_bytes or 0 for one in self.shown)
 
 
-def under_way(settings: Settings) -> UnderWay:
+def moves_in_progress(settings: Settings) -> MovesInProgress:
     """Raises CliError."""
     with Broker(settings.bootstrap) as broker:
         found = moves.ongoing_moves(broker)
@@ -50,7 +50,7 @@ def under_way(settings: Settings) -> UnderWay:
                 if partition[0] == name
             }
             shown += (one for one in verifying.planned_partitions(broker, name, plan) if one.move is not None)
-    return UnderWay(len(found), len(topics), tuple(shown[:ROWS_MAX]))
+    return MovesInProgress(len(found), len(topics), tuple(shown[:ROWS_MAX]))
 
 
 class Pace:
@@ -71,9 +71,11 @@ class Pace:
 
 
 def page(request: PageRequest) -> Response:
-    found = request.cached("moves", MOVES_S, lambda: under_way(request.settings))
+    found = request.cached("moves", MOVES_CACHE_S, lambda: moves_in_progress(request.settings))
     pace = request.cached("pace", float("inf"), Pace)
-    health, _ = request.attempt(lambda: request.cached("health", HEALTH_S, lambda: queries.health(request.settings)))
+    health, _ = request.attempt(
+        lambda: request.cached("health", HEALTH_CACHE_S, lambda: queries.health(request.settings))
+    )
     return request.page(
         "moves.html",
         found=found,

@@ -11,11 +11,11 @@ from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
 from mqd.console.queries import Health
-from mqd.console.rendering import spark
+from mqd.console.rendering import sparkline
 
-HEALTH_S = 3.0
-GROUPS_S = 5.0
-MOVING = ("PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling")
+HEALTH_CACHE_S = 3.0
+GROUPS_CACHE_S = 5.0
+REBALANCING_STATES = ("PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling")
 
 
 def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
@@ -35,13 +35,13 @@ def sentence(health: Health, findings: list[Finding]) -> tuple[str, str]:
 
 def page(request: PageRequest) -> Response:
     try:
-        health = request.cached("health", HEALTH_S, lambda: queries.health(request.settings))
+        health = request.cached("health", HEALTH_CACHE_S, lambda: queries.health(request.settings))
     except CliError as error:
         if error.exit_code != EXIT_UNREACHABLE:
             raise
         return request.page("away.html", 503, reason=error.message)
     groups, groups_reason = request.attempt(
-        lambda: request.cached("groups", GROUPS_S, lambda: queries.groups(request.settings))
+        lambda: request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
     )
     metrics = request.console.metrics
     findings = [*health.findings, *diagnosis.of_groups(groups or ()), *metrics.findings(now_ms() / 1000)]
@@ -66,9 +66,9 @@ def page(request: PageRequest) -> Response:
         in_service=sum(not node.is_fenced for node in health.nodes),
         group_count=None if groups is None else len(groups),
         busy_groups=sum(bool(group.members) for group in groups or ()),
-        moving=sum(group.state in MOVING for group in groups or ()),
+        moving=sum(group.state in REBALANCING_STATES for group in groups or ()),
         has_metrics=bool(metrics.urls),
-        charts=[(title, form, values[-1], spark(values), max(values)) for title, form, values in charts if values],
+        charts=[(title, form, values[-1], sparkline(values), max(values)) for title, form, values in charts if values],
         p99=points[-1].p99_s if points else None,
         free=metrics.free_share(),
         minutes=len(points) // 4,

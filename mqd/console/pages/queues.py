@@ -9,20 +9,20 @@ from starlette.responses import Response
 from mqd.cli.group_listing import SHARE
 from mqd.console import queries, queues
 from mqd.console.page_request import PageRequest
-from mqd.console.pages.overview import GROUPS_S
+from mqd.console.pages.overview import GROUPS_CACHE_S
 from mqd.console.rendering import url
 
-PER_PAGE, QUEUES_S = 10, 4.0
+PER_PAGE, QUEUES_CACHE_S = 10, 4.0
 
 
 def page(request: PageRequest) -> Response:
     text = request.text("q")
-    every = request.cached("groups", GROUPS_S, lambda: queries.groups(request.settings))
+    every = request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
     found = [one for one in every if one.type == SHARE and text.casefold() in one.group.casefold()]
     number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "queues " + " ".join(one.group for one in shown)
-    found_queues = request.cached(key, QUEUES_S, lambda: queues.queues(request.settings, shown)) if shown else []
+    found_queues = request.cached(key, QUEUES_CACHE_S, lambda: queues.queues(request.settings, shown)) if shown else []
     return request.page(
         "queues.html",
         queues=found_queues,

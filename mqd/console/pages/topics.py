@@ -10,15 +10,15 @@ from starlette.responses import Response
 from mqd.cli.group_listing import Group
 from mqd.console import queries
 from mqd.console.page_request import PageRequest
-from mqd.console.pages.overview import GROUPS_S
+from mqd.console.pages.overview import GROUPS_CACHE_S
 from mqd.console.queries import Topic
 from mqd.console.rendering import url
 
 PER_PAGE = 50
-TOPICS_S = 3.0
-SIZES_S = 10.0
-NUMBERS_S = 2.0
-TOPIC_S = 2.0
+TOPICS_CACHE_S = 3.0
+SIZES_CACHE_S = 10.0
+NUMBERS_CACHE_S = 2.0
+TOPIC_CACHE_S = 2.0
 CONFIGS_MAX = 500
 SORTS = ("name", "partitions", "size")
 
@@ -32,13 +32,13 @@ def page(request: PageRequest) -> Response:
     text, sort, internal = request.text("q"), request.text("sort", "name"), bool(request.text("internal"))
     sort = sort if sort in SORTS else "name"
     down = request.text("order") == "down"
-    every = request.cached("topics", TOPICS_S, lambda: queries.topics(request.settings))
+    every = request.cached("topics", TOPICS_CACHE_S, lambda: queries.topics(request.settings))
     found = listed(every, text, internal)
     sizes: dict[str, int] = {}
     reason = ""
     if sort == "size":
         seen, reason = request.attempt(
-            lambda: request.cached("sizes", SIZES_S, lambda: queries.all_sizes(request.settings))
+            lambda: request.cached("sizes", SIZES_CACHE_S, lambda: queries.all_sizes(request.settings))
         )
         sizes = seen or {}
     keys: dict[str, Callable[[Topic], Any]] = {
@@ -51,7 +51,7 @@ def page(request: PageRequest) -> Response:
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [one.name for one in shown]
     numbers = request.cached(
-        f"numbers {' '.join(names)}", NUMBERS_S, lambda: queries.numbers(request.settings, names) if names else {}
+        f"numbers {' '.join(names)}", NUMBERS_CACHE_S, lambda: queries.numbers(request.settings, names) if names else {}
     )
 
     def link(page: int = 1, **changed: Any) -> str:
@@ -77,14 +77,14 @@ def page(request: PageRequest) -> Response:
 
 def topic_page(request: PageRequest) -> Response:
     name = request.named("name")
-    topic = request.cached(f"topic {name}", TOPIC_S, lambda: queries.topic(request.settings, name))
+    topic = request.cached(f"topic {name}", TOPIC_CACHE_S, lambda: queries.topic(request.settings, name))
     ends = {part.index: part.end for part in topic.parts if part.end is not None}
 
-    def consumers() -> list[queries.Reader]:
+    def consumers() -> list[queries.ConsumingGroup]:
         known: list[Group] = queries.groups(request.settings)
         return queries.readers(request.settings, known, name, ends)
 
-    readers, reason = request.attempt(lambda: request.cached(f"readers {name}", GROUPS_S, consumers))
+    readers, reason = request.attempt(lambda: request.cached(f"readers {name}", GROUPS_CACHE_S, consumers))
     hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]
     number = request.number("page", 1, 1, max(1, -(-len(topic.parts) // PER_PAGE)))
     return request.page(

@@ -1,4 +1,4 @@
-"""Transactions: those open for longest first, one of them, and those that no coordinator will end."""
+"""Pages of transactions: the list (longest open first), one transaction, and hanging transactions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mqd.console.page_request import PageRequest
 from mqd.console.rendering import url
 
 PER_PAGE = 50
-LIST_S = 3.0
-HANGING_S = 10.0
+LIST_CACHE_S = 3.0
+HANGING_CACHE_S = 10.0
 HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: no coordinator lets one be open for longer
 LONG_MS = 60_000  # as long as a transaction may be open by default
 
@@ -34,7 +34,7 @@ def page(request: PageRequest) -> Response:
     if request.text("show") == "hanging":
         return _hanging_page(request)
     text, state = request.text("q"), request.text("state")
-    every, away = request.cached("transactions", LIST_S, lambda: _listed(request.settings))
+    every, without_coordinator = request.cached("transactions", LIST_CACHE_S, lambda: _listed(request.settings))
     found = [
         one for one in every if text.casefold() in one.transactional_id.casefold() and (not state or one.state == state)
     ]
@@ -52,14 +52,16 @@ def page(request: PageRequest) -> Response:
         states=STATES,
         long_ms=LONG_MS,
         link=lambda page: url("/transactions", q=text, state=state, page=page),
-        hidden=[f"transactional id {name}: its coordinator is just changing" for name in away[:3]],
+        hidden=[f"transactional id {name}: its coordinator is changing; try again" for name in without_coordinator[:3]],
     )
 
 
 def _hanging_page(request: PageRequest) -> Response:
     minutes = request.number("idle", HANGING_AFTER_MS // 60_000, 0, 100_000)
     found, reason = request.attempt(
-        lambda: request.cached(f"hanging {minutes}", HANGING_S, lambda: _hanging(request.settings, minutes * 60_000))
+        lambda: request.cached(
+            f"hanging {minutes}", HANGING_CACHE_S, lambda: _hanging(request.settings, minutes * 60_000)
+        )
     )
     number = request.number("page", 1, 1, max(1, -(-len(found or ()) // PER_PAGE)))
     return request.page(
@@ -81,12 +83,12 @@ def transaction_page(request: PageRequest) -> Response:
     def load() -> tuple[Transaction, dict[tuple[str, int], OpenProducer], str]:
         with Cluster(request.settings.bootstrap) as cluster:
             found = txns.describe(cluster, name)
-            places, reason = request.attempt(lambda: txns.places(cluster, found))
-        return found, places or {}, reason
+            open_producers, reason = request.attempt(lambda: txns.places(cluster, found))
+        return found, open_producers or {}, reason
 
-    found, places, reason = request.cached(f"transaction {name}", LIST_S, load)
+    found, open_producers, reason = request.cached(f"transaction {name}", LIST_CACHE_S, load)
     rows = [
-        (topic, index, places.get((topic, index)))
+        (topic, index, open_producers.get((topic, index)))
         for topic, indexes in sorted(found.partitions.items())
         for index in indexes
     ]
@@ -96,5 +98,5 @@ def transaction_page(request: PageRequest) -> Response:
         rows=rows[: 4 * PER_PAGE],
         row_count=len(rows),
         summary=", ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(found.partitions.items())),
-        hidden=[f"where it is open: {reason}"] if reason else [],
+        hidden=[f"the offsets at which it is open could not be read: {reason}"] if reason else [],
     )

@@ -305,7 +305,7 @@ class Archive:
         target = self._commit_path(self._next)
         aside = self._write_aside(target, body)
         try:
-            if not self._linked(aside, target):
+            if not self._try_link(aside, target):
                 self._move(aside, target, body)
         finally:
             with contextlib.suppress(OSError):
@@ -320,8 +320,8 @@ class Archive:
         sync(self.filesystem, aside)
         return aside
 
-    def _linked(self, aside: str, target: str) -> bool:
-        """False: this file system has no hard links."""
+    def _try_link(self, aside: str, target: str) -> bool:
+        """Creates `target` as a hard link to `aside`. False: this file system has no hard links."""
         if not self._local:
             return False
         try:

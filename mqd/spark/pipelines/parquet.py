@@ -271,7 +271,7 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
     """A file is opened when its first offset is reached, and closed after its last."""
     if len(tasks) < 2:
         for task in tasks:
-            yield from read(task, names, go_on=True)
+            yield from read(task, names, follow_compaction=True)
         return
     _allow_files(len(tasks))
     rows_max = max(ROWS_MAX // len(tasks), 64)
@@ -280,7 +280,9 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
         while to_come and (not rest or to_come[0].spans[0][1] <= min(one.last for one in rest)):
             rest += [
                 one
-                for one in [_OpenFile(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, go_on=True))]
+                for one in [
+                    _OpenFile(read(to_come.popleft(), names, rows_max, MERGED_BUFFER_BYTES, follow_compaction=True))
+                ]
                 if one.batch is not None
             ]
         if not rest:
@@ -288,10 +290,10 @@ def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.Reco
         until = min(one.last for one in rest)
         parts = [part for one in rest if (part := one.take(until)) is not None]
         rest = [one for one in rest if one.batch is not None]
-        yield from _each_once(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
+        yield from _without_duplicates(pa.Table.from_batches(parts).sort_by("offset").combine_chunks()).to_batches()
 
 
-def _each_once(table: pa.Table) -> pa.Table:
+def _without_duplicates(table: pa.Table) -> pa.Table:
     """Drops the second copy of each record that two tasks have read. `table`: records of one partition
     in the order of their offsets.
     """
@@ -336,12 +338,12 @@ def read(
     names: Sequence[str],
     rows_max: int = ROWS_MAX,
     buffer_bytes: int = BUFFER_BYTES,
-    go_on: bool = False,
+    follow_compaction: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """The task's records as batches of the wanted columns, partition after partition. Raises
     MqdReadError.
 
-    go_on: if the file was compacted and deleted meanwhile, reads the files that replaced it, which may
+    follow_compaction: if the file was compacted and deleted meanwhile, reads the files that replaced it, which may
     have records of neighbouring files between those of this one (read_in_order).
     """
     left = list(task.spans)
@@ -353,11 +355,11 @@ def read(
             replacing = _replacing(task, left)
             if not replacing:
                 raise
-        if not go_on:
+        if not follow_compaction:
             raise MqdReadError(
                 f"{task.path} of the archive {task.root} ({_description(task)}) was compacted meanwhile, and deleted"
-                " an hour after that: read it again; in less time, by less at once, or with compact_from_files = 0"
-                " in the archive's pipeline as long as it takes"
+                " an hour after that. Read it again in smaller parts, or with compact_from_files = 0 in the archive's"
+                " pipeline until the read has ended"
             )
         for batch in read_in_order(replacing, names if "offset" in names else (*names, "offset")):
             yield batch.select(list(names))

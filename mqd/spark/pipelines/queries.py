@@ -49,7 +49,7 @@ def add_view(
         .load()
     )
     if schema is None:
-        schema = found_schema(spark, topic, bootstrap)
+        schema = inferred_schema(spark, topic, bootstrap)
     seen = decoded(records, Value(schema=schema, malformed="drop")) if schema else rows(records)
     texts = seen.withColumn(
         RECORD,
@@ -60,7 +60,7 @@ def add_view(
     texts.createOrReplaceTempView(f"`{topic}`")
 
 
-def found_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
+def inferred_schema(spark: SparkSession, topic: str, bootstrap: str) -> str:
     """DDL of the JSON objects among the topic's first values; "" where there are none."""
     records = (
         spark.read.format(FORMAT)

@@ -55,14 +55,14 @@ log = logging.getLogger("mqd.spark")
 
 FORMAT = "mqd"
 POLL_S = 0.5
-OVERLOADED = ("failed to connect back", "CANNOT_OPEN_SOCKET")
+OVERLOAD_MESSAGES = ("failed to connect back", "CANNOT_OPEN_SOCKET")
 """Spark's message when one of its Python processes takes longer than ten seconds to start, which no
 setting changes."""
 CANCELLED = "SPARK_JOB_CANCELLED"
 """Spark's message for a cancelled job."""
-STOPPED = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
-"""The end of a Spark job whose query is being stopped."""
-OURS = (
+STOP_MESSAGES = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
+"""Spark's messages for a job that ends because its query is being stopped."""
+_USER_ERROR_MARKERS = (
     "MqdOptionError:",
     "MqdReadError:",
     "MqdWriteError:",
@@ -70,7 +70,7 @@ OURS = (
     ".OrderError:",
     "[USER_RAISED_EXCEPTION]",
 )
-"""Precedes the text of an error for the user in Spark's message."""
+"""Each precedes, in Spark's message, the text of an error for the user."""
 _LAST_PYTHON_ERROR = re.compile(r"^((?:[\w.]*(?:Error|Exception))?: \S.*)$", re.MULTILINE)
 """Java's text follows Py4J's in a line that begins with a colon."""
 
@@ -196,7 +196,7 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
     try:
         compacting.compact(spark, archive, groups)
     except Exception as error:
-        if any(message in str(error) for message in STOPPED):
+        if any(message in str(error) for message in STOP_MESSAGES):
             raise
         if len(groups) > 1:  # one Spark job for all groups: the index of the group
             for group in groups:
@@ -426,12 +426,12 @@ def explained(error: BaseException) -> str:
     if isinstance(error, (SettingsError, ReplayStoppedError)):
         return str(error)
     text = str(error)
-    if any(message in text for message in OVERLOADED):
+    if any(message in text for message in OVERLOAD_MESSAGES):
         return (
             "a Python process of Spark did not start within Spark's limit of ten seconds: this machine is"
             " overloaded; try again when it is less busy"
         )
-    for marker in OURS:
+    for marker in _USER_ERROR_MARKERS:
         if marker in text:
             return text.split(marker, 1)[1].strip().splitlines()[0]
     if "Traceback (most recent call last):" in text and (raised := _LAST_PYTHON_ERROR.findall(text)):

@@ -160,7 +160,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in {**defaults(master), **(configuration or {})}.items():
         builder = builder.config(key, value)
-    _raise_only()
+    _silence_query_errors()
     try:
         with held_back(), _java_ends_when_interrupted():
             spark = builder.getOrCreate()
@@ -173,8 +173,8 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
     return spark
 
 
-def _raise_only() -> None:
-    """PySpark prints a query's error as JSON on stderr, and also raises it."""
+def _silence_query_errors() -> None:
+    """Keeps PySpark from printing a query's error as JSON on stderr; it is raised as well."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -182,7 +182,7 @@ def _raise_only() -> None:
 
 
 def _register(spark: SparkSession) -> None:
-    """Spark's own look-up does not find an editable install."""
+    """Registers format("mqd"): Spark's own look-up does not find an editable install."""
     from mqd.spark.source import MqdDataSource
 
     spark.dataSource.register(MqdDataSource)

@@ -45,7 +45,7 @@ def rows(first: int, count: int) -> pa.RecordBatch:
 def identity(found: SinkOptions) -> Child:
     from mqd.protocol.messages import InitProducerIdRequest
 
-    response = connections(found).cluster.any_link().request(InitProducerIdRequest(transactional_id=None))
+    response = connections(found).cluster.any_connection().request(InitProducerIdRequest(transactional_id=None))
     assert response.error_code == 0
     return Child(response.producer_id, response.producer_epoch)
 

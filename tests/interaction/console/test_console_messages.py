@@ -130,7 +130,7 @@ def test_downloads_are_raw_bytes(records: None, browser: Browser) -> None:
     [
         ("/messages", {"topic": "shop", "path": "nonsense"}, 400, "a JSON condition is"),
         ("/messages", {"topic": "shop", "from": "time", "at": "soon"}, 400, "'soon' is not a time"),
-        ("/messages", {"topic": "shop", "from": "offset", "at": "-3"}, 400, "is no offset"),
+        ("/messages", {"topic": "shop", "from": "offset", "at": "-3"}, 400, "is not an offset"),
         ("/messages", {"topic": "shop", "partition": "x"}, 400, "is not a partition"),
         ("/messages/stream", {"topic": "shop", "from": "nowhere"}, 400, "records are shown from"),
         ("/messages/download", {"topic": "shop", "from": "live"}, 400, "has no end"),

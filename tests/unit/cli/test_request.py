@@ -15,7 +15,7 @@ import pytest
 from mqd.cli import kafka_request as request
 from mqd.cli import moves
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
-from mqd.cli.kafka_request import Broker, patiently
+from mqd.cli.kafka_request import Broker, with_retries
 from mqd.protocol.api import decode_request, encode_response, with_length
 from mqd.protocol.framing import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsResponse, ListGroupsRequest, ListGroupsResponse
@@ -145,12 +145,12 @@ def test_retries_end_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(request, "time", Clock)
     code = EXIT_UNREACHABLE
     with pytest.raises(CliError):
-        patiently(attempt)
+        with_retries(attempt)
     assert 60 <= tries[-1] <= 61
     tries.clear()
     code = 1
     with pytest.raises(CliError):
-        patiently(attempt)
+        with_retries(attempt)
     assert len(tries) == 1, "a refused request is not retried"
 
 

@@ -338,7 +338,7 @@ def test_reading_continues_after_a_file_was_deleted(tmp_path: Path, monkeypatch:
             yield one
 
     monkeypatch.setattr(parquet, "_batches", batches)
-    reading = read(tasks_of(tmp_path, files)[0], ("value",), go_on=True)
+    reading = read(tasks_of(tmp_path, files)[0], ("value",), follow_compaction=True)
     found = [next(reading).column("value")[0].as_py() for _ in range(13)]
     compact(archive, files)
     gone.append(FileNotFoundError("no such key"))

@@ -310,9 +310,9 @@ def test_hidden_partitions_are_queried_from_all_brokers(world: World) -> None:
     driver = Driver(source_options({"kafka.bootstrap.servers": world.bootstrap, "subscribe": "orders"}, streaming=True))
     assert driver.partitions() == [("orders", 0)]
     world.leader = 2
-    assert driver.hidden_ends([("orders", 1)]) == {("orders", 1): 50}
+    assert driver.retired_ends([("orders", 1)]) == {("orders", 1): 50}
     world.leader = 3
-    assert driver.hidden_ends([("orders", 1)]) == {}
+    assert driver.retired_ends([("orders", 1)]) == {}
     driver.close()
 
 
@@ -326,12 +326,12 @@ def test_sizes_of_partitions_with_a_leader_are_reported(world: World, monkeypatc
     )
     responses = {1: DescribeLogDirsResponse(results=[DescribeLogDirsResponse.Result(topics=[there])])}
 
-    def link_to(node: int) -> Any:
+    def connection_to(node: int) -> Any:
         if node not in responses:
             raise ConnectionError(f"broker {node} is not in the metadata")
         return SimpleNamespace(request=lambda request: responses[node])
 
-    monkeypatch.setattr(driver.cluster, "link_to", link_to)
+    monkeypatch.setattr(driver.cluster, "connection_to", connection_to)
     monkeypatch.setattr(driver, "offsets_at", lambda keys, at: dict.fromkeys(keys, 0 if at == -2 else 10))
     assert driver.bytes_per_offset([("orders", 0), ("orders", 1)]) == {("orders", 0): 100.0}
 
@@ -352,7 +352,7 @@ def test_an_unavailable_broker_is_not_used(world: World) -> None:
     )
     for _ in range(4):
         assert cluster.metadata(["orders"]).topics["orders"].topic_id == TOPIC
-        cluster.turn_away()
+        cluster.prefer_other_brokers()
     assert world.requested == [1, 2, 2, 1]  # the unavailable leader is tried, too
     cluster.close()
 

@@ -47,7 +47,7 @@ class World:
             raise MqdMissingError(f"offsets of {gone}: UNKNOWN_TOPIC_OR_PARTITION")
         return {key: self.logs[key][0 if at == EARLIEST else 1] for key in keys}
 
-    def hidden_ends(self, keys: Any) -> dict[Key, int]:
+    def retired_ends(self, keys: Any) -> dict[Key, int]:
         return {key: self.hidden[key] for key in keys if key in self.hidden}
 
     def resolve(self, limit: Any, keys: Any, word: str) -> dict[Key, int]:

@@ -65,7 +65,7 @@ def test_sql_reads_what_was_committed(monkeypatch: pytest.MonkeyPatch, live: boo
     view, sample = Reader(), Reader()
     monkeypatch.setattr(queries, "rows", lambda _: MagicMock())
     queries.add_view(view, "t", "b", "", live)  # type: ignore[arg-type]
-    queries.found_schema(sample, "t", "b")  # type: ignore[arg-type]
+    queries.inferred_schema(sample, "t", "b")  # type: ignore[arg-type]
     assert (view.given[ISOLATION], sample.given[ISOLATION]) == ("read_committed", "read_committed")
 
 
@@ -323,7 +323,7 @@ def test_offsets_published_by_a_query_are_marked_as_such() -> None:
             coordinator if len(requests) == 1 else SimpleNamespace(topics=[]),
         )[1]
     )
-    driver.cluster = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={})  # type: ignore[assignment]
+    driver.cluster = SimpleNamespace(any_connection=lambda: link, connection_to=lambda _: link, brokers={})  # type: ignore[assignment]
     driver.publish("g", {("t", 0): 7})
     (partition,) = requests[1].topics[0].partitions
     assert (partition.committed_offset, partition.committed_metadata) == (7, "spark query")

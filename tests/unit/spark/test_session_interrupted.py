@@ -53,7 +53,7 @@ def started(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         module.__dict__.update(about)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(session, "require_spark", lambda: None)
-    monkeypatch.setattr(session, "_raise_only", lambda: None)
+    monkeypatch.setattr(session, "_silence_query_errors", lambda: None)
     before = signal.signal(signal.SIGTERM, on_terminate)
     yield played
     signal.signal(signal.SIGTERM, before)

@@ -321,7 +321,9 @@ def test_an_ended_transaction_is_reported_with_its_timeout() -> None:
             else SimpleNamespace(error_code=ErrorCode.PRODUCER_FENCED)
         )
     )
-    cluster: Any = SimpleNamespace(any_link=lambda: link, link_to=lambda _: link, brokers={}, api_timeout_s=1.0)
+    cluster: Any = SimpleNamespace(
+        any_connection=lambda: link, connection_to=lambda _: link, brokers={}, api_timeout_s=1.0
+    )
     with pytest.raises(
         MqdWriteError,
         match=(
@@ -329,7 +331,7 @@ def test_an_ended_transaction_is_reported_with_its_timeout() -> None:
             r" .kafka.transaction.timeout.ms; .* another run"
         ),
     ):
-        Joint(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).alive(Child(5, 0))
+        Joint(cluster, "mqd.joint.spark.query.q", 3, "run", 60_000).heartbeat(Child(5, 0))
 
 
 @pytest.fixture
@@ -357,7 +359,7 @@ def test_a_stream_that_cannot_abort_its_transaction_reports_it(
     """A batch without a completed task: Spark gives the driver neither the query nor its run."""
     aborted: list[Any] = []
     monkeypatch.setattr(writing, "joint", lambda _, place: SimpleNamespace(abort=lambda: aborted.append(place)))
-    place = sink.Place("mqd.joint.spark.query.q", 7, "run")
+    place = sink.BatchRun("mqd.joint.spark.query.q", 7, "run")
     writer = sink.MqdStreamWriter(options(kafka__transaction__timeout__ms="5000"))
     writer.abort([None, sink.Written(place, (5, 0), 1, 1)], 7)
     assert aborted == [place] and not caplog.records

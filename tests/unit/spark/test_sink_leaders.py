@@ -38,12 +38,12 @@ class Cluster:
     def metadata(self, names: list[str]) -> Metadata:
         return Metadata({1: ("h", 1), 2: ("h", 2)}, {"t": self.topic})
 
-    def patiently(self, what: str, attempt: Any) -> Any:
+    def with_retries(self, what: str, attempt: Any) -> Any:
         return attempt()
 
     def close(self) -> None: ...
 
-    def turn_away(self, _silent: tuple[str, int]) -> None:
+    def prefer_other_brokers(self, _silent: tuple[str, int]) -> None:
         self.turns += 1
 
     def link(self, node_id: int, size_bytes: int) -> Link:
@@ -222,7 +222,7 @@ def test_another_broker_is_queried_for_leaders_when_one_is_silent(cluster: Clust
     cluster.topic = Topic("t", ID, {0: 1})
     assert writing.partition_count("t") == 1
     for _ in range(turns_before):
-        real.turn_away()
+        real.prefer_other_brokers()
     cluster.silent = {1}
     cluster.topic = Topic("t", ID, {0: 2})
     began = cluster.now

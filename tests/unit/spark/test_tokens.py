@@ -64,7 +64,7 @@ class Played:
         self.requested: list[Any] = []
         self.renewed_at_s: list[float] = []
 
-    def any_link(self) -> Played:
+    def any_connection(self) -> Played:
         return self
 
     def close(self) -> None:
