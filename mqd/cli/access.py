@@ -25,7 +25,7 @@ from mqd.security.acl import AclBinding, AclFilter, Operation, PatternType, Perm
 DESCRIBE_ACLS, CREATE_ACLS, DELETE_ACLS = 29, 30, 31
 DESCRIBE_QUOTAS, ALTER_QUOTAS = 48, 49
 DESCRIBE_USERS, ALTER_USERS = 50, 51
-PASSWORD_BYTES = 20  # 160 bits cannot be found by trying, so few iterations are enough
+PASSWORD_BYTES = 20  # 160 bits cannot be guessed, so few iterations are enough
 
 
 # -- users -----------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def set_password(settings: Settings, name: str, salted: Salted) -> None:
 
 
 def require_user(settings: Settings, name: str) -> list[tuple[int, int]]:
-    """The user's mechanisms. Raises CliError: there is no such user."""
+    """The user's mechanisms. Raises CliError if there is no such user."""
     known = users(settings).get(name)
     if known is None:
         raise CliError(f"there is no user {name}; mqd user list shows them")
@@ -94,7 +94,7 @@ def delete_user(settings: Settings, name: str) -> None:
 
 
 def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCredentialsRequest]) -> None:
-    """One mechanism a request: Apache Kafka refuses two of the same user in one."""
+    """Sends one mechanism per request: Apache Kafka refuses two of the same user in one."""
     with Broker(settings.bootstrap) as broker:
         for request in requests:
             for result in broker.request(ALTER_USERS, request).results:
@@ -104,8 +104,8 @@ def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCre
 # -- rules -----------------------------------------------------------------------------------------
 
 
-def rules_in_words(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
-    """Rules from the words that `mqd acl allow` takes. Raises ValueError."""
+def parse_rules(permission: str, principal: str, operations: str, resource: str, host: str) -> list[AclBinding]:
+    """Rules from the arguments of `mqd acl allow`. Raises ValueError."""
     kind, pattern, name = acl_text.resource(resource)
     who = acl_text.principal(principal)
     return [
@@ -114,10 +114,10 @@ def rules_in_words(permission: str, principal: str, operations: str, resource: s
     ]
 
 
-def filter_in_words(
+def parse_filter(
     principal: str | None, operation: str | None, resource: str | None, host: str | None, permission: str | None
 ) -> AclFilter:
-    """A filter from words; None: any. Raises ValueError."""
+    """A filter from the options of `mqd acl list`; None: any. Raises ValueError."""
     kind, pattern, name = ResourceType.ANY, PatternType.ANY, None
     if resource is not None:
         kind, pattern, name = acl_text.resource(resource)
@@ -219,7 +219,7 @@ _EXACT, _DEFAULT = 0, 1
 Entity = dict[str, str | None]
 
 
-def shown_entity(entity: Entity) -> str:
+def entity_text(entity: Entity) -> str:
     """ "client app of user alice", "the default of all clients"."""
     words = [
         f"the default of all {NOUNS[kind][1]}" if name is None else f"{NOUNS[kind][0]} {name}"
@@ -272,20 +272,20 @@ def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | Non
         (response,) = broker.request(
             ALTER_QUOTAS, AlterClientQuotasRequest(entries=[entry], validate_only=dry_run)
         ).entries
-    check(shown_entity(entity), response.error_code, response.error_message)
+    check(entity_text(entity), response.error_code, response.error_message)
 
 
 def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
-    """Returns those of `keys` that were set. Raises CliError: none was."""
+    """Returns those of `keys` that were set. Raises CliError if none was."""
     gone = quotas_among(settings, entity, keys)
     set_quotas(settings, entity, dict.fromkeys(gone), False)
     return gone
 
 
 def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
-    """Returns those of `keys` that are set. Raises CliError: none is."""
+    """Returns those of `keys` that are set. Raises CliError if none is."""
     before = {key for _, values in quotas(settings, entity) for key in values}
     found = [key for key in keys if key in before]
     if not found:
-        raise CliError(f"{shown_entity(entity)} has no such quota; mqd quota list shows them")
+        raise CliError(f"{entity_text(entity)} has no such quota; mqd quota list shows them")
     return found

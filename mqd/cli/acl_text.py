@@ -98,7 +98,7 @@ def operations(words: str, kind: ResourceType) -> list[Operation]:
     return list(dict.fromkeys(operation(word, kind) for word in words.split(",")))
 
 
-def shown_resource(binding: AclBinding) -> str:
+def resource_text(binding: AclBinding) -> str:
     if binding.resource_type == ResourceType.CLUSTER:
         return "cluster"
     kind = _NAMES.get(ResourceType(binding.resource_type), name_of(ResourceType, binding.resource_type))
@@ -106,8 +106,8 @@ def shown_resource(binding: AclBinding) -> str:
     return f"{kind}/{name}{'*' if binding.pattern_type == PatternType.PREFIXED else ''}"
 
 
-def shown(binding: AclBinding) -> tuple[str, str, str, str, str]:
+def rule_columns(binding: AclBinding) -> tuple[str, str, str, str, str]:
     """Principal, permission, operation, resource, host."""
     word = _OPERATION_NAMES.get(Operation(binding.operation), name_of(Operation, binding.operation))
     permission = name_of(Permission, binding.permission).lower()
-    return binding.principal, permission, word, shown_resource(binding), binding.host
+    return binding.principal, permission, word, resource_text(binding), binding.host

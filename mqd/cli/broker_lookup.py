@@ -17,11 +17,11 @@ EARLIEST, LATEST = -2, -1
 _METADATA, _LIST_OFFSETS, _FIND_COORDINATOR = 3, 2, 10
 # no leader, not the leader, loading, not available, not the coordinator, a transaction that is
 # ending
-_NOT_NOW = frozenset({5, 6, 14, 15, 16, 51})
-COORDINATOR_AWAY = frozenset(
+_RETRIABLE = frozenset({5, 6, 14, 15, 16, 51})
+COORDINATOR_UNAVAILABLE = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
-_PATIENCE_S = 15.0
+_RETRY_TIME_S = 15.0
 _PAUSE_S = 0.1
 
 Partition = tuple[str, int]
@@ -101,7 +101,7 @@ class Cluster:
         yield
         if self._coordinators(kind) != before:
             raise CliError(
-                f"the coordinators of {'groups' if kind == GROUP else 'transactions'} are just changing; try again"
+                f"the coordinators of {'groups' if kind == GROUP else 'transactions'} are changing; try again"
             )
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
@@ -135,7 +135,7 @@ class Cluster:
     ) -> Any:
         """The response of the coordinator of `name`; the request is repeated while that is loading or
         moving."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _RETRY_TIME_S
         while True:
             found = self.first.request(
                 _FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
@@ -145,7 +145,7 @@ class Cluster:
             if not error:
                 response = self.node(place.node_id).request(api_key, request, version_max)
                 error = error_of(response)
-            if error not in _NOT_NOW or time.monotonic() > deadline:
+            if error not in _RETRIABLE or time.monotonic() > deadline:
                 check("no coordinator responds", place.error_code, place.error_message)
                 return response
             time.sleep(_PAUSE_S)  # until it has read its log, of which there is no notification
@@ -187,5 +187,5 @@ def report_left_out(what: str, names: list[str]) -> None:
     if names:
         error_line(
             f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out"
-            f" ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are just changing; try again"
+            f" ({names[0]}{' first' if len(names) > 1 else ''}): coordinators are changing; try again"
         )

@@ -35,9 +35,9 @@ def acting_as(user: ClientSecurity) -> Iterator[None]:
         _user.reset(token)
 
 
-def carried(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """`function` with this thread's credentials, for other threads, in which acting_as() has no
-    effect.
+def with_credentials(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
+    """`function`, to be called in other threads with this thread's credentials: acting_as() has no
+    effect there.
     """
     user = _user.get()
 

@@ -115,13 +115,13 @@ class Partitions:
     def lines(self) -> list[str]:
         lines = []
         if self.without_leader:
-            lines.append(f"WITHOUT A LEADER, neither read nor written: {some(self.without_leader)}")
+            lines.append(f"WITHOUT A LEADER, neither read nor written: {partitions_text(self.without_leader)}")
         if self.not_in_sync:
-            lines.append(f"with a replica that is not in sync: {some(self.not_in_sync)}")
+            lines.append(f"with a replica that is not in sync: {partitions_text(self.not_in_sync)}")
         return lines or [f"partitions: {self.count}, all replicas in sync"]
 
 
-def some(names: list[str]) -> str:
+def partitions_text(names: list[str]) -> str:
     return (
         f"{len(names)} partition{'s' * (len(names) != 1)} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
     )

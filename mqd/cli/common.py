@@ -57,7 +57,7 @@ def error_line(text: str) -> None:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """Prints any error as one line and returns an exit code."""
+    """(the error as one line, exit code)."""
     from mqd.base.property_values import ConfigError
 
     if isinstance(error, ConfigError):
@@ -95,14 +95,14 @@ def stop_when_interrupted(stop: threading.Event) -> None:
 
 
 def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: str | None) -> None:
-    """For this process and those that it starts."""
+    """Sets MQD_CLIENT_CONFIG, for this process and those that it starts."""
     if file is not None:
         os.environ["MQD_CLIENT_CONFIG"] = file
 
 
 def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
     """For this process and those that it starts. Eager, so that --client-config takes precedence if
-    both are given. Given before the verb and after it, the latter counts.
+    both are given. If it is given before the verb and after it, the latter counts.
     """
     if name is None:
         return
@@ -145,7 +145,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
         "-b",
         "--bootstrap",
         metavar="HOST:PORT[,...]",
-        help="Broker to ask.  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]",
+        help="Broker to query.  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]",
     )
     @click.option(
         "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from mqd.cli import share_groups
-from mqd.cli.broker_lookup import COORDINATOR_AWAY, EARLIEST, GROUP, LATEST, Cluster, Partition
+from mqd.cli.broker_lookup import COORDINATOR_UNAVAILABLE, EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.coordinator.group.consumer_protocol import decode_assignment
@@ -24,8 +24,8 @@ from mqd.spark.offsets import GROUP_OFFSET_METADATA
 
 STREAMS_GROUP_DESCRIBE = 89
 LIST_GROUPS, DESCRIBE_GROUPS, CONSUMER_GROUP_DESCRIBE, OFFSET_FETCH = 16, 15, 69, 9
-GROUPS_TOGETHER = 8  # the oldest OffsetFetch that names several groups
-NAMES_BY_TEXT = 9  # the newest OffsetFetch and OffsetCommit that name topics by name
+MULTI_GROUP_VERSION_MIN = 8  # OffsetFetch of several groups
+TOPIC_NAMES_VERSION_MAX = 9  # OffsetFetch and OffsetCommit with topic names instead of ids
 GROUP_ID_NOT_FOUND = 69
 _CHUNK = 500
 SHARE, STREAMS = "share", "streams"
@@ -209,12 +209,12 @@ def _streams(response: Any) -> Group:
     )
 
 
-# -- asking ----------------------------------------------------------------------------------------
+# -- requests --------------------------------------------------------------------------------------
 
 
 def describe(cluster: Cluster, name: str) -> Group | None:
     """None: there is no such group."""
-    if cluster.first.speaks(CONSUMER_GROUP_DESCRIBE):
+    if cluster.first.supports(CONSUMER_GROUP_DESCRIBE):
         described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
         response = cluster.request_coordinator(
             GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda found: found.groups[0].error_code
@@ -241,7 +241,7 @@ def describe(cluster: Cluster, name: str) -> Group | None:
 
 def _describe_streams(cluster: Cluster, name: str) -> Any | None:
     """The description of the group. None: there is no such streams group."""
-    if not cluster.first.speaks(STREAMS_GROUP_DESCRIBE):
+    if not cluster.first.supports(STREAMS_GROUP_DESCRIBE):
         return None
     request = StreamsGroupDescribeRequest(group_ids=[name])
     response = cluster.request_coordinator(
@@ -288,7 +288,7 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str
 
 
 def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
-    away |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_AWAY}
+    away |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_UNAVAILABLE}
     return [one for one in groups if not one.error_code]
 
 
@@ -364,7 +364,7 @@ def commits(cluster: Cluster, name: str) -> dict[Partition, Commit]:
     def error_of(found: Any) -> int:
         return int(found.groups[0].error_code if found.groups else found.error_code)
 
-    response = cluster.request_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, NAMES_BY_TEXT)
+    response = cluster.request_coordinator(GROUP, name, OFFSET_FETCH, request, error_of, TOPIC_NAMES_VERSION_MAX)
     if error_of(response) != GROUP_ID_NOT_FOUND:
         check(f"group {name}", error_of(response), None)
     topics = response.groups[0].topics if response.groups else response.topics
@@ -389,7 +389,9 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
         message = OffsetFetchRequest
         for chunk in _chunks(list(states)):
             request = message(groups=[message.Group(group_id=name, topics=None) for name in chunk])
-            for group in broker.request(OFFSET_FETCH, request, NAMES_BY_TEXT, version_min=GROUPS_TOGETHER).groups:
+            for group in broker.request(
+                OFFSET_FETCH, request, TOPIC_NAMES_VERSION_MAX, version_min=MULTI_GROUP_VERSION_MIN
+            ).groups:
                 if not group.error_code:
                     offsets = {
                         (topic.name, one.partition_index): one.committed_offset
@@ -405,8 +407,8 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
 
 
 class Progress(msgspec.Struct):
-    """The offsets of a group in a partition. None: not known, or none. `only_shown`: a streaming
-    query of Spark publishes its progress here, and reads by its checkpoint.
+    """The offsets of a group in a partition. None: not known, or none. `is_spark_progress`: the
+    committed offset is the progress of a Spark streaming query (spark/offsets.py).
     """
 
     topic: str
@@ -417,7 +419,7 @@ class Progress(msgspec.Struct):
     lag: int | None
     member: Member | None
     note: str
-    only_shown: bool = False
+    is_spark_progress: bool = False
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
@@ -454,8 +456,8 @@ def progress(cluster: Cluster, group: Group) -> list[Progress]:
         elif offset is not None and offset > end:
             note, lag = "beyond the log's end", 0
         owner = None if is_share else owners.get(partition)
-        only_shown = partition in found and found[partition].metadata == GROUP_OFFSET_METADATA
-        rows.append(Progress(topic, index, offset, start, end, lag, owner, note, only_shown))
+        is_spark_progress = partition in found and found[partition].metadata == GROUP_OFFSET_METADATA
+        rows.append(Progress(topic, index, offset, start, end, lag, owner, note, is_spark_progress))
     return rows
 
 

@@ -34,7 +34,7 @@ MESSAGE_BYTES_MAX = 256 << 10
 CONNECTION_S = 10.0
 CONNECTION_COUNT_MAX = 16
 HOST_COUNT_MAX = 64
-TURN_S = 0.5  # how often it is checked whether the time is over
+POLL_S = 0.5  # how often the expiry of the token is checked
 _PREFIX = "mqd1-"
 
 
@@ -136,7 +136,7 @@ class Invitation:
                 f"cannot invite: {error}; it takes a host that `mqd up --secure` has started and that has"
                 f" {places.ca_key}"
             ) from error
-        self._listener.settimeout(TURN_S)
+        self._listener.settimeout(POLL_S)
         self._until_s = time.monotonic() + seconds
         self._lock = threading.Lock()
         self._used = self._over = False

@@ -22,8 +22,8 @@ from mqd.security import client
 TIMEOUT_S = 30.0
 FRAME_BYTES_MAX = 256 << 20
 CLIENT_ID = "mqd-cli"
-LOST_S = 60.0  # the time in which a broker restarts, or a cluster detects that one is down
-_AGAIN_S = 0.5
+RECONNECT_S = 60.0  # long enough for a broker to restart, or a cluster to detect that one is down
+_RETRY_S = 0.5
 
 T = TypeVar("T")
 
@@ -75,11 +75,11 @@ class Broker:
         version = min(known.max_version, spoken[1], version_max)
         if version < max(known.min_version, spoken[0], version_min):
             raise CliError(
-                f"the broker at {self._bootstrap} does not answer {known.name}; it is another or an older one"
+                f"the broker at {self._bootstrap} does not support {known.name}: it is not mqd, or an older version"
             )
         return self._call(api_key, request, version)
 
-    def speaks(self, api_key: int) -> bool:
+    def supports(self, api_key: int) -> bool:
         return api_key in self._versions
 
     def is_mqd(self) -> bool:
@@ -112,7 +112,7 @@ class Broker:
             if isinstance(error, ConnectionError) and self._versions and not client_security.current().has_sasl:
                 raise CliError(
                     f"the broker at {self._bootstrap} closed the connection ({KNOWN[api_key].name}); if it is running,"
-                    " its listener demands a login: give its settings by --client-config FILE",
+                    " its listener requires a login: give its settings by --client-config FILE",
                     EXIT_UNREACHABLE,
                 ) from None
             raise unreachable(self._bootstrap, f"{KNOWN[api_key].name}: {error}") from None
@@ -132,17 +132,17 @@ class Broker:
 
 
 def with_retries(attempt: Callable[[], T]) -> T:
-    """Calls attempt(), and retries for LOST_S while no broker is reachable: the awaited operation
+    """Calls attempt(), and retries for RECONNECT_S while no broker is reachable: the awaited operation
     continues meanwhile. Raises CliError.
     """
-    deadline = time.monotonic() + LOST_S
+    deadline = time.monotonic() + RECONNECT_S
     while True:
         try:
             return attempt()
         except CliError as error:
             if error.exit_code != EXIT_UNREACHABLE or time.monotonic() > deadline:
                 raise
-        time.sleep(_AGAIN_S)  # there is no notification when it is back
+        time.sleep(_RETRY_S)  # there is no notification when it is back
 
 
 def check(what: str, error_code: int, message: str | None) -> None:

@@ -94,7 +94,7 @@ def require_broker(
             continue
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         refusal = CliError(
-            f"{host}:{address[1]} is no Kafka broker: {found}; give the broker's port for clients with -b HOST:PORT"
+            f"{host}:{address[1]} is not a Kafka broker: {found}; give the broker's port for clients with -b HOST:PORT"
             " (mqd status shows it)",
             EXIT_UNREACHABLE,
         )

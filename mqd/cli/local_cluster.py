@@ -37,7 +37,7 @@ class Member(msgspec.Struct):
     secured: bool = False
     assignments: tuple[str, ...] = ()  # NAME=VALUE
     process: subprocess.Popen[str] | None = None
-    ready: str = ""  # its own line
+    ready: str = ""  # the line that it printed when it was ready
 
     @property
     def bootstrap(self) -> str:

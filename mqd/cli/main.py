@@ -41,7 +41,7 @@ COMMANDS = {
     "group": ("mqd.cli.verbs.group", "List, describe, delete consumer groups, and move their offsets."),
     "queue": ("mqd.cli.redrive.command", "Move dead letters back to the topics they came from."),
     "txn": ("mqd.cli.verbs.txn", "List, describe and abort transactions; find those that hang."),
-    "quota": ("mqd.cli.verbs.quota", "Show and change how much clients may produce, fetch and ask."),
+    "quota": ("mqd.cli.verbs.quota", "Show and change the quotas of clients, users and addresses."),
     "acl": ("mqd.cli.verbs.acl", "Allow or deny what clients do, show why, and test the rules."),
     "user": ("mqd.cli.verbs.user", "Create, list and delete users that authenticate with a password."),
     "token": ("mqd.cli.verbs.token", "Create, list, renew and expire delegation tokens."),
@@ -113,12 +113,12 @@ def _has_no_reader() -> bool:
     """Whether stdout's reader has closed it. A flush would not detect that: output larger than the
     buffer is no longer in it.
     """
-    looking = select.poll()
+    poller = select.poll()
     try:
-        looking.register(sys.stdout, 0)
+        poller.register(sys.stdout, 0)
     except (OSError, TypeError, ValueError):  # there is no such file
         return False
-    return bool(looking.poll(0))
+    return bool(poller.poll(0))
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -132,7 +132,7 @@ def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool)
     "-b",
     "--bootstrap",
     metavar="HOST:PORT",
-    help="Broker to ask (also after the verb).  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]",
+    help="Broker to query (also after the verb).  [env: MQD_BOOTSTRAP; default: 127.0.0.1:9092]",
 )
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output (also after the verb)."

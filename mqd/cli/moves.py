@@ -63,29 +63,29 @@ def _replicas(topic: Any) -> Plan:
     }
 
 
-class Extent(NamedTuple):
+class PlanSummary(NamedTuple):
     """The changes of a plan."""
 
     moved: int  # partitions that get other replicas
-    led: int  # partitions that keep their replicas and get another preferred leader
+    preferred_leader_changed: int  # partitions with another preferred leader and the same replicas
     copies: int  # replicas that are copied
 
-    def lines(self, moved: str, led: str) -> list[str]:
-        """Lines of text; `moved` and `led`: verb phrases that follow the counts."""
+    def lines(self, move: str, get: str) -> list[str]:
+        """Lines of text; `move` and `get`: the verbs that follow the counts."""
         return [
             f"{count} partition{'s' * (count != 1)} {text}"
-            for count, text in ((self.moved, moved), (self.led, f"{led} another preferred leader"))
+            for count, text in ((self.moved, move), (self.preferred_leader_changed, f"{get} another preferred leader"))
             if count
         ]
 
 
-def extent(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partition, Sequence[int]]) -> Extent:
+def summarize(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partition, Sequence[int]]) -> PlanSummary:
     added = {partition: set(replicas) - set(current.get(partition, ())) for partition, replicas in plan.items()}
     moved = {
         partition for partition, replicas in plan.items() if sorted(current.get(partition, ())) != sorted(replicas)
     }
     led = [partition for partition in plan if partition not in moved and current[partition] != plan[partition]]
-    return Extent(len(moved), len(led), sum(map(len, added.values())))
+    return PlanSummary(len(moved), len(led), sum(map(len, added.values())))
 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
@@ -347,7 +347,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
         while remaining:
             with_retries(partial(stall.check, remaining))
             show(max(total - len(remaining), 0))
-            time.sleep(POLL_S)  # depends on other hosts
+            time.sleep(POLL_S)  # polling: other hosts copy the replicas
             remaining = with_retries(left)
         show(total)
 

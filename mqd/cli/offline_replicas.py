@@ -56,11 +56,11 @@ def offline_replicas(
     if not lacks:
         return []
 
-    def ask(node: int) -> list[Any]:
+    def query(node: int) -> list[Any]:
         return log_directories(addresses[node], lacks[node])
 
     with ThreadPoolExecutor(len(lacks)) as threads:
-        results = dict(zip(lacks, threads.map(client_security.carried(ask), lacks)))
+        results = dict(zip(lacks, threads.map(client_security.with_credentials(query), lacks)))
     return [_offline_replica(name, index, node, results[node]) for name, index, node in shown]
 
 

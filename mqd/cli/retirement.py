@@ -65,7 +65,7 @@ class State(msgspec.Struct):
         return [(self.topic, index) for index in sorted(self.retired)]
 
 
-class Behind(msgspec.Struct):
+class LaggingGroup(msgspec.Struct):
     """A group that has records of the retired partitions left to read. `active`: it has members."""
 
     group: str
@@ -78,7 +78,7 @@ class Readers(msgspec.Struct):
     coordinators have answered.
     """
 
-    behind: list[Behind] = msgspec.field(default_factory=list)
+    behind: list[LaggingGroup] = msgspec.field(default_factory=list)
     unknown: str = ""
 
     @property
@@ -97,7 +97,7 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
     check(f"topic {topic}", response.error_code, response.error_message)
     found = response.retirement
     if found is None:
-        raise CliError("the broker cannot retire partitions: it is another or an older one")
+        raise CliError("the broker cannot retire partitions: it is not mqd, or an older version")
     retired = {one.partition_index: one.redirect_index for one in found.retired}
     return State(topic, found.step, found.applied, found.remaining, retired, {one.leader_id for one in found.retired})
 
@@ -120,7 +120,7 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
         with_retries(partial(show, state, readers))
         if state.step == NONE or state.step >= until:
             return state, readers
-        time.sleep(POLL_S)  # depends on other hosts
+        time.sleep(POLL_S)  # polling: other hosts do the work
 
 
 def is_sealed(cluster: Cluster, state: State) -> bool:
@@ -149,7 +149,7 @@ def groups_behind(cluster: Cluster, state: State) -> Readers:
                 rows = [row for row in groups.progress(cluster, group) if (row.topic, row.partition) in retired]
                 left = sum(_remaining(cluster, row) for row in rows)
                 if left:
-                    found.behind.append(Behind(group.group, left, group.state not in groups.WITHOUT_MEMBERS))
+                    found.behind.append(LaggingGroup(group.group, left, group.state not in groups.WITHOUT_MEMBERS))
     except CliError as error:
         found.unknown = error.message
     return found

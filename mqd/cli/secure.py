@@ -162,10 +162,10 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
     authority = _authority(places, now)
     if _is_in_use(places) and not places.host.exists() and has_peers:
         _write(places.allowed, b"")
-    if authority.key and _is_host_old(places, node_id, now):
+    if authority.key and _host_needs_renewal(places, node_id, now):
         pair = pki.issue_host(authority, node_id, now)
         _write(places.host, pair.key + pair.certificate)
-    if not places.broker.exists() or (authority.key and _is_old(places, hosts, now)):
+    if not places.broker.exists() or (authority.key and _needs_renewal(places, hosts, now)):
         pair = pki.issue(authority, f"mqd broker {node_id}", hosts, now)
         _write(places.broker, pair.key + pair.certificate)
     if not places.admin.exists():
@@ -207,8 +207,8 @@ def _authority(places: Files, now: datetime.datetime) -> Pair:
     return Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
 
 
-def _is_old(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
-    """Whether the broker's certificate ends soon or is not for all names."""
+def _needs_renewal(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
+    """Whether the broker's certificate expires soon or lacks a name."""
     from mqd.security import pki
 
     content = places.broker.read_bytes()
@@ -216,7 +216,7 @@ def _is_old(places: Files, hosts: list[str], now: datetime.datetime) -> bool:
     return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.covers(content, hosts)
 
 
-def _is_host_old(places: Files, node_id: int, now: datetime.datetime) -> bool:
+def _host_needs_renewal(places: Files, node_id: int, now: datetime.datetime) -> bool:
     from mqd.security import pki
 
     if not places.host.exists():
@@ -318,7 +318,7 @@ def hosts_hint(data_dir: Path) -> str:
     mode = _tls_between_hosts(places)
     if mode == "off":
         return (
-            "mqd secure: what this host and others send each other is not encrypted: make its certificate where ca.key"
+            "mqd secure: connections between this host and others are not encrypted: make its certificate where ca.key"
             f" is (mqd cert host NODE_ID -o FILE), copy it to {places.host} and start again"
         )
     if mode == "allowed":

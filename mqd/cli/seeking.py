@@ -10,7 +10,7 @@ import msgspec
 from mqd.cli import share_groups
 from mqd.cli.broker_lookup import EARLIEST, GROUP, LATEST, Cluster, Partition
 from mqd.cli.common import CliError
-from mqd.cli.group_listing import NAMES_BY_TEXT, explain, positions
+from mqd.cli.group_listing import TOPIC_NAMES_VERSION_MAX, explain, positions
 from mqd.cli.records import Start, parse_start, parse_time
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import OffsetCommitRequest
@@ -23,16 +23,16 @@ _JOINED = (
     ErrorCode.STALE_MEMBER_EPOCH,
     ErrorCode.NON_EMPTY_GROUP,
 )
-ONLY_SHOWN = (
-    "group {group} only shows how far a streaming query of Spark's is: the query reads by its checkpoint. Moved offsets"
-    " change the lag that is shown, until the query's next batch from that partition, and nothing that is read. To read"
-    " from elsewhere start the query with a new checkpoint and startingOffsets"
+SPARK_PROGRESS_NOTE = (
+    "group {group} has the progress of a Spark streaming query, which resumes from its checkpoint. Moving the offsets"
+    " changes the displayed lag, until the query's next batch from that partition, but not what is read. To read"
+    " from elsewhere, start the query with a new checkpoint and startingOffsets"
 )
 
 
 class Move(msgspec.Struct):
     """`old` None: nothing was committed. `new` None: it stays, for the reason in `note`.
-    `only_shown`: a streaming query publishes its progress here, and reads by its checkpoint.
+    `is_spark_progress`: the offset is the progress of a Spark streaming query (spark/offsets.py).
     """
 
     topic: str
@@ -40,7 +40,7 @@ class Move(msgspec.Struct):
     old: int | None
     new: int | None
     note: str
-    only_shown: bool = False
+    is_spark_progress: bool = False
 
 
 def parse_where(text: str, now: datetime) -> Start:
@@ -92,14 +92,14 @@ def plan(
     moves = []
     for partition in partitions:
         old = offsets.get(partition)
-        new, note = _aim(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
+        new, note = _target_of(old, first.get(partition), end.get(partition), at_time.get(partition), start, shift)
         moves.append(
             Move(
                 *partition,
                 old,
                 new,
                 note,
-                only_shown=partition in found and found[partition].metadata == GROUP_OFFSET_METADATA,
+                is_spark_progress=partition in found and found[partition].metadata == GROUP_OFFSET_METADATA,
             )
         )
     if not any(move.new is not None for move in moves):
@@ -111,7 +111,7 @@ def plan(
     return moves
 
 
-def _aim(
+def _target_of(
     old: int | None, first: int | None, end: int | None, at_time: int | None, start: Start | None, shift: int
 ) -> tuple[int | None, str]:
     if first is None or end is None:
@@ -144,7 +144,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
     topics: dict[str, list[Any]] = {}
     for one in moves:
         if one.new is not None:
-            metadata = GROUP_OFFSET_METADATA if one.only_shown else ""  # still a query's
+            metadata = GROUP_OFFSET_METADATA if one.is_spark_progress else ""  # still a query's
             topics.setdefault(one.topic, []).append(
                 OffsetCommitRequest.Partition(
                     partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata
@@ -164,7 +164,12 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
         }
 
     response = cluster.request_coordinator(
-        GROUP, group, OFFSET_COMMIT, request, lambda found: next(iter(errors(found).values()), 0), NAMES_BY_TEXT
+        GROUP,
+        group,
+        OFFSET_COMMIT,
+        request,
+        lambda found: next(iter(errors(found).values()), 0),
+        TOPIC_NAMES_VERSION_MAX,
     )
     return {partition: _reason(error) for partition, error in errors(response).items()}
 

@@ -31,7 +31,7 @@ class SharePosition(NamedTuple):
 
 def describe(cluster: Cluster, name: str) -> Any | None:
     """The description of the group. None: there is no such share group."""
-    if not cluster.first.speaks(DESCRIBE):
+    if not cluster.first.supports(DESCRIBE):
         return None
     request = ShareGroupDescribeRequest(group_ids=[name])
     response = cluster.request_coordinator(

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from mqd.base.clock import now_ms
-from mqd.cli.broker_lookup import COORDINATOR_AWAY, TRANSACTION, Cluster, Partition
+from mqd.cli.broker_lookup import COORDINATOR_UNAVAILABLE, TRANSACTION, Cluster, Partition
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker, check, error_text
 from mqd.protocol.errors import ErrorCode
@@ -100,7 +100,7 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
             DESCRIBE_TRANSACTIONS, DescribeTransactionsRequest(transactional_ids=names[start : start + _CHUNK])
         )
         for one in response.transaction_states:
-            if one.error_code in COORDINATOR_AWAY:
+            if one.error_code in COORDINATOR_UNAVAILABLE:
                 away[one.transactional_id] = one.error_code
             elif one.error_code not in NOT_FOUND:
                 check(f"transactional id {one.transactional_id}", one.error_code, None)
@@ -220,7 +220,7 @@ def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
 
 
 def check_open(found: Transaction) -> None:
-    """Raises CliError: there is nothing to abort."""
+    """Raises CliError if there is nothing to abort."""
     name = found.transactional_id
     if found.state in ("PrepareCommit", "PrepareAbort"):
         raise CliError(
@@ -235,7 +235,7 @@ def open_at(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
     """The transaction that begins at this offset, or belongs to this producer, and the coordinator's
-    view of the producer. Raises CliError: there is none.
+    view of the producer. Raises CliError if there is none.
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
@@ -262,8 +262,8 @@ def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:
     return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
 
 
-def places(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
-    """The partitions in which the transaction is open."""
+def open_in(cluster: Cluster, found: Transaction) -> dict[Partition, OpenProducer]:
+    """The transaction in each partition in which it is open."""
     cluster.topics(found.partitions)
     partitions = [(topic, index) for topic, indexes in found.partitions.items() for index in indexes]
     return {

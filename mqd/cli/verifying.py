@@ -96,11 +96,11 @@ def _measured(
     if not requested:
         return list(found)
 
-    def ask(node: int) -> dict[Partition, int]:
+    def query(node: int) -> dict[Partition, int]:
         return _sizes(addresses[node], requested[node])
 
     with ThreadPoolExecutor(min(len(requested), offline.SHOWN_MAX)) as threads:
-        sizes = dict(zip(requested, threads.map(client_security.carried(ask), requested)))
+        sizes = dict(zip(requested, threads.map(client_security.with_credentials(query), requested)))
     return [
         _copied(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
         for one in found

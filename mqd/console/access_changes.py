@@ -6,7 +6,7 @@ import click
 
 from mqd.cli import access
 from mqd.cli.access import Entity
-from mqd.cli.acl_text import shown
+from mqd.cli.acl_text import rule_columns
 from mqd.cli.common import CliError, Settings
 from mqd.cli.verbs.quota import Rate
 from mqd.console.changing import BadForm, Change, Form, command_of, needed
@@ -89,8 +89,8 @@ def add_rule(settings: Settings, form: Form) -> Change:
     resource = needed(form, "resource", "a resource: topic/orders, topic/orders-*, group/*, cluster")
     host, permission = form.get("host", "").strip() or "*", _permission(form)
     try:
-        made = access.rules_in_words(permission, who, operations, resource, host)
-        existing = set(access.rules(settings, access.filter_in_words(None, None, resource, None, None)))
+        made = access.parse_rules(permission, who, operations, resource, host)
+        existing = set(access.rules(settings, access.parse_filter(None, None, resource, None, None)))
     except ValueError as error:
         raise BadForm(str(error)) from None
     added = [rule for rule in made if rule not in existing]
@@ -110,7 +110,7 @@ def add_rule(settings: Settings, form: Form) -> Change:
         f"{'Allowed' if permission == 'allow' else 'Denied'} {who} {operations} on {resource}.",
         RULES,
         _TITLES,
-        [shown(rule) for rule in added],
+        [rule_columns(rule) for rule in added],
         is_danger=permission == "deny",
     )
 
@@ -120,7 +120,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
     operation, host = needed(form, "operations", "an operation"), form.get("host", "").strip() or "*"
     permission = _permission(form)
     try:
-        chosen = access.filter_in_words(who, operation, resource, host, permission)
+        chosen = access.parse_filter(who, operation, resource, host, permission)
     except ValueError as error:
         raise BadForm(str(error)) from None
     found = access.rules(settings, chosen)
@@ -143,7 +143,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
         f"Removed {len(found)} rule{'s' * (len(found) != 1)}.",
         RULES,
         _TITLES,
-        [shown(rule) for rule in found],
+        [rule_columns(rule) for rule in found],
         is_danger=True,
     )
 
@@ -166,7 +166,7 @@ def _entity(form: Form) -> tuple[Entity, list[str]]:
     if not found:
         raise BadForm(f"name a user, a client id or an address; {DEFAULT} names the default")
     if "ip" in found and len(found) > 1:
-        raise BadForm("quotas of an address are not of users or clients too")
+        raise BadForm("a quota is either of an address, or of a user and client")
     return found, words
 
 
@@ -192,7 +192,7 @@ def set_quota(settings: Settings, form: Form) -> Change:
     access.set_quotas(settings, entity, values, dry_run=True)
     before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
     options = [word for name, text in given.items() for word in (f"--{name}", text)]
-    who = access.shown_entity(entity)
+    who = access.entity_text(entity)
     return Change(
         f"Limit {who}?",
         command_of(settings, "quota", "set", *words, *options),
@@ -214,7 +214,7 @@ def delete_quota(settings: Settings, form: Form) -> Change:
     keys = list(access.QUOTA_KEYS.values())
     gone = access.quotas_among(settings, entity, keys)
     before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
-    who = access.shown_entity(entity)
+    who = access.entity_text(entity)
 
     def do() -> None:
         access.remove_quotas(settings, entity, keys)

@@ -18,7 +18,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import WITHOUT_MEMBERS, must_describe
 from mqd.cli.kafka_request import Broker, check
 from mqd.cli.records import parse_header
-from mqd.cli.seeking import ONLY_SHOWN, Move, alter, commit, parse_where, plan
+from mqd.cli.seeking import SPARK_PROGRESS_NOTE, Move, alter, commit, parse_where, plan
 from mqd.cli.topic_writing import Writer
 from mqd.cli.verbs.group import parse_target, seek_refusal
 from mqd.console import queries
@@ -315,8 +315,8 @@ def seek(settings: Settings, form: Form) -> Change:
 
     count = sum(one.new is not None and one.new != one.old for one in moves)
     effects = [f"{count} of {len(moves)} offset{'' if len(moves) == 1 else 's'} would move."]
-    if any(one.only_shown for one in moves):
-        effects.append(ONLY_SHOWN.format(group=name))
+    if any(one.is_spark_progress for one in moves):
+        effects.append(SPARK_PROGRESS_NOTE.format(group=name))
     return Change(
         f"Move the offsets of {name} to {where}?",
         command_of(settings, "group", "seek", name, *targets, "--to", where, "--execute"),

@@ -126,11 +126,11 @@ def balance(settings: Settings, form: Form) -> Change:
         plan = moves.balance(broker, topics, dry_run=True)
     if not plan:
         raise CliError("the cluster is balanced already; nothing would move")
-    extent = moves.extent(before, plan)
-    effects = [f"{line}." for line in extent.lines("would move", "would get")]
-    if extent.copies:
-        effects.append(f"{extent.copies} replica{'s' * (extent.copies != 1)} would be copied to other brokers first.")
-    if max(extent.copies, extent.led) >= BALANCE_MOVES_MAX:
+    summary = moves.summarize(before, plan)
+    effects = [f"{line}." for line in summary.lines("would move", "would get")]
+    if summary.copies:
+        effects.append(f"{summary.copies} replica{'s' * (summary.copies != 1)} would be copied to other brokers first.")
+    if max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
         effects.append(
             f"A plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it."
         )

@@ -18,9 +18,9 @@ from mqd.cli.cluster_view import ClusterState, Partitions, address
 from mqd.cli.common import CliError, Settings
 from mqd.cli.group_listing import (
     LIST_GROUPS,
-    NAMES_BY_TEXT,
     OFFSET_FETCH,
     SHARE,
+    TOPIC_NAMES_VERSION_MAX,
     Group,
     Progress,
     all_groups,
@@ -172,7 +172,9 @@ def _without_quorum(partitions: Partitions) -> list[Finding]:
         (diagnosis.Harm.NO_RESERVE, partitions.not_in_sync, "with a replica that is not in sync"),
     ):
         if names:
-            found.append(Finding(harm, f"{what}: {diagnosis.some(names)}", "mqd doctor, by an administrator"))
+            found.append(
+                Finding(harm, f"{what}: {diagnosis.partitions_text(names)}", "mqd doctor, by an administrator")
+            )
     return found
 
 
@@ -441,7 +443,7 @@ def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, i
                     OffsetFetchRequest.Group(group_id=one, topics=[wanted])
                     for one in listed[start : start + GROUPS_AT_ONCE]
                 ]
-                response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=requested), NAMES_BY_TEXT)
+                response = broker.request(OFFSET_FETCH, OffsetFetchRequest(groups=requested), TOPIC_NAMES_VERSION_MAX)
                 for group in response.groups:
                     committed = {
                         one.partition_index: one.committed_offset

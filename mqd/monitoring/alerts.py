@@ -1,6 +1,6 @@
-"""Prometheus' alerting rules for brokers: the one description of each alert.
+"""Prometheus' alerting rules for brokers.
 
-Each has a section in docs/monitoring.md with what to do, under the alert's name.
+Each alert has a section in docs/monitoring.md, under its name, with what to do.
 """
 
 import json
@@ -69,7 +69,7 @@ ALERTS = (
     Alert(
         "MqdUnderReplicated",
         "mqd_partitions_under_replicated > 0",
-        "3m",  # the restart of a host, and what it has to catch up, usually end sooner
+        "3m",  # a host's restart and its catch-up usually take less
         False,
         "{{ $value }} partitions of {{ $labels.instance }} have replicas that are not in sync",
     ),

@@ -1,4 +1,4 @@
-"""Grafana's dashboards for brokers: the one description of each panel.
+"""Grafana's dashboards for brokers.
 
 Four dashboards: the cluster, one topic, one group, and the internals of one broker. They are
 provisioned as files (Grafana 9 and later), with the data source as a variable.
@@ -49,7 +49,7 @@ def _latency(metric: str, selector: str = "", by: str = "instance") -> tuple[tup
     )
 
 
-_OF_TOPIC, _OF_GROUP, _OF_BROKER = 'topic="$topic"', 'consumergroup="$group"', 'instance="$broker"'
+_TOPIC_MATCHER, _GROUP_MATCHER, _BROKER_MATCHER = 'topic="$topic"', 'consumergroup="$group"', 'instance="$broker"'
 
 CLUSTER = Dashboard(
     "mqd-cluster",
@@ -97,7 +97,7 @@ CLUSTER = Dashboard(
             "Unclean elections today",
             "none",
             (("sum by (cluster) (increase(mqd_unclean_leader_elections_total[1d]))", "{{cluster}}"),),
-            "Each lost acknowledged records.",
+            "Each one lost acknowledged records.",
             (1, 1),
             True,
         ),
@@ -176,7 +176,7 @@ TOPIC = Dashboard(
             "cps",
             (
                 (
-                    f"sum by (partition) (rate(mqd_partition_log_end_offset{{{_OF_TOPIC}}}[$__rate_interval]))",
+                    f"sum by (partition) (rate(mqd_partition_log_end_offset{{{_TOPIC_MATCHER}}}[$__rate_interval]))",
                     "{{partition}}",
                 ),
             ),
@@ -185,19 +185,21 @@ TOPIC = Dashboard(
             "Bytes produced and consumed",
             "Bps",
             (
-                (f"sum by (topic) (rate(mqd_topic_bytes_in_total{{{_OF_TOPIC}}}[$__rate_interval]))", "in"),
-                (f"sum by (topic) (rate(mqd_topic_bytes_out_total{{{_OF_TOPIC}}}[$__rate_interval]))", "out"),
+                (f"sum by (topic) (rate(mqd_topic_bytes_in_total{{{_TOPIC_MATCHER}}}[$__rate_interval]))", "in"),
+                (f"sum by (topic) (rate(mqd_topic_bytes_out_total{{{_TOPIC_MATCHER}}}[$__rate_interval]))", "out"),
             ),
             "Excludes what clients on a broker's host read from its files.",
         ),
-        Panel("Size", "bytes", ((f"max by (partition) (mqd_partition_size_bytes{{{_OF_TOPIC}}})", "{{partition}}"),)),
+        Panel(
+            "Size", "bytes", ((f"max by (partition) (mqd_partition_size_bytes{{{_TOPIC_MATCHER}}})", "{{partition}}"),)
+        ),
         Panel(
             "Records that can be read",
             "none",
             (
                 (
-                    f"max by (partition) (mqd_partition_high_watermark{{{_OF_TOPIC}}}"
-                    f" - mqd_partition_log_start_offset{{{_OF_TOPIC}}})",
+                    f"max by (partition) (mqd_partition_high_watermark{{{_TOPIC_MATCHER}}}"
+                    f" - mqd_partition_log_start_offset{{{_TOPIC_MATCHER}}})",
                     "{{partition}}",
                 ),
             ),
@@ -205,19 +207,19 @@ TOPIC = Dashboard(
         Panel(
             "Partitions that are not served",
             "none",
-            ((f"count(mqd_partition_online{{{_OF_TOPIC}}} == 0) or vector(0)", ""),),
+            ((f"count(mqd_partition_online{{{_TOPIC_MATCHER}}} == 0) or vector(0)", ""),),
             limits=(1, 1),
             is_state=True,
         ),
         Panel(
             "Lag of its groups",
             "none",
-            ((f"sum by (consumergroup) (kafka_consumergroup_lag{{{_OF_TOPIC}}})", "{{consumergroup}}"),),
+            ((f"sum by (consumergroup) (kafka_consumergroup_lag{{{_TOPIC_MATCHER}}})", "{{consumergroup}}"),),
         ),
         Panel(
             "Time lag of its groups",
             "s",
-            ((f"max by (consumergroup) (mqd_consumergroup_lag_seconds{{{_OF_TOPIC}}})", "{{consumergroup}}"),),
+            ((f"max by (consumergroup) (mqd_consumergroup_lag_seconds{{{_TOPIC_MATCHER}}})", "{{consumergroup}}"),),
         ),
     ),
 )
@@ -227,25 +229,27 @@ GROUP = Dashboard(
     "mqd: a consumer group",
     (Variable("group", "kafka_consumergroup_members", "consumergroup"),),
     (
-        Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_OF_GROUP}}})", ""),), is_state=True),
-        Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_OF_GROUP}}})", "{{topic}}"),)),
-        Panel("Time lag", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_OF_GROUP}}})", "{{topic}}"),)),
-        Panel("Rebalance", "s", ((f"max(mqd_consumergroup_rebalance_seconds{{{_OF_GROUP}}})", "lasts"),)),
+        Panel("Members", "none", ((f"max(kafka_consumergroup_members{{{_GROUP_MATCHER}}})", ""),), is_state=True),
+        Panel("Lag", "none", ((f"sum by (topic) (kafka_consumergroup_lag{{{_GROUP_MATCHER}}})", "{{topic}}"),)),
+        Panel("Time lag", "s", ((f"max by (topic) (mqd_consumergroup_lag_seconds{{{_GROUP_MATCHER}}})", "{{topic}}"),)),
+        Panel("Rebalance", "s", ((f"max(mqd_consumergroup_rebalance_seconds{{{_GROUP_MATCHER}}})", "lasts"),)),
         Panel(
             "Records committed",
             "cps",
             (
                 (
-                    f"sum by (topic) (rate(kafka_consumergroup_current_offset{{{_OF_GROUP}}}[$__rate_interval]))",
+                    f"sum by (topic) (rate(kafka_consumergroup_current_offset{{{_GROUP_MATCHER}}}[$__rate_interval]))",
                     "{{topic}}",
                 ),
             ),
         ),
-        Panel("Lag by partition", "none", ((f"kafka_consumergroup_lag{{{_OF_GROUP}}}", "{{topic}} {{partition}}"),)),
+        Panel(
+            "Lag by partition", "none", ((f"kafka_consumergroup_lag{{{_GROUP_MATCHER}}}", "{{topic}} {{partition}}"),)
+        ),
         Panel(
             "Time lag by partition",
             "s",
-            ((f"mqd_consumergroup_lag_seconds{{{_OF_GROUP}}}", "{{topic}} {{partition}}"),),
+            ((f"mqd_consumergroup_lag_seconds{{{_GROUP_MATCHER}}}", "{{topic}} {{partition}}"),),
         ),
     ),
 )
@@ -255,11 +259,11 @@ BROKER = Dashboard(
     "mqd: inside a broker",
     (Variable("broker", "mqd_worker_running", "instance"),),
     (
-        Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_OF_BROKER}}})", ""),), is_state=True),
+        Panel("Running workers", "none", ((f"sum(mqd_worker_running{{{_BROKER_MATCHER}}})", ""),), is_state=True),
         Panel(
             "Process deaths today",
             "none",
-            ((f"sum by (process) (increase(mqd_process_deaths_total{{{_OF_BROKER}}}[1d]))", "{{process}}"),),
+            ((f"sum by (process) (increase(mqd_process_deaths_total{{{_BROKER_MATCHER}}}[1d]))", "{{process}}"),),
             limits=(1, 5),
             is_state=True,
         ),
@@ -268,7 +272,7 @@ BROKER = Dashboard(
             "none",
             (
                 (
-                    f"sum by (process, reason) (increase(mqd_process_restarts_total{{{_OF_BROKER}}}[1d])) > 0",
+                    f"sum by (process, reason) (increase(mqd_process_restarts_total{{{_BROKER_MATCHER}}}[1d])) > 0",
                     "{{process}} {{reason}}",
                 ),
             ),
@@ -276,46 +280,54 @@ BROKER = Dashboard(
         Panel(
             "Certificates expire in",
             "s",
-            ((f"mqd_certificate_expiry_timestamp_seconds{{{_OF_BROKER}}} - time()", "{{listener}}"),),
+            ((f"mqd_certificate_expiry_timestamp_seconds{{{_BROKER_MATCHER}}} - time()", "{{listener}}"),),
             is_state=True,
         ),
-        Panel("Produce latency", "s", _latency("mqd_produce_seconds", _OF_BROKER, "worker")),
+        Panel("Produce latency", "s", _latency("mqd_produce_seconds", _BROKER_MATCHER, "worker")),
         Panel(
-            "Fetch latency", "s", _latency("mqd_fetch_seconds", _OF_BROKER, "worker"), "Includes waiting for records."
+            "Fetch latency",
+            "s",
+            _latency("mqd_fetch_seconds", _BROKER_MATCHER, "worker"),
+            "Includes waiting for records.",
         ),
-        Panel("Flush latency", "s", _latency("mqd_sync_seconds", _OF_BROKER, "worker")),
+        Panel("Flush latency", "s", _latency("mqd_sync_seconds", _BROKER_MATCHER, "worker")),
         Panel(
             "Oldest flush under way",
             "s",
-            ((f"max by (worker) (mqd_sync_oldest_seconds{{{_OF_BROKER}}})", "worker {{worker}}"),),
+            ((f"max by (worker) (mqd_sync_oldest_seconds{{{_BROKER_MATCHER}}})", "worker {{worker}}"),),
         ),
         Panel(
             "A turn of the worker's loop",
             "s",
-            _latency("mqd_loop_seconds", _OF_BROKER, "worker"),
+            _latency("mqd_loop_seconds", _BROKER_MATCHER, "worker"),
             "How long everything else on the worker waits.",
         ),
-        Panel("Requests of the acceptor", "s", _latency("mqd_handler_seconds", _OF_BROKER, "api")),
+        Panel("Requests of the acceptor", "s", _latency("mqd_handler_seconds", _BROKER_MATCHER, "api")),
         Panel(
             "Requests",
             "reqps",
             tuple(
-                (f"sum(rate(mqd_requests_{kind}_total{{{_OF_BROKER}}}[$__rate_interval]))", kind)
+                (f"sum(rate(mqd_requests_{kind}_total{{{_BROKER_MATCHER}}}[$__rate_interval]))", kind)
                 for kind in ("produce", "fetch", "list_offsets", "cached", "forwarded_control")
             ),
         ),
-        Panel("Connections", "none", ((f"mqd_connections{{{_OF_BROKER}}}", "worker {{worker}}"),)),
+        Panel("Connections", "none", ((f"mqd_connections{{{_BROKER_MATCHER}}}", "worker {{worker}}"),)),
         Panel(
             "Receive arena in use",
             "percentunit",
-            ((f"mqd_arena_extents_used{{{_OF_BROKER}}} / mqd_arena_extents_max{{{_OF_BROKER}}}", "worker {{worker}}"),),
+            (
+                (
+                    f"mqd_arena_extents_used{{{_BROKER_MATCHER}}} / mqd_arena_extents_max{{{_BROKER_MATCHER}}}",
+                    "worker {{worker}}",
+                ),
+            ),
         ),
-        Panel("Heap of requests", "bytes", ((f"mqd_heap_bytes{{{_OF_BROKER}}}", "worker {{worker}}"),)),
+        Panel("Heap of requests", "bytes", ((f"mqd_heap_bytes{{{_BROKER_MATCHER}}}", "worker {{worker}}"),)),
         Panel(
             "Stalls",
             "cps",
             tuple(
-                (f"sum(rate(mqd_{kind}_stalls_total{{{_OF_BROKER}}}[$__rate_interval]))", kind)
+                (f"sum(rate(mqd_{kind}_stalls_total{{{_BROKER_MATCHER}}}[$__rate_interval]))", kind)
                 for kind in ("arena", "link", "large")
             ),
             "Waits for shared memory, for another process, for memory of large requests.",
@@ -323,9 +335,9 @@ BROKER = Dashboard(
         Panel(
             "Fetches of bytes outside the page cache",
             "reqps",
-            ((f"sum(rate(mqd_fetch_cold_total{{{_OF_BROKER}}}[$__rate_interval]))", ""),),
+            ((f"sum(rate(mqd_fetch_cold_total{{{_BROKER_MATCHER}}}[$__rate_interval]))", ""),),
         ),
-        Panel("Local clients", "none", ((f"sum(mqd_local_attachments{{{_OF_BROKER}}})", "attached"),)),
+        Panel("Local clients", "none", ((f"sum(mqd_local_attachments{{{_BROKER_MATCHER}}})", "attached"),)),
     ),
 )
 

@@ -49,7 +49,7 @@ ALLOWS: dict[int, int] = {
     Operation.ALTER: 1 << Operation.ALTER | _DESCRIBING,
     Operation.ALTER_CONFIGS: 1 << Operation.ALTER_CONFIGS | 1 << Operation.DESCRIBE_CONFIGS,
 }
-"""By the operation of an ALLOW rule: the operations that it implies."""
+"""Operation of an ALLOW rule -> mask of the operations that it implies."""
 
 
 # gc=False: there may be a hundred thousand, and they are never part of a cycle
@@ -109,7 +109,7 @@ class AclFilter(msgspec.Struct, frozen=True):
 
 
 def unknown(rule: AclBinding | AclFilter) -> str:
-    """The name of a field whose number this version does not know; "": it knows all."""
+    """The name of a field whose number this version does not know; "" if it knows all."""
     values = (
         ("resource type", ResourceType, rule.resource_type),
         ("pattern type", PatternType, rule.pattern_type),
@@ -119,7 +119,7 @@ def unknown(rule: AclBinding | AclFilter) -> str:
     return next((name for name, kind, value in values if not 0 < value < len(kind)), "")
 
 
-def says_unknown(rule: AclBinding | AclFilter) -> bool:
+def contains_unknown(rule: AclBinding | AclFilter) -> bool:
     """Whether a field has Kafka's number for UNKNOWN, which no client sends."""
     return 0 in (rule.resource_type, rule.pattern_type, rule.operation, rule.permission)
 

@@ -85,7 +85,7 @@ class Audit:
         # (principal, host, operation, type, name) -> [time of the last line, denials since]
         self._denials: dict[tuple[str, str, int, int, str], list[float]] = {}
         self._swept_s = 0.0  # when expired entries were last dropped
-        self._beyond = 0  # denials since then without a line
+        self._unlogged_count = 0  # denials since then without a line
 
     def denied(
         self,
@@ -105,18 +105,18 @@ class Audit:
             known[1] += count
             return
         if known is None and len(self._denials) >= DENIALS_MAX and not self._sweep(now):
-            self._beyond += count
+            self._unlogged_count += count
             return
         self._denials[key] = [now, 0]
-        before = count - 1 + (int(known[1]) if known is not None else 0)
+        suppressed = count - 1 + (int(known[1]) if known is not None else 0)
         self.write(
-            "denied, but done: authorizer.log.only" if only_logged else "denied",
+            "would be denied, but allowed by authorizer.log.only" if only_logged else "denied",
             principal=principal,
             host=host,
             operation=name_of(Operation, operation),
             resource_type=name_of(ResourceType, resource_type),
             resource=name,
-            **({"before": before} if before else {}),
+            **({"suppressed": suppressed} if suppressed else {}),
         )
 
     def _sweep(self, now: float) -> bool:
@@ -127,9 +127,9 @@ class Audit:
             return False
         self._swept_s = now
         self._denials = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
-        if self._beyond:
-            self.write("denied", further=self._beyond)
-            self._beyond = 0
+        if self._unlogged_count:
+            self.write("denied", suppressed=self._unlogged_count)
+            self._unlogged_count = 0
         return len(self._denials) < DENIALS_MAX
 
     def write(self, event: str, **fields: object) -> None:

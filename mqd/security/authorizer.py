@@ -130,7 +130,7 @@ class Authorizer:
             return True
         denied: dict[int, set[str]] = {PatternType.LITERAL: set(), PatternType.PREFIXED: set()}
         allowed: list[AclBinding] = []
-        for binding in self._of_subject(principal, host, resource_type):
+        for binding in self._rules_for(principal, host, resource_type):
             if binding.operation not in (operation, Operation.ALL):
                 continue
             if binding.permission == Permission.ALLOW:
@@ -146,7 +146,7 @@ class Authorizer:
         if principal in self.super_users:
             return Verdict(True, f"{principal} is a super user")
         allowing: AclBinding | None = None
-        for binding in sorted(self._of_subject(principal, host, resource_type)):
+        for binding in sorted(self._rules_for(principal, host, resource_type)):
             if not binding.covers(name):
                 continue
             if binding.permission == Permission.DENY and binding.operation in (operation, Operation.ALL):
@@ -168,13 +168,13 @@ class Authorizer:
             if len(self._tables) >= TABLES_MAX:
                 self._tables.clear()
             table = self._tables[key] = compiled(
-                self._of_subject(principal, host, resource_type), self._named(resource_type), self.allow_everyone
+                self._rules_for(principal, host, resource_type), self._patterns_of(resource_type), self.allow_everyone
             )
         return table
 
     # -- look-ups ----------------------------------------------------------------------------------
 
-    def _of_subject(self, principal: str, host: str, resource_type: int) -> list[AclBinding]:
+    def _rules_for(self, principal: str, host: str, resource_type: int) -> list[AclBinding]:
         """The rules for this principal and host on resources of the type."""
         host = canonical_host(host)
         return [
@@ -189,7 +189,7 @@ class Authorizer:
             )
         ]
 
-    def _named(self, resource_type: int) -> list[tuple[int, str]]:
+    def _patterns_of(self, resource_type: int) -> list[tuple[int, str]]:
         """(pattern type, name) of every rule of the type; needed only where their existence counts."""
         if not self.allow_everyone:
             return []

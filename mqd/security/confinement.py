@@ -80,8 +80,8 @@ def _code() -> list[str]:
 
 
 def _named(config: Mapping[str, str]) -> list[str]:
-    """The directories of the files that configuration and environment name: files are replaced by
-    others of their name, and often are links to another directory.
+    """The directories of the files that configuration and environment name. The files alone would not
+    do: a file is often replaced by another of its name, or is a link into another directory.
     """
     files = [value for name, value in config.items() if name.endswith(_FILE_PROPERTIES) and value]
     urls = [value for name, value in config.items() if name.endswith(_URL_PROPERTY)]

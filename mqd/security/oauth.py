@@ -93,11 +93,11 @@ class Issuer:
         user = claims[options.user_claim]
         try:
             if not isinstance(user, str):
-                raise ValueError("it is not a text")
+                raise ValueError("it is not a string")
             principal.user(user)  # many issuers let users choose their names
         except ValueError as error:
             raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user: {error}") from None
-        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT accepts a text of digits, too
+        return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT accepts a string of digits, too
 
     def _key(self, key_id: str) -> Any:
         """The issuer's key of this id; without an id, its only one."""

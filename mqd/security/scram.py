@@ -49,7 +49,7 @@ class Verifier(msgspec.Struct, frozen=True):
 
 # (user, the user is a delegation token) -> verifier; None: there is no such user
 Lookup = Callable[[str, bool], Verifier | None]
-# -> the number of users by the shape of their credentials
+# the number of users by the shape of their credentials
 Shapes = Callable[[], Mapping["Shape", int]]
 
 
@@ -201,7 +201,7 @@ class ScramExchange:
     def _on_first(self, text: str) -> bytes:
         first = self._first = _CLIENT_FIRST.fullmatch(text)
         if first is None:
-            raise AuthenticationFailed("the first message is malformed, or asks for channel binding")
+            raise AuthenticationFailed("the first message is malformed, or requests channel binding")
         self.user = first["user"].replace("=2C", ",").replace("=3D", "=")
         if first["acts_as"] not in (None, first["user"]):
             raise AuthenticationFailed("a client cannot act as another user")

@@ -35,7 +35,7 @@ FILE_BYTES_MAX = 16 << 20
 LOCATIONS = ("ssl.keystore.location", "ssl.truststore.location")
 _PATHS = (*LOCATIONS, "metrics.token.file")
 _VERSIONS = {"TLSv1.2": TLS_1_2, "TLSv1.3": TLS_1_3}
-# Names of the IANA, which Kafka and Java use, -> OpenSSL's. Only forward secrecy with authenticated
+# IANA's names, as in Kafka and Java -> OpenSSL's. Only forward secrecy with authenticated
 # encryption.
 CIPHERS_12 = {
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "ECDHE-ECDSA-AES128-GCM-SHA256",

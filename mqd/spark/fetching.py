@@ -33,7 +33,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FetchRequest
 from mqd.spark.options import SourceOptions
 from mqd.spark.planning import Range
-from mqd.spark.wire import NOT_THERE, BrokerError, Cluster, BrokerConnection, MqdReadError, is_retriable
+from mqd.spark.wire import NOT_THERE, BrokerConnection, BrokerError, Cluster, MqdReadError, is_retriable
 
 log = logging.getLogger("mqd.spark")
 

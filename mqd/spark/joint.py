@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from mqd.protocol.errors import ERRORS, ErrorCode
 from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest
 from mqd.spark.encoding import MqdWriteError
-from mqd.spark.wire import BrokerError, Cluster, BrokerConnection, check
+from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, check
 
 FIND_VERSION = 6
 TRANSACTION = 1

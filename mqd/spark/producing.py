@@ -33,7 +33,7 @@ from mqd.protocol.messages import MetadataRequest, ProduceRequest
 from mqd.spark.encoding import Batch, MqdWriteError
 from mqd.spark.local_link import FRAME_BYTES_MAX, LocalLink, find
 from mqd.spark.sink_options import SinkOptions
-from mqd.spark.wire import BrokerError, Cluster, BrokerConnection, Topic
+from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, Topic
 
 PRODUCE, VERSION = 0, 12  # topics by name; partitions are added to the transaction by their first Produce
 QUEUED_BYTES_MAX = 8 << 20

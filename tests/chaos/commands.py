@@ -28,7 +28,7 @@ NEVER_REFUSED = (
     "INVALID_CONFIG",
     "not a known property",
     "this is a bug of mqd",
-    "it is another or an older one",
+    "it is not mqd, or an older version",
     "does not speak the Kafka protocol",
 )
 TEXT_MAX = 160

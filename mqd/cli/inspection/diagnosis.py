@@ -10,7 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mqd.cli.cluster_view import some
+from mqd.cli.cluster_view import partitions_text
 
 if TYPE_CHECKING:
     from mqd.cli.cluster_view import ClusterState, Partitions
@@ -35,7 +35,7 @@ _END, _HIGH = "mqd_partition_log_end_offset", "mqd_partition_high_watermark"
 
 
 class Harm(IntEnum):
-    """The worst first."""
+    """The order is that of severity, the worst first."""
 
     LOSS = 0
     OUTAGE = 1
@@ -113,7 +113,7 @@ def of_cluster(
         found.append(
             Finding(
                 Harm.OUTAGE,
-                f"without a leader, neither read nor written: {some([f'{name}-{index}' for name, index, _ in others])}",
+                f"without a leader, neither read nor written: {partitions_text([f'{name}-{index}' for name, index, _ in others])}",
                 f"start the hosts that have their replicas: {', '.join(map(str, nodes))}",
             )
         )
@@ -141,7 +141,7 @@ def of_cluster(
         found.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"broker {node} is not in sync in {some(names)}"
+                f"broker {node} is not in sync in {partitions_text(names)}"
                 + (": it is not in service" if away else ", though it is in service: it is too slow, or catches up"),
                 f"start broker {node}; it fetches what it lacks. If its disks are lost: docs/operations.md,"
                 " One host is lost"
@@ -282,8 +282,8 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
     return found
 
 
-def waiting_for_flushes(samples: Iterable[Sample], alone: frozenset[str]) -> dict[str, float]:
-    """The high watermarks of those partitions in `alone` that have records above it."""
+def waiting_for_flushes(samples: Iterable[Sample], unreplicated: frozenset[str]) -> dict[str, float]:
+    """The high watermark of each partition in `unreplicated` that has records above it."""
     found: dict[str, dict[str, float]] = {}
     for one in samples:
         if one.name in (_END, _HIGH):
@@ -291,22 +291,22 @@ def waiting_for_flushes(samples: Iterable[Sample], alone: frozenset[str]) -> dic
     return {
         name: offsets[_HIGH]
         for name, offsets in found.items()
-        if name in alone and len(offsets) == 2 and offsets[_HIGH] < offsets[_END]
+        if name in unreplicated and len(offsets) == 2 and offsets[_HIGH] < offsets[_END]
     }
 
 
-def of_flushes(before: Iterable[Sample], after: Iterable[Sample], alone: frozenset[str]) -> list[Finding]:
-    """Two samples of the metrics, FLUSH_S apart. `alone`: partitions with one replica, whose
+def of_flushes(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
+    """Two samples of the metrics, FLUSH_S apart. `unreplicated`: partitions with one replica, whose
     records wait only for this host's disk.
     """
-    then = waiting_for_flushes(before, alone)
-    stuck = [name for name, high in waiting_for_flushes(after, alone).items() if then.get(name) == high]
+    then = waiting_for_flushes(before, unreplicated)
+    stuck = [name for name, high in waiting_for_flushes(after, unreplicated).items() if then.get(name) == high]
     if not stuck:
         return []
     return [
         Finding(
             Harm.OUTAGE,
-            f"the disk does not respond: records of {some(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
+            f"the disk does not respond: records of {partitions_text(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
             DISK_HANGS,
         )
     ]

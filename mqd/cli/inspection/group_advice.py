@@ -17,7 +17,7 @@ from mqd.cli.inspection.live_view import Partition, rates
 
 
 class GroupSample(NamedTuple):
-    """`at_s`: of a clock that never jumps. `members`: the partitions of each, by its name."""
+    """`at_s`: monotonic clock. `members`: the partitions of each, by its name."""
 
     at_s: float
     ends: Mapping[Partition, int]
@@ -122,9 +122,9 @@ def lasting(seconds: float) -> str:
 
 def _in_words(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]:
     if not advice.members:
-        return ["it has no members: start some, and ask again while they read"]
+        return ["it has no members: start some, and run this again while they read"]
     if has_changed:
-        return ["its members changed meanwhile: ask again when the rebalance is over"]
+        return ["its members changed meanwhile: run this again when the rebalance is over"]
     if not advice.records_read_s and advice.lag:
         return [
             f"nothing was committed within {advice.seconds:.0f} s, though {advice.lag:,} records wait: if"
@@ -148,7 +148,7 @@ def _of_members(advice: Advice, catch_up_s: float) -> list[str]:
         lines.append(f"at these rates the lag is gone in {lasting(advice.lag / gain)}")
     else:
         lines.append(f"the lag grows by {-gain:,.0f} records/s")
-    lines.append(f"{_plural(advice.to_hold, 'member')} would hold the present rate")
+    lines.append(f"{_plural(advice.to_hold, 'member')} would keep up with the present rate")
     if advice.to_catch_up > advice.to_hold:
         lines.append(f"{_plural(advice.to_catch_up, 'member')} would also read what waits within {lasting(catch_up_s)}")
     return lines

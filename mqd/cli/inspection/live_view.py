@@ -17,7 +17,7 @@ ROWS_MIN = 3
 
 
 class Replicas(NamedTuple):
-    """Of a partition. `leader` -1: it has none."""
+    """The replicas of a partition. `leader` -1: it has none."""
 
     leader: int
     out_of_sync: tuple[int, ...] = ()
@@ -33,7 +33,7 @@ class Committed(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """`at_s`: of a clock that never jumps. `ends`: offset of the next record. `cpu_s`: CPU time of
+    """`at_s`: monotonic clock. `ends`: offset of the next record. `cpu_s`: CPU time of
     the processes of this host's broker, by name; empty if not known.
     """
 
@@ -280,8 +280,8 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
         f"{_counted(len(shown.topics), 'topic')}, {_counted(shown.partition_count, 'partition')}, "
         f"{_counted(len(shown.groups), 'group')}",
     ]
-    rooms = _rooms([len(rows) for _, rows in sections], None if height is None else height - len(lines))
-    for (titles, rows), room in zip(sections, rooms, strict=True):
+    row_limits = _row_limits([len(rows) for _, rows in sections], None if height is None else height - len(lines))
+    for (titles, rows), room in zip(sections, row_limits, strict=True):
         if room:
             lines += ["", *table(titles, rows[:room])]
             if room < len(rows):
@@ -290,28 +290,28 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
     return [line[:width] for line in printed][:height]
 
 
-def _rooms(counts: Sequence[int], height: int | None) -> list[int]:
+def _row_limits(counts: Sequence[int], height: int | None) -> list[int]:
     """How many rows each section shows. Each section needs two extra lines, and a third if it omits
     rows. Rows are distributed in turns, so that a small section is complete.
     """
     if height is None:
         return list(counts)
-    rooms = [min(count, ROWS_MIN) for count in counts]
+    row_limits = [min(count, ROWS_MIN) for count in counts]
 
     def taken() -> int:
-        return sum(2 + room + (room < count) for room, count in zip(rooms, counts, strict=True) if room)
+        return sum(2 + room + (room < count) for room, count in zip(row_limits, counts, strict=True) if room)
 
-    for index in reversed(range(len(rooms))):  # a low terminal shows the first sections
+    for index in reversed(range(len(row_limits))):  # a low terminal shows the first sections
         if taken() > height:
-            rooms[index] = 0
+            row_limits[index] = 0
     grows = True
     while grows:
         grows = False
         for index, count in enumerate(counts):
-            if rooms[index] and rooms[index] < count:
-                rooms[index] += 1
+            if row_limits[index] and row_limits[index] < count:
+                row_limits[index] += 1
                 if taken() > height:
-                    rooms[index] -= 1
+                    row_limits[index] -= 1
                 else:
                     grows = True
-    return rooms
+    return row_limits

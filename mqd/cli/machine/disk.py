@@ -75,11 +75,11 @@ class _Bench:
         os.fsync(self._fd)
         rate = self._write()
         single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
-        is_cached = not self._bypass()
+        is_cached = not self._bypass_cache()
         return Figures(single, commit, rate, self._read(), is_cached)
 
     def _write(self) -> float:
-        block = os.urandom(MIB)  # a disk that compresses gains nothing
+        block = os.urandom(MIB)  # not compressible
         began = time.perf_counter()
         while self._written + MIB <= self._size_bytes and time.perf_counter() - began < self._stage_s:
             os.pwrite(self._fd, block, self._written)
@@ -103,7 +103,7 @@ class _Bench:
                 place = 0
         return flushes_of(size_bytes, latencies)
 
-    def _bypass(self) -> bool:
+    def _bypass_cache(self) -> bool:
         """Whether reads do not come from the page cache."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         try:

@@ -20,7 +20,7 @@ READ_AHEAD_KB = {"ssd": 256, "disk": 2048}
 STRIPE_CACHE_MIN = 4096
 STRIPED = ("raid0", "raid4", "raid5", "raid6", "raid10")
 WITH_PARITY = {"raid4": 1, "raid5": 1, "raid6": 2}
-TRIED = ("ext4", "xfs")
+TESTED = ("ext4", "xfs")
 COPY_ON_WRITE = ("btrfs", "zfs", "bcachefs")
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "9p", "fuse.sshfs")
 MEMORY = ("tmpfs", "ramfs")
@@ -83,7 +83,7 @@ def _storage(root: Path, directories: Iterable[Path]) -> Iterator[Setting]:
 def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
     place, kind = about.mount_point, about.kind
     measure = f"mqd bench disk {directory} measures how fast it is"
-    if kind in TRIED:
+    if kind in TESTED:
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", True, "mqd is tested on these two")
     elif kind in MEMORY:
         why = "this is memory: all records are lost when the machine restarts"
@@ -99,7 +99,7 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
     else:
         why = f"mqd has not been tried on {kind}: whether a flush reaches the disk there is not known"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
-    if kind not in TRIED:
+    if kind not in TESTED:
         return
     barrier = "nobarrier" if "nobarrier" in about.options or about.options.get("barrier") == "0" else "on"
     yield Setting(
@@ -220,7 +220,7 @@ def _raid(device: Device, array: Array) -> Iterator[Setting]:
 
 def _stripes(about: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
     array = next((one for one in map(_array, devices) if one is not None and one.stripe_kb), None)
-    if array is None or about.kind not in TRIED:
+    if array is None or about.kind not in TESTED:
         return
     # xfs counts in sectors of 512 bytes, ext4 in blocks of 4 KiB
     width = about.options.get("swidth") or about.options.get("stripe") or "0"

@@ -28,8 +28,8 @@ def command() -> None:
 @click.option("--reason", type=click.Choice(list(REASONS)), help="Only rejected records, or those out of deliveries.")
 @click.option("--since", metavar="TIME", help="Only letters of this time or later.")
 @click.option("--until", metavar="TIME", help="Only letters before this time.")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most so many records.")
-@click.option("--rate", type=click.IntRange(1), metavar="N", help="Move at most so many records a second.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most N records.")
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="Move at most N records a second.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
 def redrive(
     settings: Settings,
@@ -91,7 +91,7 @@ def _json(outcome: "Outcome") -> dict[str, Any]:
 def _show(topic: str, outcome: "Outcome", is_dry_run: bool) -> None:
     if outcome.moved:
         rows = [(*what, count) for what, count in sorted(outcome.moved.items())]
-        emit_table(("TOPIC", "GROUP", "WHY IT WAS DEAD", "RECORDS"), rows)
+        emit_table(("TOPIC", "GROUP", "REASON", "RECORDS"), rows)
     count = outcome.moved.total()
     records = f"{count} record{'s' * (count != 1)}"
     click.echo(f"nothing was changed; {records} would be moved" if is_dry_run else f"{records} moved")

@@ -30,7 +30,9 @@ ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
 PATIENCE_S = 60.0
 COORDINATORS_S = 15.0
-NEAR = 1000  # to a source record at most this many offsets later the consumer reads on instead of seeking
+READ_ON_OFFSETS_MAX = (
+    1000  # to a source record at most this many offsets later the consumer reads on instead of seeking
+)
 _DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
@@ -362,9 +364,9 @@ class SourceReader:
         left = deque(sorted(offset for offset in offsets if first <= offset < end))
         found: list[Stored] = []
         deadline = time.monotonic() + PATIENCE_S
-        at = -NEAR - 1
+        at = -READ_ON_OFFSETS_MAX - 1
         while left:
-            if left[0] - at > NEAR:
+            if left[0] - at > READ_ON_OFFSETS_MAX:
                 at = left[0]
                 self._consumer.assign([TopicPartition(topic, index, at)])
             messages: list[Any] = self._consumer.consume(100, 0.5)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mqd.coordinator.share.letter_records import EXHAUSTED, PREFIX, REJECTED
 
-GROUP_PREFIX = "mqd-redrive:"  # then topic, and "?" and the filter: neither a topic nor a quoted value has ? or &
+GROUP_PREFIX = "mqd-redrive:"  # followed by TOPIC?FILTER; neither a topic nor a quoted value has ? or &
 COUNT = "mqd-redriven"  # header: how often the record was redriven
 COUNT_MAX = 3
 REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
@@ -161,6 +161,6 @@ def _own(headers: Headers) -> Headers:
 
 
 def _count(headers: Headers) -> int:
-    """What is not a number was not written by a redrive."""
+    """How often the record was redriven. A header that is not a number is not a redrive's."""
     texts = [value or b"" for name, value in headers if name == COUNT]
     return max((int(text) for text in texts if text.isdigit() and len(text) < 10), default=0)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 STATE = Path("/var/lib")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
-WATCHDOG_S = 120  # a process whose loop hangs ends itself after 60 s: only if that fails, the whole broker is ended
+WATCHDOG_S = 120  # a process whose loop hangs exits after 60 s; systemd stops the whole broker only if that fails
 
 _UNIT = """\
-# Written by `mqd service install`; write it again after a change of its options. For changes of your own:
+# Written by `mqd service install`; run it again to change its options. To override settings:
 # systemctl edit {name}
 
 [Unit]

@@ -23,7 +23,7 @@ _HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Onl
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Ask the controller of the broker on this host that has this data directory, as its user: needs no rights.",
+    help="Use the controller of the broker in this data directory, as the broker's user: needs no rights.",
 )
 
 
@@ -61,7 +61,7 @@ def _create(
     from mqd.cli import access
     from mqd.cluster.host import messages
 
-    rules = _usage(access.rules_in_words, permission, principal, operations, resource, host)
+    rules = _usage(access.parse_rules, permission, principal, operations, resource, host)
     if data_dir is not None:
         _locally(data_dir, messages.CreateAcls(rules))
     else:
@@ -97,13 +97,13 @@ def deny(settings: Settings, principal: str, operations: str, resource: str, hos
 
 
 def _emit(settings: Settings, rules: list["AclBinding"], none: str) -> None:
-    from mqd.cli.acl_text import shown
+    from mqd.cli.acl_text import rule_columns
 
     columns = ("principal", "permission", "operation", "resource", "host")
     if settings.json:
-        emit_json([dict(zip(columns, shown(rule), strict=True)) for rule in rules])
+        emit_json([dict(zip(columns, rule_columns(rule), strict=True)) for rule in rules])
     elif rules:
-        emit_table(tuple(column.upper() for column in columns), [shown(rule) for rule in rules])
+        emit_table(tuple(column.upper() for column in columns), [rule_columns(rule) for rule in rules])
     else:
         click.echo(none)
 
@@ -136,7 +136,7 @@ def list_(
     """Show the rules: all, or those of one RESOURCE, written as in `mqd acl allow`."""
     from mqd.cli import access
 
-    acl_filter = _usage(access.filter_in_words, principal, operation, resource, host, permission)
+    acl_filter = _usage(access.parse_filter, principal, operation, resource, host, permission)
     _emit(settings, access.rules(settings, acl_filter), "there is no rule")
 
 
@@ -164,7 +164,7 @@ def remove(
 
     if not everything and not any((resource, principal, operation, permission, host)):
         raise click.UsageError("say which rules: a RESOURCE, --principal, ..., or --all")
-    acl_filter = _usage(access.filter_in_words, principal, operation, resource, host, permission)
+    acl_filter = _usage(access.parse_filter, principal, operation, resource, host, permission)
     if dry_run:
         _emit(settings, access.rules(settings, acl_filter), "no rule fits")
         return
@@ -225,10 +225,10 @@ def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, 
 @click.option("--from", "host", default="127.0.0.1", metavar="ADDRESS", help="The client's address.  [127.0.0.1]")
 def explain(settings: Settings, principal: str, operation: str, resource: str, host: str) -> None:
     """Say whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides."""
-    from mqd.cli.acl_text import shown
+    from mqd.cli.acl_text import rule_columns
 
     verdict = _usage(_verdict, _authorizer(settings), principal, operation, resource, host)
-    rule = " ".join(shown(verdict.binding)) if verdict.binding is not None else None
+    rule = " ".join(rule_columns(verdict.binding)) if verdict.binding is not None else None
     if settings.json:
         emit_json({"allowed": verdict.allowed, "reason": verdict.reason, "rule": rule})
     else:

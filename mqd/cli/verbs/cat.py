@@ -67,7 +67,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-P", "mode", flag_value="P", help="Produce.")
 @click.option("-L", "mode", flag_value="L", help="List brokers, topics and partitions.")
 @click.option("-Q", "mode", flag_value="Q", help="Query offsets by time: -t TOPIC:PARTITION:MS.")
-@click.option("-b", "--bootstrap", metavar="BROKERS", help="Broker to ask.")
+@click.option("-b", "--bootstrap", metavar="BROKERS", help="Broker to query.")
 @click.option("-t", "topics", multiple=True, metavar="TOPIC", help="Topic.")
 @click.option("-p", "partition", type=int, help="Partition; -1: any.")
 @click.option(
@@ -76,7 +76,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-D", "delimiter", default="\\n", metavar="DELIM", help="Message delimiter.")
 @click.option("-K", "key_delimiter", metavar="DELIM", help="Key delimiter.")
 @click.option("-k", "fixed_key", metavar="KEY", help="Key of messages without one.")
-@click.option("-c", "count", type=click.IntRange(1), help="Exit after so many messages.")
+@click.option("-c", "count", type=click.IntRange(1), help="Exit after this number of messages.")
 @click.option("-H", "headers", multiple=True, metavar="NAME=VALUE", help="Header of every message.")
 @click.option("-f", "fields", metavar="FORMAT", help="Output format.")
 @click.option("-J", "as_json", is_flag=True, help="JSON output.")
@@ -296,7 +296,7 @@ def _query(options: Options) -> None:
 # -- -C --------------------------------------------------------------------------------------------
 
 
-def _places(options: Options) -> tuple[Start, Start | None]:
+def _start_and_stop(options: Options) -> tuple[Start, Start | None]:
     start, stop = Start("beginning"), None
     for text in options.offsets:
         if text.startswith(("s@", "e@")):
@@ -327,7 +327,7 @@ def _renderer(options: Options, leader: Callable[[int], int]) -> Callable[[Any],
 def _consume(options: Options) -> None:
     from mqd.cli.topic_reading import Reader
 
-    start, stop = _places(options)
+    start, stop = _start_and_stop(options)
     if options.fields is not None:
         compile_format(options.fields)  # report errors before connecting
     topic = options.topics[0]

@@ -50,7 +50,7 @@ def _is_closed(settings: Settings, nodes: list[int]) -> bool:
     return "cluster.seeds" in values and not any(values.values())
 
 
-def _whole(settings: Settings) -> bool:
+def _is_complete(settings: Settings) -> bool:
     """Whether nothing is missing: every broker is active, every voter has fetched lately, every
     replica is in sync. False also while no broker responds.
     """
@@ -71,10 +71,10 @@ def _wait(settings: Settings, seconds: float) -> None:
     import time
 
     deadline = time.monotonic() + seconds
-    while not _whole(settings):
+    while not _is_complete(settings):
         if time.monotonic() > deadline:
             raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status says what")
-        time.sleep(0.25)  # depends on other hosts
+        time.sleep(0.25)  # polling: it depends on other hosts
 
 
 @command.command("status")
@@ -270,7 +270,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
     with Broker(settings.bootstrap) as broker:
         response = broker.request(_REMOVE_VOTER, RemoveRaftVoterRequest(voter_id=node, voter_directory_id=found))
     check(f"node {node}", response.error_code, response.error_message)
-    _done(settings, f"node {node} is no voter any more")
+    _done(settings, f"node {node} is not a voter any more")
 
 
 # -- replicas --------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 "there is a new active controller, which has not started this balance, or it was cancelled;"
                 " run mqd cluster balance again, it continues from here",
             )
-    extent = moves.extent(before, plan)
+    summary = moves.summarize(before, plan)
     if settings.json:
         emit_json(
             [{"topic": topic, "partition": index, "replicas": replicas} for (topic, index), replicas in plan.items()]
@@ -365,19 +365,19 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
             ("TOPIC", "PARTITION", "REPLICAS"),
             [(topic, index, ",".join(map(str, replicas))) for (topic, index), replicas in sorted(plan.items())],
         )
-        for line in extent.lines("would move", "would get"):
+        for line in summary.lines("would move", "would get"):
             click.echo(line)
     elif not plan:
         click.echo("balanced already; nothing moves")
     else:
-        for line in extent.lines(*(("to move", "to get") if no_wait else ("moved", "got"))):
+        for line in summary.lines(*(("to move", "to get") if no_wait else ("moved", "got"))):
             click.echo(line)
         if no_wait:
             click.echo(
                 "if another controller becomes active, it completes the moves in progress but starts no others:"
                 " run mqd cluster balance again then, it continues from there"
             )
-    if plan and not settings.json and max(extent.copies, extent.led) >= BALANCE_MOVES_MAX:
+    if plan and not settings.json and max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
         click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it")
 
 

@@ -37,9 +37,11 @@ SILENT_COUNT = 4  # consecutive polls without a record: two seconds
     type=click.IntRange(0),
     help="Only this partition; may be repeated.",
 )
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of records.")
 @click.option("-e", "--exit-at-end", is_flag=True, help="Stop at the end of the partitions.  [default: wait for more]")
-@click.option("-f", "--fields", metavar="FORMAT", default="%v\\n", show_default=True, help="What to print of a record.")
+@click.option(
+    "-f", "--fields", metavar="FORMAT", default="%v\\n", show_default=True, help="The parts of a record to print."
+)
 @click.option("-Z", "--show-null", is_flag=True, help="Print NULL for a null key or value.")
 @click.option("-X", "properties", multiple=True, metavar="PROPERTY=VALUE", help="Any property of librdkafka.")
 def command(

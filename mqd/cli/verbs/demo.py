@@ -59,8 +59,10 @@ def _text(text: str) -> str | None:
     return text if text and text != "NA" else None
 
 
-def _open_whole(file: Path) -> zipfile.ZipFile:
-    """Ctrl-C within the constructor would leave an object whose destructor prints an error."""
+def _open_with_signals_blocked(file: Path) -> zipfile.ZipFile:
+    """Opens the archive with signals blocked: Ctrl-C within the constructor would leave an object
+    whose destructor prints an error.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         return zipfile.ZipFile(file)
@@ -70,7 +72,7 @@ def _open_whole(file: Path) -> zipfile.ZipFile:
 
 def read_flights(file: Path, limit: int | None = None) -> Iterator[dict[str, Any]]:
     """The rows of flights.csv.zip as dictionaries; missing values are None."""
-    with _open_whole(file) as archive:
+    with _open_with_signals_blocked(file) as archive:
         name = next(
             member for member in archive.namelist() if member.endswith("flights.csv") and not member.startswith("__")
         )
@@ -433,7 +435,7 @@ def on_terminate(_signal: int, _frame: object) -> None:
 
 @click.command(help="Start a broker, stream 336,776 real flights through it, read them back and check them.")
 @options
-@click.option("--records", "limit", type=click.IntRange(1), help="Only so many flights.")
+@click.option("--records", "limit", type=click.IntRange(1), help="Only this number of flights.")
 def command(settings: Settings, limit: int | None) -> int:
     text = not settings.json
     signal.signal(signal.SIGTERM, on_terminate)

@@ -1,4 +1,4 @@
-"""`mqd demo-spark`: the demo's flights flow on through Spark. Delays per airport and hour, live,
+"""`mqd demo-spark`: streams the demo's flights through Spark, too. Delays per airport and hour, live,
 into a topic and into Parquet; checked, and drawn at the end.
 """
 
@@ -69,7 +69,7 @@ class Window(msgspec.Struct, frozen=True):
 
 @click.command("demo-spark")
 @options
-@click.option("--records", "limit", type=click.IntRange(1), help="Only so many flights.")
+@click.option("--records", "limit", type=click.IntRange(1), help="Only this number of flights.")
 @click.option(
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),

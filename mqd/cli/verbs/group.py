@@ -191,7 +191,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
     since = f" since {lasting(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
     click.echo(f"\nrebalancing{since}{': ' + about.reason if about.reason else ''}")
     if not about.held_up_by:
-        click.echo("delayed by no member: it waits a moment for more members to join, or is just ending")
+        click.echo("no member delays it: it waits a moment for more members to join, or is about to end")
         return
     click.echo("held up by:")
 
@@ -414,7 +414,7 @@ def seek_refusal(group: "Group") -> str:
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.argument("targets", nargs=-1, metavar="[TOPIC[:PARTITION]]...")
-@click.option("--to", "where", metavar="WHERE", help="Where the group is to read on.")
+@click.option("--to", "where", metavar="WHERE", help="Where the group continues.")
 @click.option("--shift-by", type=int, metavar="N", help="That many offsets forward, or back if negative.")
 @click.option("--execute", is_flag=True, help="Commit the new offsets.  [default: show them only]")
 def seek(
@@ -430,7 +430,7 @@ def seek(
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import WITHOUT_MEMBERS
     from mqd.cli.group_listing import describe as request
-    from mqd.cli.seeking import ONLY_SHOWN, alter, commit, parse_where, plan
+    from mqd.cli.seeking import SPARK_PROGRESS_NOTE, alter, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):
         raise click.UsageError("say where: --to earliest|latest|TIME|OFFSET, or --shift-by N")
@@ -449,13 +449,13 @@ def seek(
         is_share = group is not None and group.type == "share"
         moves = plan(cluster, name, requested, start, shift_by or 0, is_share)
         failed = (alter if is_share else commit)(cluster, name, moves) if execute else {}
-    only_shown = any(one.only_shown for one in moves)
+    is_spark_progress = any(one.is_spark_progress for one in moves)
     if settings.json:
         emit_json(
             {
                 "group": name,
                 "executed": execute,
-                "streaming_query": only_shown,
+                "streaming_query": is_spark_progress,
                 "partitions": [
                     {
                         "topic": one.topic,
@@ -471,8 +471,8 @@ def seek(
         )
     else:
         _show_moves(name, moves, failed, execute)
-    if only_shown:
-        error_line(ONLY_SHOWN.format(group=name))
+    if is_spark_progress:
+        error_line(SPARK_PROGRESS_NOTE.format(group=name))
     if busy and group is not None:
         error_line(f"--execute would be refused now: {seek_refusal(group)}")
     if failed:

@@ -36,7 +36,7 @@ def _segments(path: Path) -> list[Path]:
 @click.option(
     "-o", "--from-offset", type=click.IntRange(0), default=0, help="Leave out batches that end before this offset."
 )
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many batches.")
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after this number of batches.")
 def dump(settings: Settings, path: Path, show_records: bool, from_offset: int, count: int | None) -> None:
     """Print the record batches of PATH, a segment file or a partition's directory."""
     from mqd.log.batches import CorruptBatch

@@ -32,10 +32,10 @@ def command() -> None:
     "-b",
     "--bootstrap",
     metavar="HOST:PORT[,...]",
-    help="Broker to ask.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]",
+    help="Broker to query.  [default: the file's, or env MQD_BOOTSTRAP, or 127.0.0.1:9092]",
 )
 @click.option("--master", metavar="URL", help="Spark master.  [default: the file's, or local[*]]")
-@click.option("--once", is_flag=True, help="Do what there is to do, then end.")
+@click.option("--once", is_flag=True, help="Process all available records, then end.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the progress.  [default: text]"
 )

@@ -30,7 +30,7 @@ class Rate(click.ParamType):
         return rate
 
 
-@click.group(help="Show and change how much clients may produce, fetch, ask and change, and how fast they may connect.")
+@click.group(help="Show and change the quotas of clients: bytes, requests, changed partitions, connections.")
 def command() -> None:
     pass
 
@@ -38,11 +38,13 @@ def command() -> None:
 def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
     """The parameters that entity() takes."""
     for decorate in (
-        click.option("--default-ip", is_flag=True, help="The default of all addresses; each gets it for itself."),
+        click.option("--default-ip", is_flag=True, help="The default of all addresses; it applies to each separately."),
         click.option("--ip", metavar="ADDRESS", help="An address that clients connect from."),
-        click.option("--default-user", is_flag=True, help="The default of all users; each gets it for itself."),
+        click.option("--default-user", is_flag=True, help="The default of all users; it applies to each separately."),
         click.option("--user", metavar="NAME", help="A user; with CLIENT or --default, only these clients of it."),
-        click.option("--default", is_flag=True, help="The default of all clients; each client id gets it for itself."),
+        click.option(
+            "--default", is_flag=True, help="The default of all clients; it applies to each client id separately."
+        ),
         click.argument("client", required=False),
     ):
         function = decorate(function)
@@ -63,7 +65,7 @@ def _entity(
         if name is not None or is_default:
             found[kind] = name
     if "ip" in found and len(found) > 1:
-        raise click.UsageError("quotas of an address are not of users or clients too")
+        raise click.UsageError("a quota is either of an address, or of a user and client")
     return found
 
 
@@ -105,7 +107,7 @@ def list_(settings: Settings, **named: Any) -> None:
         ]
         emit_table(("OF", *(name.upper() for name in access.QUOTA_KEYS)), rows)
     else:
-        click.echo(f"no quota is set{' for ' + access.shown_entity(entity) if entity else ''}")
+        click.echo(f"no quota is set{' for ' + access.entity_text(entity) if entity else ''}")
 
 
 @command.command("set")
@@ -158,7 +160,7 @@ def set_(
             for name, key in access.QUOTA_KEYS.items()
             if key in requested
         )
-        click.echo(f"{access.shown_entity(entity)} {'could be' if dry_run else 'is'} limited: {words}")
+        click.echo(f"{access.entity_text(entity)} {'could be' if dry_run else 'is'} limited: {words}")
 
 
 @command.command()
@@ -183,4 +185,4 @@ def delete(
         emit_json({"entity": entity, "removed": gone})
     else:
         names = ", ".join(name for name, key in access.QUOTA_KEYS.items() if key in gone)
-        click.echo(f"{access.shown_entity(entity)} is no longer limited: {names}")
+        click.echo(f"{access.entity_text(entity)} is no longer limited: {names}")

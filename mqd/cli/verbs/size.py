@@ -1,4 +1,4 @@
-"""`mqd size`: from a load to disk, network, cores, memory and hosts. Asks no broker."""
+"""`mqd size`: from a load to disk, network, cores, memory and hosts. Contacts no broker."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     """Show the broker of a data directory: its processes, ports, partitions, connections and local
     clients (by shared memory) per worker, uptime.
 
-    Exit status: 0 it is ready, 1 it runs but is not ready, or this user may not know, 3 it does not
+    Exit status: 0 it is ready, 1 it runs but is not ready, or this user may not query it, 3 it does not
     run.
     """
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"

@@ -150,11 +150,11 @@ def _live(sampler: Sampler, bootstrap: str, every_s: float) -> None:
                 _draw(live_view.render(shown, heading, size.lines, size.columns))
             else:
                 _draw([live_view.printable(heading)[: size.columns], "waiting for a second sample"])
-            if _quits(every_s if shown is not None or trouble else min(every_s, 1.0)):
+            if _wait_for_quit(every_s if shown is not None or trouble else min(every_s, 1.0)):
                 return
 
 
-def _quits(wait_s: float) -> bool:
+def _wait_for_quit(wait_s: float) -> bool:
     """Whether q was pressed, or the terminal has gone, before the time is over."""
     deadline = time.monotonic() + wait_s
     while (left_s := deadline - time.monotonic()) > 0:

@@ -242,7 +242,7 @@ def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tupl
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="No error when a topic does not exist.")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, delete nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask, on a terminal.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run: bool, yes: bool) -> None:
     """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
     from confluent_kafka import KafkaError
@@ -313,10 +313,10 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @click.option(
     "--no-wait",
     is_flag=True,
-    help="Do not look at what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).",
+    help="Do not check what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).",
 )
 @click.option("--release", is_flag=True, help="End the producers' pause now, whatever groups have left to read.")
-@click.option("--status", is_flag=True, help="Show what is under way.")
+@click.option("--status", is_flag=True, help="Show the progress.")
 def retire_partitions(
     settings: Settings,
     name: str,
@@ -355,7 +355,7 @@ def retire_partitions(
         readers = retiring.Readers()
         if wait or (total is not None and not no_wait):
             state, readers = retiring.wait(
-                cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.look(cluster)
+                cluster, name, retiring.HIDDEN + 1 if wait else retiring.REDIRECTED, shown.reporter(cluster)
             )
         elif state.step == retiring.SEALED:
             readers = retiring.groups_behind(cluster, state)
@@ -371,7 +371,7 @@ class _Retirement:
     def __init__(self, settings: Settings) -> None:
         self._json, self._shown = settings.json, ""
 
-    def look(self, cluster: Any) -> Callable[[Any, Any], None]:
+    def reporter(self, cluster: Any) -> Callable[[Any, Any], None]:
         from mqd.cli import retirement as retiring
 
         def show(state: Any, readers: Any) -> None:
@@ -448,9 +448,9 @@ def _behind(readers: Any) -> str:
 )
 @click.option("--dry-run", is_flag=True, help="Print the plan, move nothing.")
 @click.option(
-    "--status", is_flag=True, help="Show what is under way; with --plan, whether the plan has been carried out."
+    "--status", is_flag=True, help="Show the moves in progress; with --plan, whether the plan has been carried out."
 )
-@click.option("--cancel", is_flag=True, help="Stop what is under way; replicas stay where they were.")
+@click.option("--cancel", is_flag=True, help="Stop the moves in progress; replicas stay where they were.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
 def reassign(
     settings: Settings,

@@ -76,7 +76,7 @@ def _partitions(partitions: dict[str, list[int]]) -> str:
     type=Duration(),
     default=_HANGING_AFTER,
     show_default=True,
-    help="With --hanging: only those that wrote nothing for so long.",
+    help="With --hanging: only those that wrote nothing for this long.",
 )
 def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, hanging: bool, idle: int) -> None:
     """List transactions, by transactional id, those open for longest first."""
@@ -170,7 +170,7 @@ def describe(settings: Settings, name: str) -> None:
 
     with Cluster(settings.bootstrap) as cluster:
         found = txns.describe(cluster, name)
-        places = txns.places(cluster, found)
+        places = txns.open_in(cluster, found)
     if settings.json:
         emit_json(_json(found) | {"open_in": [_open_json(one) for one in places.values()]})
         return

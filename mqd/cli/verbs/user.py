@@ -16,7 +16,7 @@ TIMEOUT_S = 30.0
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Ask the controller of the broker on this host that has this data directory, as its user: needs no rights.",
+    help="Use the controller of the broker in this data directory, as the broker's user: needs no rights.",
 )
 
 

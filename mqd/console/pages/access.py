@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from mqd.cli import access
 from mqd.cli.access import Entity
-from mqd.cli.acl_text import shown
+from mqd.cli.acl_text import rule_columns
 from mqd.console.access_changes import DEFAULT
 from mqd.console.page_request import PageRequest
 from mqd.console.rendering import url
@@ -28,7 +28,7 @@ def page(request: PageRequest) -> Response:
         if tab == "users":
             return [_user(name, known) for name, known in sorted(access.users(settings).items())]
         if tab == "rules":
-            return [shown(rule) for rule in access.rules(settings, AclFilter())]
+            return [rule_columns(rule) for rule in access.rules(settings, AclFilter())]
         return [_quota(entity, values) for entity, values in access.quotas(settings, {})]
 
     every, reason = request.attempt(lambda: request.cached(f"access {tab}", LIST_CACHE_S, load))

@@ -102,6 +102,6 @@ def group_page(request: PageRequest) -> Response:
         holders=holders,
         is_moving=group.state in REBALANCING_STATES,
         is_share=group.type == SHARE,
-        is_stream=any(row.only_shown for row in found.rows),
+        is_stream=any(row.is_spark_progress for row in found.rows),
         lasting_s=None if group.rebalance is None else _seconds(group.rebalance.lasting_ms),
     )

@@ -375,7 +375,7 @@ def test_seeking_the_group_of_a_streaming_query_warns(mqd: CommandLine, broker: 
         code, out, error = mqd("group", "seek", query, "--to", "earliest", *execute)
         assert (
             code == 0
-            and f"group {query} only shows how far a streaming query of Spark's is" in error
+            and f"group {query} has the progress of a Spark streaming query" in error
             and "start the query with a new checkpoint and startingOffsets" in error
         )
     assert offsets_of(mqd, query) == {0: 0, 1: 0}

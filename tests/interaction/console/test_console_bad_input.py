@@ -67,7 +67,7 @@ def test_an_unreachable_broker() -> None:
 @pytest.mark.parametrize("banner", [b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
 def test_a_server_that_is_no_broker(banner: bytes) -> None:
     with greeting(banner) as bootstrap:
-        open_all(bootstrap, "is no Kafka broker")
+        open_all(bootstrap, "is not a Kafka broker")
 
 
 def test_a_listener_that_rejects_clients_without_a_login(secured: Secured) -> None:

@@ -283,7 +283,7 @@ def test_transactions_and_access_are_managed(
     with shared.consumer("explicit") as consumer:
         take(consumer, 2)
     with Cluster(broker.bootstrap) as cluster:
-        assert commit(cluster, "daily-totals", [Move("orders", 0, None, 1, "", only_shown=True)]) == {}
+        assert commit(cluster, "daily-totals", [Move("orders", 0, None, 1, "", is_spark_progress=True)]) == {}
     with opened() as window:
         window.get(console.url + "/access")
         press(window, "Create a user")

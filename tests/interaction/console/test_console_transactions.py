@@ -101,7 +101,7 @@ def test_a_share_group_is_shown_and_its_offsets_are_moved(secured: Secured, brow
 def test_a_streaming_query_is_distinguished_from_a_group(secured: Secured, browser: Browser) -> None:
     change(browser, "/topic/create", name="streamed", partitions="1")
     with Cluster(secured.broker.bootstrap) as cluster:
-        assert commit(cluster, "query", [Move("streamed", 0, None, 0, "", only_shown=True)]) == {}
+        assert commit(cluster, "query", [Move("streamed", 0, None, 0, "", is_spark_progress=True)]) == {}
     assert "query Empty Spark query 0 0" in fresh(browser, "/groups", q="query")
     assert "It reads from its checkpoint" in browser.get("/group", name="query").words
 

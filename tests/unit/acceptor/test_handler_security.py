@@ -245,7 +245,7 @@ def test_denials_are_written_once_in_ten_seconds(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines()]
     assert [line["event"] for line in lines] == [
         "denied",
-        "denied, but done: authorizer.log.only",
+        "would be denied, but allowed by authorizer.log.only",
         "denied",
         "acl created",
     ]

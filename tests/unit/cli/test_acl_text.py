@@ -28,7 +28,7 @@ LITERAL, PREFIXED = PatternType.LITERAL, PatternType.PREFIXED
 def test_resources(word: str, found: tuple[ResourceType, PatternType, str]) -> None:
     assert acl_text.resource(word) == found
     rule = AclBinding(*found, "User:a", "*", Operation.ALL, Permission.ALLOW)
-    assert acl_text.shown(rule) == ("User:a", "allow", "all", word, "*")
+    assert acl_text.rule_columns(rule) == ("User:a", "allow", "all", word, "*")
 
 
 def test_a_user_is_a_principal() -> None:

@@ -79,7 +79,7 @@ def test_a_port_without_kafka_is_reported_with_its_response(
     assert main_module._run([*arguments, "-b", address]) == EXIT_UNREACHABLE
     assert time.monotonic() - started < 10.0  # librdkafka alone takes 15 s
     error = capsys.readouterr().err
-    assert error.startswith(f"mqd: {address} is no Kafka broker: {what}") and "-b HOST:PORT" in error
+    assert error.startswith(f"mqd: {address} is not a Kafka broker: {what}") and "-b HOST:PORT" in error
 
 
 def test_the_time_limit_is_three_seconds_and_trickling_does_not_extend_it(port) -> None:
@@ -90,7 +90,7 @@ def test_the_time_limit_is_three_seconds_and_trickling_does_not_extend_it(port) 
             connection.sendall(b"\0")
             time.sleep(0.1)
 
-    with pytest.raises(librdkafka.CliError, match="is no Kafka broker"):
+    with pytest.raises(librdkafka.CliError, match="is not a Kafka broker"):
         librdkafka.require_broker(port(trickles), 0.3)
 
 

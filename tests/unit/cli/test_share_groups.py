@@ -27,7 +27,7 @@ class FakeCluster:
     error = 0
 
     def __init__(self, bootstrap: str) -> None:
-        self.first = SimpleNamespace(speaks=lambda api_key: True, request=self._listed)
+        self.first = SimpleNamespace(supports=lambda api_key: True, request=self._listed)
 
     def __enter__(self) -> FakeCluster:
         return self

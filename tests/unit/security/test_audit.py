@@ -23,7 +23,7 @@ def test_a_flood_of_names_is_counted_not_logged(tmp_path, monkeypatch):
     now[0] += WINDOW_S
     deny("later")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert [line.get("further") or line["resource"] for line in lines[5:]] == [995, "later"]
+    assert [line.get("suppressed") or line["resource"] for line in lines[5:]] == [995, "later"]
 
 
 def test_the_same_denial_is_written_once_in_a_window_with_the_number_of_those_between(tmp_path):
@@ -34,7 +34,7 @@ def test_the_same_denial_is_written_once_in_a_window_with_the_number_of_those_be
     now[0] += WINDOW_S
     found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
     first, second = (json.loads(line) for line in file.read_text().splitlines())
-    assert "before" not in first and second["before"] == 3
+    assert "suppressed" not in first and second["suppressed"] == 3
 
 
 def test_denials_that_a_reactor_has_counted_are_counted(tmp_path):
@@ -43,7 +43,7 @@ def test_denials_that_a_reactor_has_counted_are_counted(tmp_path):
     for count in (1, 5, 2):
         found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False, count)
         now[0] += WINDOW_S
-    assert [json.loads(line).get("before") for line in file.read_text().splitlines()] == [None, 4, 1]
+    assert [json.loads(line).get("suppressed") for line in file.read_text().splitlines()] == [None, 4, 1]
 
 
 def lines_of(path: Path) -> list[bytes]:

@@ -28,7 +28,7 @@ from mqd.security.acl import (
     PatternType,
     Permission,
     ResourceType,
-    says_unknown,
+    contains_unknown,
     unknown,
 )
 
@@ -54,7 +54,7 @@ async def handle(
 
 async def _create(context: Context, request: CreateAclsRequest) -> CreateAclsResponse:
     bindings = [_binding(creation) for creation in request.creations]
-    if any(says_unknown(binding) for binding in bindings):
+    if any(contains_unknown(binding) for binding in bindings):
         raise CloseConnection("CreateAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return CreateAclsResponse(results=[CreateAclsResponse.AclCreationResult(**DISABLED) for _ in bindings])
@@ -127,7 +127,7 @@ def _filter(request: DescribeAclsRequest | DeleteAclsRequest.Filter) -> AclFilte
 
 def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsResponse:
     acl_filter = _filter(request)
-    if says_unknown(acl_filter):
+    if contains_unknown(acl_filter):
         raise CloseConnection("DescribeAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DescribeAclsResponse(**DISABLED)
@@ -153,7 +153,7 @@ def _describe(context: Context, request: DescribeAclsRequest) -> DescribeAclsRes
 
 async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsResponse:
     filters = [_filter(one) for one in request.filters]
-    if any(says_unknown(one) for one in filters):
+    if any(contains_unknown(one) for one in filters):
         raise CloseConnection("DeleteAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
