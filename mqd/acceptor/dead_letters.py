@@ -525,7 +525,7 @@ class DeadLetters:
 
     async def _done(self, request: object, version: int) -> Any:
         """The response, without an error. Raises Failed."""
-        api_key, delay_s = codec.owner_of(type(request))[0].api_key, RETRY_S
+        api_key, delay_s = codec.message_of(type(request))[0].api_key, RETRY_S
         frame = encode_request(request, version, 1, "mqd-dead-letters")
         until_s = time.monotonic() + RETRIES_S
         while True:

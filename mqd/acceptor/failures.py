@@ -14,7 +14,7 @@ import msgspec
 
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
-from mqd.protocol.messages import message_class, owner_of
+from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema.language import BLOBS, Field, Struct
 
 MESSAGE = "The broker failed to answer because of an internal error; its log has the details."
@@ -53,7 +53,7 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
     """Fills in `response`, which answers `request` (each a message, or an element of one of its
     arrays). Returns whether it contains an error now.
     """
-    fields = {field.name: field for field in _fields(owner_of(type(response))[1], version)}
+    fields = {field.name: field for field in _fields(message_of(type(response))[1], version)}
     found = False
     for field in filter(_is_error, fields.values()):
         setattr(response, field.name, failure.error)
@@ -87,7 +87,7 @@ def _elements(response: object, field: Field, request: object, version: int, fai
     if not isinstance(request, msgspec.Struct):
         return []
     arrays = [
-        one for one in _fields(owner_of(type(request))[1], version) if one.is_array and getattr(request, one.name)
+        one for one in _fields(message_of(type(request))[1], version) if one.is_array and getattr(request, one.name)
     ]
     same = [one for one in arrays if one.name == field.name]
     source = same or (arrays if field.struct is not None and _has_error_field(field.struct, version) else [])
@@ -104,7 +104,7 @@ def _elements(response: object, field: Field, request: object, version: int, fai
 
 
 def _class_of(response: object, field: Field) -> type:
-    message = owner_of(type(response))[0]
+    message = message_of(type(response))[0]
     assert field.struct is not None
     return getattr(message_class(message.api_key, "Response"), field.struct.name)
 
@@ -112,7 +112,9 @@ def _class_of(response: object, field: Field) -> type:
 def _name(response: object, element: object, source: Field, version: int) -> bool:
     """Copies the names of the requested item into the response. False: they have no field in common."""
     own = [
-        field for field in _fields(owner_of(type(response))[1], version) if not field.is_array and field.struct is None
+        field
+        for field in _fields(message_of(type(response))[1], version)
+        if not field.is_array and field.struct is None
     ]
     if all(field.name.startswith("error_") for field in own):
         return True  # it has no name: answers are in request order (ACLs)

@@ -1,4 +1,4 @@
-"""The clocks and their purposes. Cores never read them: their shells do, and pass the time in."""
+"""The clocks and their purposes. Sans-I/O cores never read a clock: their callers pass the time in."""
 
 import time
 

@@ -243,7 +243,7 @@ def _require(ok: bool, message: str, name: str, config: Mapping[str, str]) -> No
         raise ConfigError(message, name, config.get(name))
 
 
-STANDBYS, MOST_STANDBYS = "streams.num.standby.replicas", "group.streams.max.standby.replicas"
+STANDBYS, MAX_STANDBYS = "streams.num.standby.replicas", "group.streams.max.standby.replicas"
 _GROUP_BOUNDS = {
     "consumer.session.timeout.ms": ("group.consumer.min.session.timeout.ms", "group.consumer.max.session.timeout.ms"),
     "consumer.heartbeat.interval.ms": (
@@ -339,7 +339,7 @@ def _check_broker(config: Mapping[str, str]) -> None:
     for kind in ("consumer", "share", "streams"):
         beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
         at_most(beat, session, 1, "members would be removed between two heartbeats")
-    at_most(f"group.{STANDBYS}", MOST_STANDBYS, 1, "the default must be one that a group may have")
+    at_most(f"group.{STANDBYS}", MAX_STANDBYS, 1, "the default must be one that a group may have")
     for principal in config["super.users"].split(";"):
         _require(
             not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,
@@ -562,8 +562,8 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
             name,
             effective,
         )
-    most, standbys = broker_number(broker, MOST_STANDBYS), int(canonical.get(STANDBYS, "0"))
-    _require(standbys <= most, f"{STANDBYS}={standbys} must be at most {most} ({MOST_STANDBYS})", STANDBYS, effective)
+    most, standbys = broker_number(broker, MAX_STANDBYS), int(canonical.get(STANDBYS, "0"))
+    _require(standbys <= most, f"{STANDBYS}={standbys} must be at most {most} ({MAX_STANDBYS})", STANDBYS, effective)
     reset = "share.auto.offset.reset"
     try:
         parse_offset_reset(effective[reset])

@@ -132,7 +132,7 @@ sasl.oauthbearer.sub.claim.name: string per_listener = sub
 sasl.oauthbearer.clock.skew.seconds: int >=0 <=3600 per_listener = 30
     OAUTHBEARER: how much the issuer's clock may differ.
 sasl.oauthbearer.jwks.endpoint.refresh.ms: long >=1000 <=INT_MAX per_listener = 3600000
-    OAUTHBEARER: how often the issuer's keys are read; also when a token names an unknown key.
+    OAUTHBEARER: how often the issuer's keys are read. They are also read when a token names an unknown key.
 """
 
 _SUITES = (
@@ -655,8 +655,8 @@ message.timestamp.type: as log.message.timestamp.type
 message.timestamp.before.max.ms: as log.message.timestamp.before.max.ms
 message.timestamp.after.max.ms: as log.message.timestamp.after.max.ms
 min.insync.replicas: as min.insync.replicas
-    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 of three replicas or more; a
-    topic that is created with two gets 1. DescribeConfigs shows the effective number.
+    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for a topic created with three
+    replicas or more, else 1. DescribeConfigs shows the effective number.
 flush.on.ack: as log.flush.on.ack
     (mqd) Acknowledge acks=all only after the records are on disk. Always true for internal topics.
 flush.messages: as log.flush.interval.messages
@@ -701,8 +701,8 @@ queue.delete.on.ack: bool dynamic = false
     deleted as whole segments: set segment.bytes as well. Not with cleanup.policy=compact.
 queue.memory.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
-    flush.ms where that is set, and not after 5 s or 8 MiB. What queue.delete.on.ack deletes before that is not
-    written to the disk; a power cut takes the rest (docs/queues.md). About three segments can wait: set segment.bytes
+    flush.ms where that is set, instead of after 5 s or 8 MiB. What queue.delete.on.ack deletes before that is not
+    written to the disk; a power cut loses the rest (docs/queues.md). About three segments can wait: set segment.bytes
     to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of those with a higher priority first,

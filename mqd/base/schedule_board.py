@@ -77,7 +77,7 @@ def read_status(run_dir: Path) -> list[PartitionStatus]:
         return []
 
 
-def enter(run_dir: Path) -> int:
+def register_timer(run_dir: Path) -> int:
     """Registers this process as the timer. Returns a descriptor that becomes readable when
     schedules.json has changed. Raises OSError, also when another timer runs.
     """

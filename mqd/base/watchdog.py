@@ -5,8 +5,9 @@ its successor within a second, without an operator.
 
 A thread gives the loop a small task every TICK_S. Ticks are counted, not seconds: a process that
 was stopped (SIGSTOP, a paused virtual machine) got no ticks either, so it continues where it was. A
-hang with the GIL held is not detected. A blocked log line is no reason to end: supervisord, which
-reads the lines, would not start a successor then, and a worker's reactor continues to serve.
+hang with the GIL held is not detected. A process is not ended while its loop is blocked writing a log
+line: supervisord, which reads the lines, would not start a successor then, and a worker's reactor
+continues to serve.
 """
 
 import asyncio
@@ -21,7 +22,7 @@ from mqd.base import logging
 from mqd.base.restarts import HUNG_STATUS
 
 TICK_S = 10.0
-# unanswered ticks that mean a hang. A loop that is merely busy is seconds late at most
+# number of unanswered ticks that count as a hang; a loop that is merely busy is seconds late at most
 TICK_COUNT = 6
 LOG_TIMEOUT_S = 5.0  # the reader of the log may hang, too
 

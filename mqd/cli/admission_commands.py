@@ -28,7 +28,7 @@ def key_make(file: Path) -> None:
     """Make a cluster's key and write it to FILE, readable by you alone.
 
     Copy FILE to every host of the cluster and start each with cluster.key.file=FILE: hosts that do
-    not have it are turned away. `mqd cluster key FILE` does the same.
+    not have it are refused. `mqd cluster key FILE` does the same.
     """
     from mqd.base import cluster_key
 
@@ -56,7 +56,7 @@ def key_rotate(file: Path) -> None:
 
     Run it three times, on one host. After each step copy FILE to all hosts, replacing theirs; they
     read it within seconds (each logs "cluster key reloaded"). Take the next step when all have
-    it: a host that lacks one is turned away until it has it.
+    it: a host that lacks one is refused until it has it.
     """
     from mqd.base import cluster_key
 

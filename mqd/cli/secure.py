@@ -323,7 +323,7 @@ def hosts_hint(data_dir: Path) -> str:
         )
     if mode == "allowed":
         return (
-            "mqd secure: hosts without a certificate are still let in, unencrypted; when all run this release:"
+            "mqd secure: hosts without a certificate are still accepted, unencrypted; when all run this release:"
             " mqd cert require on each host, then start it again"
         )
     return ""

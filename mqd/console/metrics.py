@@ -122,7 +122,7 @@ def _labels(text: str | None) -> dict[str, str]:
 
 
 def quantile(share: float, before: dict[float, float], after: dict[float, float]) -> float | None:
-    """The bound below which this share of the requests between two scrapes lies."""
+    """The smallest bound that at least this share of the requests between two scrapes did not exceed."""
     grown = sorted((bound, count - before.get(bound, 0.0)) for bound, count in after.items())
     if not grown or grown[-1][1] <= 0:
         return None

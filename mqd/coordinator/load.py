@@ -29,7 +29,7 @@ from mqd.coordinator.shard import Loaded
 from mqd.log import indexes, segments
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header
 from mqd.log.records import records
-from mqd.native import RecordPlaces, WalkStop, crc32c
+from mqd.native import RecordPositions, WalkStop, crc32c
 
 if TYPE_CHECKING:
     import numpy
@@ -192,7 +192,7 @@ def load(
     loaded = Loaded(end_offset)
     if end_offset > 0:
         state = _State(cores, loaded, name or directory.name)
-        places = RecordPlaces(RECORDS_AT_ONCE)
+        places = RecordPositions(RECORDS_AT_ONCE)
         bases = [base for base in segments.base_offsets(directory) if base < end_offset]
         for base, next_base in zip(bases, [*bases, end_offset][1:], strict=True):
             _read_segment(directory, base, min(next_base, end_offset), state, places, progress)
@@ -210,7 +210,7 @@ def load(
 
 
 def _read_segment(
-    directory: Path, base: int, end_offset: int, state: _State, places: RecordPlaces, progress: QueryProgress
+    directory: Path, base: int, end_offset: int, state: _State, places: RecordPositions, progress: QueryProgress
 ) -> None:
     fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -234,7 +234,7 @@ def _read_block(
     next_offset: int,
     end_offset: int,
     state: _State,
-    places: RecordPlaces,
+    places: RecordPositions,
 ) -> tuple[bool, int, int]:
     """Consumes the whole batches of one read. Returns (segment is finished, position in the file,
     next offset).

@@ -95,12 +95,12 @@ def load_or_create(places: Layout, node_id: int, cluster_id: str | None = None) 
     identity = load_identity(places)
     if identity is None:
         identity = Identity(_random_id() if cluster_id is None else cluster_id, node_id, _random_id())
-        enter(places, identity)
+        write_identity(places, identity)
     check_node_id(identity, places, node_id)
     return identity
 
 
-def enter(places: Layout, identity: Identity) -> None:
+def write_identity(places: Layout, identity: Identity) -> None:
     """Durable when it returns. Raises native.NativeError."""
     text = f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
     native.file_replace(places.meta_properties, text.encode())

@@ -90,7 +90,7 @@ class Keeper(BrokerState):
         self._leaving = ""  # reason of the leave phase before the shutdown
         self._done = False
         self._tls_secret = secrets.token_bytes(32)
-        self._proven = self._turning_away = False
+        self._proven = self._is_refusing = False
         self._prove: Callable[..., bool] | None = None
         if resources.cluster is not None:
             # imported now, because it is urgent when it is needed; used only in a cluster
@@ -301,7 +301,7 @@ class Keeper(BrokerState):
             self._drop_tool(connection)
             return
         if process.role == "acceptor":
-            self._turn_away(False)
+            self._set_refusing(False)
         hold_back_s = self._hold_back_s(process)
         if hold_back_s > 0:
             log.warning("a process that keeps dying is held back", process=process.name, seconds=round(hold_back_s, 1))
@@ -476,19 +476,19 @@ class Keeper(BrokerState):
             )
             self._proven = informed and all_ended
         if all_ended and self._proven and self._by_role["acceptor", 0].pidfd < 0:
-            self._turn_away(True)
+            self._set_refusing(True)
 
-    def _turn_away(self, away: bool, repeat: bool = False) -> None:
-        """Other hosts lead what this host led. A client whose connection the kernel accepts but no
-        process answers would wait here, while a refused one tries another host. Lasts until an
-        acceptor is back.
+    def _set_refusing(self, refuse: bool, repeat: bool = False) -> None:
+        """Starts or stops refusing connections, which is done from the end of all processes until an
+        acceptor is back. Other hosts lead this host's partitions then: a client whose connection the
+        kernel accepts but no process answers would wait, while a refused one tries another host.
         """
-        if away == self._turning_away and not repeat:
+        if refuse == self._is_refusing and not repeat:
             return
-        self._turning_away = away
+        self._is_refusing = refuse
         for listener in self.resources.listeners:
             self._forget(listener)
-            if away:
+            if refuse:
                 listener.setblocking(False)
                 self._watch(listener, self._refuse, listener)
 
@@ -498,7 +498,7 @@ class Keeper(BrokerState):
                 connection, _ = listener.accept()
             except OSError as error:
                 if will_recur(error):
-                    self._pause_listener(listener, lambda: self._turn_away(self._turning_away, repeat=True))
+                    self._pause_listener(listener, lambda: self._set_refusing(self._is_refusing, repeat=True))
                 return
             with contextlib.suppress(OSError):
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)

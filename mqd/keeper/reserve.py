@@ -15,13 +15,13 @@ RESERVE_BYTES = 1 << 20
 BYTES_MIN = 64 << 10
 
 
-def give_up(places: Layout) -> None:
+def release(places: Layout) -> None:
     with contextlib.suppress(OSError):
         places.reserve.unlink(missing_ok=True)
 
 
-def take_back(places: Layout) -> None:
-    """The broker works without it, so this raises nothing."""
+def recreate(places: Layout) -> None:
+    """Creates the file as far as it fits. Never raises: the broker works without it."""
     size = RESERVE_BYTES
     with contextlib.suppress(OSError):
         fd = os.open(places.reserve, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -44,8 +44,8 @@ TIMER = "mqd-timer"
 START_FAILURE_COUNT_MAX = 5
 _SOON_S = 0.005
 _STARTING_S = 0.01
-# turns from an ended child to its successor: read its output, reap, see its state, start
-_HURRY_COUNT = 4
+# turns of the loop from an ended child to its successor: read its output, reap, note its state, start
+_QUICK_POLL_COUNT = 4
 
 
 _roll_over = loggers.RotatingFileHandler.doRollover
@@ -172,7 +172,7 @@ class BrokerSupervisor(Supervisor):
         self._on_ready, self._on_waiting = on_ready, on_waiting
         self._waiting = ""
         self._is_ready = False
-        self._hurry = 1  # the first children should not wait for the first timeout
+        self._quick_polls = 1  # the first children should not wait for the first timeout
         self._failures: dict[str, int] = {}
         # older data belongs to an earlier run
         self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
@@ -210,7 +210,7 @@ class BrokerSupervisor(Supervisor):
     # -- waiting -----------------------------------------------------------------------------------
 
     def _poll_soon(self) -> None:
-        self._hurry = _HURRY_COUNT
+        self._quick_polls = _QUICK_POLL_COUNT
 
     def _poll_timeout_s(self, timeout: float) -> float:
         if not self._is_ready and not self.stopping:
@@ -220,8 +220,8 @@ class BrokerSupervisor(Supervisor):
         if self.options.mood < SupervisorStates.RUNNING and not self._is_stopping_notified:
             self._is_stopping_notified = True
             self._manager.notify("STOPPING=1")
-        if self._hurry:
-            self._hurry -= 1
+        if self._quick_polls:
+            self._quick_polls -= 1
             return _SOON_S
         return timeout if self._is_ready and not self.stopping else _STARTING_S
 
@@ -251,7 +251,7 @@ class BrokerSupervisor(Supervisor):
     # -- ended processes --------------------------------------------------------------------------
 
     def _reap_and_count(self) -> tuple[int | None, int | None]:
-        """supervisord's waitpid(). What supervisord keeps of a status does not tell signals apart."""
+        """supervisord's waitpid(), which also records the status: supervisord does not keep the signal."""
         pid, status = self._reap()
         process = self.options.pidhistory.get(pid) if pid else None
         if process is not None and status is not None and self.options.mood >= SupervisorStates.RUNNING:
@@ -273,7 +273,7 @@ class BrokerSupervisor(Supervisor):
             # Also while the broker is being stopped: the other processes may signal supervisord to
             # end before it has seen the keeper's death itself.
             if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
-                words = self._last_words(name) if process.exitstatus > 0 else ""
+                words = self._last_error(name) if process.exitstatus > 0 else ""
                 self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
             self._end()
             return
@@ -290,7 +290,7 @@ class BrokerSupervisor(Supervisor):
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1
             if process.exitstatus == CANNOT_START or self._failures[name] >= START_FAILURE_COUNT_MAX:
-                words = self._last_words(name) or "it logged nothing"
+                words = self._last_error(name) or "it logged nothing"
                 self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words}; see {self._log(name)}"
                 self._end()
 
@@ -307,8 +307,8 @@ class BrokerSupervisor(Supervisor):
     def _log(self, name: str) -> Path:
         return self._places.logs_dir / f"{name}.log"
 
-    def _last_words(self, name: str) -> str:
-        return last_words(self._log(name), self._log_sizes.get(name, 0))
+    def _last_error(self, name: str) -> str:
+        return last_error(self._log(name), self._log_sizes.get(name, 0))
 
     def _end(self) -> None:
         self.options.mood = SupervisorStates.SHUTDOWN
@@ -332,7 +332,7 @@ def _error_of(line: str) -> str | None:
     return None
 
 
-def last_words(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
+def last_error(log_path: Path, from_position: int, size_bytes: int = 4096) -> str:
     """The last error in a log after `from_position`, otherwise its last line (the end of a
     traceback); "" = empty.
     """

@@ -126,14 +126,16 @@ class TrustedPoints:
 
     def recovery_point(self, topic: str, partition: int, topic_id: bytes) -> int:
         """Everything below is on disk; -1 = unknown."""
-        offsets = [offset for _, offset in _of(self._recovery, topic, partition, topic_id)]
+        offsets = [offset for _, offset in _offsets_of(self._recovery, topic, partition, topic_id)]
         return min(offsets) if offsets else -1
 
     def log_start_offset(self, topic: str, partition: int, topic_id: bytes) -> int:
-        return max((offset for _, offset in _of(self._starts, topic, partition, topic_id)), default=0)
+        return max((offset for _, offset in _offsets_of(self._starts, topic, partition, topic_id)), default=0)
 
     def clean_shutdown(self, topic: str, partition: int, topic_id: bytes) -> bool:
-        return self._clean and [suffix for suffix, _ in _of(self._recovery, topic, partition, topic_id)] == [self._own]
+        return self._clean and [suffix for suffix, _ in _offsets_of(self._recovery, topic, partition, topic_id)] == [
+            self._own
+        ]
 
 
 def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry]]]:
@@ -144,7 +146,7 @@ def _by_key(files: Mapping[str, list[Entry]]) -> dict[Key, list[tuple[str, Entry
     return table
 
 
-def _of(
+def _offsets_of(
     table: dict[Key, list[tuple[str, Entry]]], topic: str, partition: int, topic_id: bytes
 ) -> list[tuple[str, int]]:
     """(file suffix, offset) of this incarnation. Entries without an id count only if no entry has

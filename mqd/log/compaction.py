@@ -5,7 +5,7 @@ The work is implemented in native/log/compaction/compact.h and driven by mqd/wor
         | clean segments       | dirty segments                | younger ones, not yet stable ones, the active one
         +----------------------+-------------------------------+---------------------------------------------
 
-L1  only whole segments that lie below the last stable offset, the high watermark's segment and the
+L1  only whole segments that are below the last stable offset, the high watermark's segment and the
     flushed end are compacted; never the active one.
 L2  a segment with a record younger than min.compaction.lag.ms waits, and so do all later ones.
 L3  everything from the log start on is rewritten, and the dirty part determines the outdated

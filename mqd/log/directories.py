@@ -7,12 +7,12 @@ D1  a directory is served only if its partition.metadata names the topic id of t
     holds no record and no metadata (a crash between the two steps of its creation).
 D2  any other directory of that name is moved aside to TOPIC-PARTITION.UUID-stray: never served,
     never deleted automatically.
+D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and the
+    next start recognizes the remains after a crash.
 D4  a partition with records according to a checkpoint never restarts at offset 0, because its
     offsets would be assigned twice: it is not served without its partition.metadata, nor, as the
     only replica, without its directory. One of several replicas starts empty, and the caller marks
     it as shortened.
-D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and the
-    next start recognizes the remains after a crash.
 
 Names are Kafka's. Called off the reactor and off the event loop.
 """

@@ -193,7 +193,7 @@ def _newest_in_segment(
         candidate: BatchInfo | None = None
         for batch in reader.batches(from_offset, high_watermark):
             if batch.base_offset < log_start_offset or batch.next_offset > high_watermark:
-                # its newest record may lie outside the range
+                # its newest record may be outside the range
                 best = reader.newest_record(batch, log_start_offset, high_watermark, best)
             elif batch.max_timestamp_ms > max(best.timestamp_ms, candidate.max_timestamp_ms if candidate else -1):
                 candidate = batch

@@ -1,7 +1,7 @@
 """Decides which segments may be deleted, and why: pure functions over a listing.
 
-All of them return a new log start offset (the caller moves the start first, then unlinks the files
-below), never files.
+Each returns a new log start offset, never files: the caller moves the start first, then unlinks the
+files below it.
 
 R1  the active segment (the last of the listing) is never deleted; if it is too old, `roll` requests
     a new one, and the next check finds the old one sealed.

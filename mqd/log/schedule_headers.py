@@ -1,4 +1,4 @@
-"""What the headers of a record say in a topic with `schedule.to`: when it is delivered, or which
+"""The headers of a record in a topic with `schedule.to`: when it is delivered, or which
 pending record it cancels. Used by the acceptor, which refuses what cannot be read, and by the
 timer, which delivers.
 
@@ -27,7 +27,7 @@ _DIGITS_MAX = 18  # fits into int64
 
 
 class Unreadable(ValueError):
-    """The text says what is wrong with which header."""
+    """A header is invalid; the text names it and the fault."""
 
 
 class Plan(NamedTuple):

@@ -65,7 +65,7 @@ def _last_indexed_timestamp(path: Path) -> int:
     return timestamp if relative_offset >= 0 else -1
 
 
-class _Known:
+class _CachedTimestamps:
     """The cached values of one directory."""
 
     def __init__(self) -> None:
@@ -84,26 +84,26 @@ class TimestampCache:
 
     def __init__(self, scan: ScanMaxTimestamp):
         self._scan = scan
-        self._known: dict[Path, _Known] = {}
+        self._known: dict[Path, _CachedTimestamps] = {}
 
-    def _of(self, directory: Path) -> _Known:
-        return self._known.setdefault(directory, _Known())
+    def _cached(self, directory: Path) -> _CachedTimestamps:
+        return self._known.setdefault(directory, _CachedTimestamps())
 
     def sealed(self, directory: Path, base_offset: int) -> int:
-        known = self._of(directory).sealed
+        known = self._cached(directory).sealed
         newest = known.get(base_offset)
         if newest is None:
-            newest = known[base_offset] = self._of_sealed(directory, base_offset)
+            newest = known[base_offset] = self._read_sealed(directory, base_offset)
         return newest
 
-    def _of_sealed(self, directory: Path, base_offset: int) -> int:
+    def _read_sealed(self, directory: Path, base_offset: int) -> int:
         newest = _last_indexed_timestamp(segment_path(directory, base_offset, ".timeindex"))
         if newest > 0:
             return newest
         return self._scan(segment_path(directory, base_offset), base_offset, 0)[1]
 
     def active(self, directory: Path, base_offset: int) -> int:
-        known = self._of(directory)
+        known = self._cached(directory)
         known_base, position, newest = known.active or (base_offset, 0, -1)
         if known_base != base_offset:
             position, newest = 0, -1
@@ -118,7 +118,7 @@ class TimestampCache:
 
     def forget_below(self, directory: Path, base_offset: int) -> None:
         """Drops only those with a base offset below. From the thread that uses the directory."""
-        known = self._of(directory).sealed
+        known = self._cached(directory).sealed
         for base in [base for base in known if base < base_offset]:
             del known[base]
 

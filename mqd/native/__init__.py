@@ -2,7 +2,7 @@
 the C headers.
 
 All names are exported here (`from mqd import native; native.Control`); the modules correspond to
-the rooms of native/. Only core.py touches cffi.
+the folders of native/. Only core.py touches cffi.
 
 1. A buffer given to a class (a mapping, a bytearray) is held as long as the object lives: the C
    side keeps bare pointers into it.
@@ -15,7 +15,7 @@ Concurrency: calls release the GIL; each module states which thread owns its obj
 
 from mqd.native.batches import BATCH_HEADER_BYTES as BATCH_HEADER_BYTES
 from mqd.native.batches import BatchHeader as BatchHeader
-from mqd.native.batches import RecordPlaces as RecordPlaces
+from mqd.native.batches import RecordPositions as RecordPositions
 from mqd.native.batches import ScanResult as ScanResult
 from mqd.native.batches import WalkStop as WalkStop
 from mqd.native.batches import batch_decode as batch_decode

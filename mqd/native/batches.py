@@ -1,7 +1,7 @@
 """Checksums, batches and segment files as bytes: validity, and positions of records.
 
 numpy is imported by the one method that needs it. Concurrency: functions are stateless; a
-RecordPlaces belongs to one thread, and the result of walk() is overwritten by the next walk().
+RecordPositions belongs to one thread, and the result of walk() is overwritten by the next walk().
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class WalkStop(IntEnum):
     CORRUPT = lib.MQD_WALK_CORRUPT
 
 
-class RecordPlaces:
+class RecordPositions:
     """The positions of keys and values of stored uncompressed batches (struct mqd_record_location),
     up to `capacity` records at a time.
     """

@@ -294,14 +294,14 @@ class Control:
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
 
     def set_share_version(self, level: int) -> None:
-        """Acceptor: the level of share.version, above which workers answer ShareFetch and
-        ShareAcknowledge.
+        """Called by the acceptor: the current level of share.version. Workers serve ShareFetch and
+        ShareAcknowledge if it is above 0.
         """
         lib.mqd_control_set_share_version(self._memory, level)
 
     def set_endpoint_state(self, endpoint: int, state: int, pid: int) -> None:
-        """Called by the keeper. DEAD raises the generation, which voids everything lent to or by the dead
-        process."""
+        """Called by the keeper. DEAD raises the generation, which invalidates all buffers lent to or by
+        the dead process."""
         lib.mqd_endpoint_set_state(self._memory, endpoint, state, pid)
 
     def endpoint_state(self, endpoint: int) -> int:

@@ -75,7 +75,7 @@ class Backend(IntEnum):
     EPOLL = lib.MQD_BACKEND_EPOLL
 
 
-def _places(partitions: Sequence[tuple[int, int, int, int, int, int]]) -> Any:
+def _topic_partitions(partitions: Sequence[tuple[int, int, int, int, int, int]]) -> Any:
     places = ffi.new("struct mqd_topic_partition[]", max(1, len(partitions)))
     for place, (slot, leader, leader_epoch, redirect, retiring, leader_worker) in zip(places, partitions, strict=False):
         place.slot = slot if slot >= 0 else SLOT_NONE
@@ -305,7 +305,7 @@ class Reactor:
         """`partitions`, by index: (slot of this host's replica or -1, leader's node id or -1, leader
         epoch, redirect or -1, retiring, which worker of the leader's host owns it).
         """
-        places = _places(partitions)
+        places = _topic_partitions(partitions)
         check(
             lib.mqd_reactor_topic_put_partitions(
                 self._reactor, token, checked_topic_id(topic_id), name.encode(), places, len(partitions)
@@ -330,7 +330,7 @@ class Reactor:
                 token,
                 checked_topic_id(topic_id),
                 name.encode(),
-                _places(partitions),
+                _topic_partitions(partitions),
                 len(partitions),
                 base.encode(),
                 compiled_filter,

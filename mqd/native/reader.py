@@ -193,8 +193,8 @@ class SegmentReader:
         check(lib.mqd_segment_reader_skip(self._open()))
 
     def hold(self, block: Block) -> memoryview:
-        """The bytes that the positions in `block` count from; see Lifetime. After next(), before
-        the next one.
+        """The bytes that the positions in `block` count from; see Lifetime. Call it after next() and
+        before the following call of next().
         """
         mapping = lib.mqd_segment_reader_hold(self._open())
         if not mapping:
@@ -221,8 +221,8 @@ class CompressedBatch(msgspec.Struct):
 
 
 def compressed_batch(block: Block, state: ReadState) -> tuple[CompressedBatch, memoryview]:
-    """The batch that stopped the last next() with COMPRESSED, and its compressed bytes in place:
-    valid until the next next().
+    """The batch that stopped the last call of next() with COMPRESSED, and its compressed bytes in
+    place: valid until next() is called again.
     """
     start = block.view.base + state.compressed_position
     header = bytes(ffi.buffer(start, BATCH_HEADER_BYTES))
@@ -313,6 +313,6 @@ def _bytes(base: memoryview) -> object:
 
 
 def _check_bounds(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> None:
-    """The arrays belong to the caller by now, which may have written to them."""
+    """Checks again: the arrays belong to the caller, which may have written to them."""
     if len(sizes) and (int(positions.min()) < 0 or int((positions + np.maximum(sizes, 0)).max()) > len(base)):
-        raise ValueError("a position lies outside of the bytes that it counts from")
+        raise ValueError("a position is outside of the bytes that it counts from")

@@ -25,13 +25,13 @@ from mqd.protocol.messages import message_class
 
 
 def decode_request(
-    frame: bytes | bytearray | memoryview, spoken: Mapping[int, ApiSpec] = SUPPORTED
+    frame: bytes | bytearray | memoryview, supported: Mapping[int, ApiSpec] = SUPPORTED
 ) -> tuple[RequestHeader, object]:
     """The header and the request struct. Copies the frame first. Raises ProtocolError;
     UnsupportedVersion when the API or version is not supported.
     """
     data = frame if type(frame) is bytes else bytes(frame)
-    header = decode_request_header(data, spoken)
+    header = decode_request_header(data, supported)
     return header, codec.decode(
         message_class(header.api_key, "Request"), header.api_version, data, header.body_position
     )
@@ -50,7 +50,7 @@ def encode_response(header: RequestHeader, response: object, *, version: int | N
 
 def encode_request(request: object, version: int, correlation_id: int, client_id: str | None = "mqd") -> bytes:
     """The request frame of a client."""
-    spec = KNOWN[codec.owner_of(type(request))[0].api_key]
+    spec = KNOWN[codec.message_of(type(request))[0].api_key]
     out = bytearray(
         encode_request_header(RequestHeader(spec.key, version, correlation_id, client_id), spec.is_flexible(version))
     )

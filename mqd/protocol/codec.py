@@ -1,7 +1,7 @@
 """Decodes and encodes message structs by code that is generated for each (message, version) on
 first use.
 
-Decoding trusts no byte:
+Decoding treats its input as untrusted:
  1. The frame is copied once, before anything is checked: a peer that shares the memory cannot
     change it between check and use.
  2. A length is checked against the remaining bytes before it is used; the count of an array, times
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from mqd.protocol.codec_decoder import DecoderWriter, Malformed
 from mqd.protocol.codec_encoder import EncoderWriter, Unencodable
 from mqd.protocol.errors import ProtocolError
-from mqd.protocol.messages import message_class, owner_of
+from mqd.protocol.messages import message_class, message_of
 
 _decoders: dict[tuple[type, int], Callable] = {}
 _encoders: dict[tuple[type, int], Callable] = {}
@@ -58,7 +58,7 @@ def encode_into(out: bytearray, message: object, version: int) -> None:
 
 
 def _check_version(cls: type, version: int) -> None:
-    message = owner_of(cls)[0]
+    message = message_of(cls)[0]
     if version not in message.versions:
         first, last = message.versions.first, message.versions.last
         raise ProtocolError(f"version {version} is not supported, {first} to {last} are", message.name)
@@ -66,7 +66,7 @@ def _check_version(cls: type, version: int) -> None:
 
 def _compile_decoder(cls: type, version: int) -> Callable:
     _check_version(cls, version)
-    message, root = owner_of(cls)
+    message, root = message_of(cls)
     writer = DecoderWriter(message, version, message_class)
     run = writer.compile(root)
     title = f"{message.name} v{version}"
@@ -83,7 +83,7 @@ def _compile_decoder(cls: type, version: int) -> Callable:
 
 def _compile_encoder(cls: type, version: int) -> Callable:
     _check_version(cls, version)
-    message, root = owner_of(cls)
+    message, root = message_of(cls)
     writer = EncoderWriter(message, version)
     run = writer.compile(root)
     title = f"{message.name} v{version}"

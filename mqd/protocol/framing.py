@@ -76,30 +76,30 @@ class UnsupportedVersion(ProtocolError):
 _FIRST = struct.Struct(">hhih")
 
 
-def decode_request_header(frame: bytes, spoken: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
+def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
     """Raises UnsupportedVersion (with the fields of the header that could be read) for an API or version not in
-    `spoken`, ProtocolError for a truncated header.
+    `supported`, ProtocolError for a truncated header.
     """
     if len(frame) < 8:
         raise ProtocolError(f"a frame of {len(frame)} bytes is not a request", "request header", position=len(frame))
     if len(frame) < 10:
-        return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None, spoken)
+        return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None, supported)
     api_key, api_version, correlation_id, size = _FIRST.unpack_from(frame)
     header = RequestHeader(api_key, api_version, correlation_id)
-    spec = spoken.get(api_key)
+    spec = supported.get(api_key)
     position = 10
     if size >= 0:
         position += size
         if position > len(frame):
-            return _refuse_unsupported(header, f"a length of {size} where {len(frame) - 10} bytes remain", spoken)
+            return _refuse_unsupported(header, f"a length of {size} where {len(frame) - 10} bytes remain", supported)
         try:
             header.client_id = frame[10:position].decode()
         except UnicodeDecodeError:
-            return _refuse_unsupported(header, "not UTF-8", spoken)
+            return _refuse_unsupported(header, "not UTF-8", supported)
     elif size != -1:
-        return _refuse_unsupported(header, f"a length of {size}", spoken)
+        return _refuse_unsupported(header, f"a length of {size}", supported)
     if spec is None or not spec.min_version <= api_version <= spec.max_version:
-        return _refuse_unsupported(header, None, spoken)
+        return _refuse_unsupported(header, None, supported)
     if spec.is_flexible(api_version):
         try:
             count = frame[position]
@@ -113,11 +113,11 @@ def decode_request_header(frame: bytes, spoken: Mapping[int, ApiSpec] = SUPPORTE
     return header
 
 
-def _refuse_unsupported(header: RequestHeader, problem: str | None, spoken: Mapping[int, ApiSpec]) -> RequestHeader:
+def _refuse_unsupported(header: RequestHeader, problem: str | None, supported: Mapping[int, ApiSpec]) -> RequestHeader:
     """Always raises: an unsupported API or version is reported first; the rest of the header
     may have another shape.
     """
-    spec = spoken.get(header.api_key)
+    spec = supported.get(header.api_key)
     if spec is None:
         raise UnsupportedVersion(f"api key {header.api_key} is not supported", header)
     if not spec.min_version <= header.api_version <= spec.max_version:

@@ -23,7 +23,7 @@ version from which tagged fields are possible. Unknown ones are skipped.
 NOTES = """
 * **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only then
   (KAFKA-18659). Versions 0-2 carry message formats that are not stored and are refused with
-  UNSUPPORTED_FOR_MESSAGE_FORMAT. A partition appears with exactly one record batch of magic 2. A
+  UNSUPPORTED_FOR_MESSAGE_FORMAT. Each partition must have exactly one record batch of magic 2. A
   transactional batch to a partition that is not in the transaction is refused; from version 12 on
   it adds the partition.
 * **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for
@@ -44,9 +44,9 @@ NOTES = """
   request for a group creates `__consumer_offsets`, the first for a transactional id
   `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of mqd's own,
-  number 9100: `true` in the request asks for the rebalance in progress in each group, its reason,
-  and the members that delay it; the response has them in the field of the same number. The field is
-  present only when requested, as `mqd group describe` does.
+  number 9100. If it is `true` in the request, the field of the same number in the response has the
+  rebalance in progress in each group, its reason, and the members that delay it. Otherwise the
+  response does not have the field. `mqd group describe` requests it.
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
   transactions: those that many producers write together, and whose end lists the winning producers
   (`mqd/coordinator/transaction/joint.py`). Their transactional ids begin with `mqd.joint.`; no
@@ -73,11 +73,11 @@ NOTES = """
   that host itself, for its dead letters, and has all rights.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100: where the leader epochs of
   the reader's log begin, and as the last one, 2147483647, where the log ends. In a newer leader
-  epoch the coordinator forgets what it knew of records that this log has lost.
+  epoch the coordinator discards the state of records that this log has lost.
 * **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
-  number 9100: `true` in the request asks for the unfinished records of each share-partition,
-  counted by how often they were delivered; the response has them in the field of the same number,
-  which is present only when requested.
+  number 9100. If it is `true` in the request, the field of the same number in the response has the
+  number of unfinished records of each share-partition, by how often they were delivered. Otherwise
+  the response does not have the field.
 * **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the
   share groups of each partition of the topics, and the partitions of `__share_group_state` that the
   host coordinates (`queue.delete.on.ack`).

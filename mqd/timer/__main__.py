@@ -151,7 +151,7 @@ def main() -> int:
     config = schedule_board.read_schedules(places.run_dir).config
     log = logging.setup("timer", 0, config)
     try:
-        wake_fd = schedule_board.enter(places.run_dir)
+        wake_fd = schedule_board.register_timer(places.run_dir)
     except OSError as error:
         log.error("the timer cannot start, or another one runs", reason=error.strerror)
         return 1

@@ -16,7 +16,7 @@ import struct
 import time
 
 from mqd.protocol.framing import SUPPORTED
-from mqd.protocol.messages import message_class, owner_of
+from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.records import Record, encode_batch
 from mqd.protocol.schema.language import Field, Struct
 
@@ -104,7 +104,7 @@ class Requests:
 
     def make(self, key: int, version: int) -> object:
         cls = message_class(key, "Request")
-        message = self._struct(owner_of(cls)[1], cls, cls, version, cls.__name__)
+        message = self._struct(message_of(cls)[1], cls, cls, version, cls.__name__)
         self._spare_bystanders(cls.__name__, message)
         return message
 

@@ -12,7 +12,7 @@ import msgspec
 
 from mqd.protocol import KNOWN, ProtocolError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.messages import owner_of
+from mqd.protocol.messages import message_of
 from mqd.protocol.records import HEADER_BYTES, decode_batch_header
 from mqd.protocol.schema.language import OWN_TAG, Versions
 from tests.judge.model import PREFIX, World
@@ -260,7 +260,7 @@ UUID_TAIL = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 def normal(value: object, version: int, world: World, name: str = "") -> object:
     """Plain values, with broker-assigned values replaced by symbols."""
     if isinstance(value, msgspec.Struct):
-        _, spec = owner_of(type(value))
+        _, spec = message_of(type(value))
         return {
             field.name: normal(getattr(value, field.name), version, world, field.name)
             for field in spec.fields

@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from mqd.protocol import KNOWN
-from mqd.protocol.messages import message_class, owner_of
+from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema.language import FIXED, INTEGERS, OWN_TAG, Field, Struct
 from tests.judge.compare import IDENTITIES
 from tests.judge.model import NO_UUID, Batch, Ref
@@ -222,7 +222,7 @@ class Generator:
         self._is_tame = draw(st.booleans())  # mostly the first of each pool: an acceptable request
 
     def request(self) -> object:
-        return self._struct(owner_of(self._class)[1], self._class)
+        return self._struct(message_of(self._class)[1], self._class)
 
     def _struct(self, spec: Struct, cls: type) -> object:
         values = {}

@@ -31,7 +31,7 @@ from mqd.protocol import KNOWN, SUPPORTED, ProtocolError, codec
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.errors import ERRORS
 from mqd.protocol.framing import RequestHeader
-from mqd.protocol.messages import message_class, owner_of
+from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema import FAMILIES
 from mqd.protocol.schema.language import INTEGERS, OWN_TAG, Field, Struct
 from tests.tiers import examples
@@ -104,7 +104,7 @@ def structs(struct_: Struct, cls: type, root: type, version: int) -> st.SearchSt
 
 def messages(key: int, kind: str, version: int) -> st.SearchStrategy:
     cls = message_class(key, kind)
-    return structs(owner_of(cls)[1], cls, cls, version)
+    return structs(message_of(cls)[1], cls, cls, version)
 
 
 def normal(value: object, struct_: Struct | None = None) -> object:
@@ -112,7 +112,7 @@ def normal(value: object, struct_: Struct | None = None) -> object:
     if isinstance(value, list):
         return [normal(item) for item in value]
     if hasattr(value, "__struct_fields__"):
-        fields = {field.name: field for field in owner_of(type(value))[1].fields}
+        fields = {field.name: field for field in message_of(type(value))[1].fields}
         result = {}
         for name in value.__struct_fields__:
             item = getattr(value, name)
@@ -161,7 +161,7 @@ def assert_same(ours: object, kios: object, version: int, path: str) -> None:
             expected = -1  # kio's null time
         assert ours == expected, f"{path}: {ours!r} {kios!r}"
         return
-    fields = [field for field in owner_of(type(ours))[1].fields if version in field.versions and field.tag < OWN_TAG]
+    fields = [field for field in message_of(type(ours))[1].fields if version in field.versions and field.tag < OWN_TAG]
     theirs = dataclasses.fields(kios)
     assert len(fields) == len(theirs), f"{path}: {[field.name for field in fields]} {[field.name for field in theirs]}"
     for mine, other in zip(fields, theirs, strict=True):
@@ -184,7 +184,7 @@ def newest_quick(params: list[Any]) -> list[Any]:
 
 
 def _key_and_kind(value: object) -> tuple[int, str]:
-    message = owner_of(type(value))[0]
+    message = message_of(type(value))[0]
     return message.api_key, "Request" if message.name.endswith("Request") else "Response"
 
 
@@ -271,7 +271,7 @@ def filled(struct_: Struct, root: type, version: int, name: str | None = None) -
 
 def filled_message(key: int, kind: str, version: int) -> object:
     cls = message_class(key, kind)
-    return filled(owner_of(cls)[1], cls, version)
+    return filled(message_of(cls)[1], cls, version)
 
 
 @pytest.mark.parametrize(("key", "kind", "version"), newest_quick(EVERY))

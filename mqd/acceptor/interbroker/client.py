@@ -22,7 +22,7 @@ from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials
 from mqd.protocol.api import decode_response, encode_request
-from mqd.protocol.codec import owner_of
+from mqd.protocol.codec import message_of
 from mqd.protocol.errors import ProtocolError
 
 CONNECT_S_MAX = 3.0
@@ -142,7 +142,7 @@ class Peers:
                 # asyncio does not log it
                 future.exception()
         try:
-            return decode_response(response, owner_of(type(request))[0].api_key, version)[1]
+            return decode_response(response, message_of(type(request))[0].api_key, version)[1]
         except ProtocolError as error:
             self._drop(connection)
             raise PeerError(f"host {connection.broker.node_id} sent an invalid response: {error}") from error

@@ -130,7 +130,7 @@ class ShareStates:
     async def respond(self, request: Any, only_here: bool = False) -> Any:
         """The response. `only_here`: the request comes from another host, which has chosen this
         one."""
-        api_key = codec.owner_of(type(request))[0].api_key
+        api_key = codec.message_of(type(request))[0].api_key
         response: Any = message_class(api_key, "Response")
         room = asyncio.Semaphore(AT_ONCE)
 

@@ -128,7 +128,7 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
             "on",
             "off",
             False,
-            "each deleted segment makes the SSD erase at once, and flushes wait meanwhile",
+            "each deleted segment makes the SSD erase immediately, and flushes wait meanwhile",
             how=f"mount -o remount,nodiscard {place}; systemctl enable --now fstrim.timer does it weekly",
         )
 

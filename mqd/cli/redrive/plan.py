@@ -129,7 +129,7 @@ def is_moved(letter: Stored, origin: Origin, earlier: Iterable[EarlierRedrive]) 
 
 def needs_source(letter: Stored) -> bool:
     """Whether the record has to be read from its topic. A copy of a record without key, value and
-    headers looks the same, and is the same.
+    headers is indistinguishable, and equal.
     """
     return letter.key is None and letter.value is None and not _own(letter.headers)
 

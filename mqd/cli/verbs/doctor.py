@@ -26,9 +26,9 @@ LOG_BYTES_MAX = 1 << 20
 def host_facts(acceptor: int | None) -> dict[str, Any]:
     facts: dict[str, Any] = {}
 
-    def learn(name: str, look: Callable[[], Any]) -> None:
+    def add(name: str, read: Callable[[], Any]) -> None:
         try:
-            facts[name] = look()
+            facts[name] = read()
         except (OSError, ValueError, IndexError):
             return  # not in this kernel, or not readable by this user
 
@@ -36,14 +36,14 @@ def host_facts(acceptor: int | None) -> dict[str, Any]:
         about = os.statvfs(path)
         return about.f_bavail / about.f_blocks if about.f_blocks else 1.0
 
-    learn("shm_free", lambda: free("/dev/shm"))
-    learn("swappiness", lambda: int(Path("/proc/sys/vm/swappiness").read_text()))
-    learn(
+    add("shm_free", lambda: free("/dev/shm"))
+    add("swappiness", lambda: int(Path("/proc/sys/vm/swappiness").read_text()))
+    add(
         "transparent_hugepages",
         lambda: Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().split("[")[1].split("]")[0],
     )
     if acceptor:
-        learn(
+        add(
             "open_files",
             lambda: int(
                 next(

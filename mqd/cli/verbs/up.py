@@ -112,7 +112,7 @@ def _preflight(settings: Settings) -> None:
     fds: list[int] = []
     try:
         fds = locks.lock_directories([places.data_dir, *settings.log_dirs], places.data_dir)
-        reserve.give_up(places)
+        reserve.release(places)
         paths.create(places)
         known = identity.load_identity(places)
         if known is not None:
@@ -310,7 +310,7 @@ def command(
     from mqd.keeper.supervise import ReadyBroker, run
 
     def on_ready(about: ReadyBroker) -> None:
-        reserve.take_back(places)
+        reserve.recreate(places)
         try:
             if secured:
                 secure.make_admin(places)
@@ -344,7 +344,7 @@ def command(
         failure = run(SUPERVISORD_CONF, places, on_ready, on_waiting)
     finally:
         places.resolved_config.unlink(missing_ok=True)
-        reserve.take_back(places)
+        reserve.recreate(places)
         os.close(claim)
     if failure is not None:
         raise CliError(failure)

@@ -97,7 +97,7 @@ class Connection:
 
     def request(self, request: Any, at_most: int = 1 << 14, version: int | None = None) -> Any:
         """Sends a request and returns the decoded response."""
-        api_key = codec.owner_of(type(request))[0].api_key
+        api_key = codec.message_of(type(request))[0].api_key
         number = self.send(request, version if version is not None else self.pick(api_key, at_most))
         frame = self.receive()
         try:

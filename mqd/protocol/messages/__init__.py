@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _KEYS = {api.name + kind: (api.key, kind) for api in APIS.values() for kind in ("Request", "Response")}
 _messages: dict[str, Message] = {}  # parsed when they are first encoded or decoded
-_owners: dict[type, tuple[Message, Struct]] = {}
+_messages_by_class: dict[type, tuple[Message, Struct]] = {}
 
 __all__ = sorted(_KEYS)  # noqa: PLE0605
 
@@ -64,12 +64,12 @@ def _load(name: str, family: str) -> type[msgspec.Struct]:
     return found
 
 
-def owner_of(cls: type) -> tuple[Message, Struct]:
+def message_of(cls: type) -> tuple[Message, Struct]:
     """The message and the struct of a class. Raises KeyError when it is not a message class."""
-    return _owners.get(cls) or _find_owner(cls)
+    return _messages_by_class.get(cls) or _find_message(cls)
 
 
-def _find_owner(cls: type) -> tuple[Message, Struct]:
+def _find_message(cls: type) -> tuple[Message, Struct]:
     name, _, nested = cls.__qualname__.partition(".")
     if not cls.__module__.startswith(f"{__name__}."):
         raise KeyError(cls)
@@ -77,5 +77,5 @@ def _find_owner(cls: type) -> tuple[Message, Struct]:
         key, kind = _KEYS[name]
         _messages[name] = APIS[key].message(kind)
     message = _messages[name]
-    _owners[cls] = (message, message.structs[nested] if nested else message.root)
-    return _owners[cls]
+    _messages_by_class[cls] = (message, message.structs[nested] if nested else message.root)
+    return _messages_by_class[cls]

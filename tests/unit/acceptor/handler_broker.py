@@ -33,7 +33,7 @@ from mqd.cluster.raft.store import QuorumStore
 from mqd.controller import directories
 from mqd.controller.shell import Shell, new_topic_id, reports
 from mqd.protocol.api import decode_response, encode_request
-from mqd.protocol.codec import owner_of
+from mqd.protocol.codec import message_of
 from mqd.protocol.records import decode_batch_header
 
 NODE = 1
@@ -261,7 +261,7 @@ class HandlerBroker:
         """The decoded response; request and response are encoded on the way."""
         outcome = await self.frame(encode_request(request, version, 4711), address)
         assert outcome.close is None and outcome.body is not None, outcome
-        correlation_id, response = decode_response(outcome.body, owner_of(type(request))[0].api_key, version)
+        correlation_id, response = decode_response(outcome.body, message_of(type(request))[0].api_key, version)
         assert correlation_id == 4711
         return response
 

@@ -17,7 +17,7 @@ from mqd.acceptor.broker import CloseConnection
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.framing import SUPPORTED
-from mqd.protocol.messages import MetadataRequest, OffsetCommitRequest, message_class, owner_of
+from mqd.protocol.messages import MetadataRequest, OffsetCommitRequest, message_class, message_of
 from mqd.protocol.schema.language import BLOBS, Struct
 from tests.unit.acceptor.handler_broker import HandlerBroker
 
@@ -36,7 +36,7 @@ FAULTS = (
 def _filled(cls: type, struct: Struct, version: int) -> object:
     """One element in every array, a name in every string."""
     message = cls()
-    api = owner_of(cls)[0]
+    api = message_of(cls)[0]
     for field in struct.fields:
         if version not in field.versions:
             continue
@@ -104,7 +104,7 @@ def test_every_api_has_an_error_response_for_our_bugs(
     async def run() -> None:
         async with HandlerBroker(tmp_path) as broker:
             for version in range(api.min_version, api.max_version + 1):
-                request = _filled(request_class, owner_of(request_class)[1], version)
+                request = _filled(request_class, message_of(request_class)[1], version)
                 outcome = await broker.frame(encode_request(request, version, 5))
                 if version <= NO_ROOM.get(key, -1):
                     assert outcome.body is None and outcome.close

@@ -34,7 +34,7 @@ def test_connections_are_refused_while_there_is_no_acceptor() -> None:
     again.
     """
     keeper = Keeper.__new__(Keeper)
-    keeper._selector, keeper._turning_away = selectors.DefaultSelector(), False
+    keeper._selector, keeper._is_refusing = selectors.DefaultSelector(), False
     with socket.create_server(("127.0.0.1", 0)) as listener:
         keeper.resources = SimpleNamespace(listeners=[listener])
 
@@ -43,8 +43,8 @@ def test_connections_are_refused_while_there_is_no_acceptor() -> None:
                 keeper._deliver(key, mask)
 
         waiting = socket.create_connection(listener.getsockname(), timeout=10)
-        keeper._turn_away(True)
-        keeper._turn_away(True)
+        keeper._set_refusing(True)
+        keeper._set_refusing(True)
         turn()
         with waiting, pytest.raises(ConnectionResetError):
             waiting.recv(1)
@@ -52,7 +52,7 @@ def test_connections_are_refused_while_there_is_no_acceptor() -> None:
             turn()
             with pytest.raises(ConnectionResetError):
                 late.recv(1)
-        keeper._turn_away(False)
+        keeper._set_refusing(False)
         with socket.create_connection(listener.getsockname(), timeout=10) as client:
             assert keeper._selector.select(0) == []
             listener.setblocking(True)
@@ -67,7 +67,7 @@ def test_connections_are_refused_while_there_is_no_acceptor() -> None:
 def test_the_keeper_pauses_when_no_connection_can_be_accepted(who: str, code: int) -> None:
     """Waiting connections stay readable: without a pause the keeper would loop forever."""
     keeper, listener = Keeper.__new__(Keeper), RefusingListener([], code)
-    keeper._selector, keeper._turning_away, keeper._timers, keeper._timer_count, keeper._tools = (
+    keeper._selector, keeper._is_refusing, keeper._timers, keeper._timer_count, keeper._tools = (
         selectors.DefaultSelector(),
         False,
         [],
@@ -81,7 +81,7 @@ def test_the_keeper_pauses_when_no_connection_can_be_accepted(who: str, code: in
             keeper._deliver(key, mask)
 
     if who == "clients":
-        keeper._turn_away(True)
+        keeper._set_refusing(True)
     else:
         keeper._watch(listener, keeper._on_connect)
     for round_ in range(1, 4):
@@ -91,7 +91,7 @@ def test_the_keeper_pauses_when_no_connection_can_be_accepted(who: str, code: in
         keeper._timers.pop()[2]()
     if who == "clients":  # an acceptor is back during the pause: the listener belongs to it
         turn()
-        keeper._turn_away(False)
+        keeper._set_refusing(False)
         keeper._timers.pop()[2]()
         assert not keeper._selector.get_map()
     listener.close()

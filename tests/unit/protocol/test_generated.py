@@ -47,16 +47,16 @@ def test_a_type_checker_sees_each_family_and_no_other() -> None:
 def test_every_class_belongs_to_its_message() -> None:
     for name in messages.__all__:
         cls = getattr(messages, name)
-        message, root = messages.owner_of(cls)
+        message, root = messages.message_of(cls)
         assert (message.name, root) == (name, message.root)
         for struct in message.structs.values():
-            assert messages.owner_of(getattr(cls, struct.name)) == (message, struct)
+            assert messages.message_of(getattr(cls, struct.name)) == (message, struct)
             assert getattr(cls, struct.name).__struct_fields__ == tuple(field.name for field in struct.fields)
 
 
 def test_other_classes_have_no_message() -> None:
     with pytest.raises(KeyError):
-        messages.owner_of(type("MetadataRequest", (), {}))
+        messages.message_of(type("MetadataRequest", (), {}))
 
 
 def test_only_requested_families_are_imported() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import mqd.worker.worker as worker
-from mqd.keeper.supervise import last_words
+from mqd.keeper.supervise import last_error
 from mqd.native import NativeError
 from mqd.worker import __main__ as program
 
@@ -50,4 +50,4 @@ def test_the_native_sides_reason_is_in_the_last_error(
     log = tmp_path / "worker.log"
     captured = capfd.readouterr()
     log.write_text(captured.out + captured.err)
-    assert reported in last_words(log, 0)
+    assert reported in last_error(log, 0)
