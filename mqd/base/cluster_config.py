@@ -141,9 +141,9 @@ def check(config: Mapping[str, str]) -> None:
     for name, place in zip(("controller.listener", "inter.broker.listener"), places or (), strict=False):
         is_open = not _LOOPBACK.fullmatch(place.host)
         if (is_open or config.get("authorizer.class.name")) and not config.get("cluster.key.file"):
-            whom = "other machines" if is_open else "other users of this machine, who have no rights otherwise"
+            others = "other machines" if is_open else "other users of this machine, who have no rights otherwise"
             raise ConfigError(
-                f"{name}={format_address(place.host, place.port)} can be reached from {whom}, so hosts must"
+                f"{name}={format_address(place.host, place.port)} can be reached from {others}, so hosts must"
                 " authenticate:"
                 " make a key with `mqd cluster key FILE`, copy it to every host and set cluster.key.file",
                 name,

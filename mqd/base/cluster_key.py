@@ -47,10 +47,10 @@ def rotate(path: Path) -> int:
         raise ValueError(
             "it was not written by `mqd cluster key`; edit it by hand: hosts authenticate by the first key"
         )
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     _write(fd, b"".join(line + b"\n" for line in lines))
-    beside.replace(path)
+    temporary.replace(path)
     return step
 
 

@@ -66,9 +66,9 @@ def run_dir(data_dir: str | os.PathLike[str]) -> Path:
     another user created it.
     """
     absolute = os.path.realpath(data_dir)
-    beside = os.path.join(absolute, "run")
-    if len(os.fsencode(os.path.join(beside, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
-        return Path(beside)
+    preferred = os.path.join(absolute, "run")
+    if len(os.fsencode(os.path.join(preferred, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
+        return Path(preferred)
     name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
     made = SHARED / f"mqd-{os.getuid()}-{name}"
     try:

@@ -277,9 +277,9 @@ def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | Non
 
 def remove_quotas(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:
     """Returns those of `keys` that were set. Raises CliError if none was."""
-    gone = quotas_among(settings, entity, keys)
-    set_quotas(settings, entity, dict.fromkeys(gone), False)
-    return gone
+    removed = quotas_among(settings, entity, keys)
+    set_quotas(settings, entity, dict.fromkeys(removed), False)
+    return removed
 
 
 def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[str]:

@@ -115,11 +115,11 @@ class Cluster:
         if found.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return {}
         check(f"topic {name}", found.error_code, None)
-        away = sorted(one.partition_index for one in found.partitions if one.leader_id not in self._nodes)
-        if away:
+        leaderless = sorted(one.partition_index for one in found.partitions if one.leader_id not in self._nodes)
+        if leaderless:
             raise CliError(
-                f"not all {what} can be listed: {len(away)} of {len(found.partitions)} partitions of {name} have no"
-                f" leader ({name}-{away[0]} first), so their coordinators are unavailable;"
+                f"not all {what} can be listed: {len(leaderless)} of {len(found.partitions)} partitions of {name} have"
+                f" no leader ({name}-{leaderless[0]} first), so their coordinators are unavailable;"
                 " start their hosts, then try again"
             )
         return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}

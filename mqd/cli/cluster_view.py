@@ -135,10 +135,10 @@ class Versions:
         from mqd.protocol.messages import ApiVersionsRequest
 
         requested = ApiVersionsRequest(client_software_name="mqd-cli", client_software_version="1")
-        seen = ClusterState(settings)
-        self.fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
+        state = ClusterState(settings)
+        self.fenced = [one.broker_id for one in state.brokers if one.is_fenced]
         self.supported: dict[int, dict[str, tuple[int, int]]] = {}
-        for one in seen.brokers:
+        for one in state.brokers:
             if one.is_fenced:
                 continue
             with Broker(address(one.host, one.port), advertised_by=one.broker_id) as broker:

@@ -265,30 +265,32 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
         yield names[start : start + _CHUNK]
 
 
-def _describe_listed(broker: Broker, names: list[str], kind: str, away: dict[str, int]) -> Iterator[Group]:
-    """The existing groups of one kind. `away` gets those whose coordinator has just changed, with
+def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: dict[str, int]) -> Iterator[Group]:
+    """The existing groups of one kind. `unavailable` gets those whose coordinator has just changed, with
     the error.
     """
     for chunk in _chunks(names):
         if kind == "consumer":
             described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
-            responses = _answered(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, away)
+            responses = _answered(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
             yield from (_consumer(one) for one in responses)
         elif kind == SHARE:
             shared = ShareGroupDescribeRequest(group_ids=chunk)
-            yield from (_share(one) for one in _answered(broker.request(share_groups.DESCRIBE, shared).groups, away))
+            yield from (
+                _share(one) for one in _answered(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
+            )
         elif kind == STREAMS:
             streams = StreamsGroupDescribeRequest(group_ids=chunk)
-            responses = _answered(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, away)
+            responses = _answered(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
             yield from (_streams(one) for one in responses)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
-            responses = _answered(broker.request(DESCRIBE_GROUPS, request).groups, away)
+            responses = _answered(broker.request(DESCRIBE_GROUPS, request).groups, unavailable)
             yield from (_classic(one) for one in responses if one.group_state != "Dead")
 
 
-def _answered(groups: list[Any], away: dict[str, int]) -> list[Any]:
-    away |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_UNAVAILABLE}
+def _answered(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
+    unavailable |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_UNAVAILABLE}
     return [one for one in groups if not one.error_code]
 
 
@@ -298,7 +300,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
     error.
     """
     found: list[Group] = []
-    away: dict[str, int] = {}
+    unavailable: dict[str, int] = {}
     for broker in cluster.nodes():
         response = broker.request(LIST_GROUPS, ListGroupsRequest(states_filter=list(states), types_filter=list(types)))
         check("groups", response.error_code, None)
@@ -307,17 +309,17 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
             kind = (one.group_type or "classic").lower()
             listed.setdefault(kind if kind in ("consumer", SHARE, STREAMS) else "classic", []).append(one.group_id)
         for kind, names in listed.items():
-            found += _describe_listed(broker, names, kind, away)
+            found += _describe_listed(broker, names, kind, unavailable)
     described = {group.group for group in found}
     return sorted(found, key=lambda group: group.group), {
-        name: error for name, error in sorted(away.items()) if name not in described
+        name: error for name, error in sorted(unavailable.items()) if name not in described
     }
 
 
 def all_groups(cluster: Cluster) -> list[Group]:
     """By name. Raises CliError when one is not described."""
-    found, away = known_groups(cluster, (), ())
-    for name, error in away.items():
+    found, unavailable = known_groups(cluster, (), ())
+    for name, error in unavailable.items():
         check(f"group {name}", error, None)
     return found
 

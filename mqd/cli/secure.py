@@ -331,10 +331,10 @@ def hosts_hint(data_dir: Path) -> str:
 
 def _write(file: Path, content: bytes) -> None:
     """Writes atomically; readable by this user alone."""
-    beside = file.with_name(f"{file.name}.{os.getpid()}.new")
-    fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    temporary = file.with_name(f"{file.name}.{os.getpid()}.new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as opened:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
-    beside.replace(file)
+    temporary.replace(file)

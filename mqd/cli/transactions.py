@@ -90,8 +90,8 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
     return list(response.transaction_states)
 
 
-def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> list[Any]:
-    """Describes those that exist. `away` gets those whose coordinator has just changed, with the
+def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int]) -> list[Any]:
+    """Describes those that exist. `unavailable` gets those whose coordinator has just changed, with the
     error.
     """
     found = []
@@ -101,7 +101,7 @@ def _describe_all(broker: Broker, names: list[str], away: dict[str, int]) -> lis
         )
         for one in response.transaction_states:
             if one.error_code in COORDINATOR_UNAVAILABLE:
-                away[one.transactional_id] = one.error_code
+                unavailable[one.transactional_id] = one.error_code
             elif one.error_code not in NOT_FOUND:
                 check(f"transactional id {one.transactional_id}", one.error_code, None)
                 found.append(one)
@@ -115,7 +115,7 @@ def all_transactions(
     open. Also returns the ids that no coordinator described, because their coordinators were
     changing.
     """
-    found, away, now = [], dict[str, int](), now_ms()
+    found, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
         names = [
             one.transactional_id
@@ -123,13 +123,13 @@ def all_transactions(
                 broker, ListTransactionsRequest(state_filters=list(states), duration_filter=longer_than_ms)
             )
         ]
-        found += [_transaction(one, now) for one in _describe_all(broker, names, away)]
+        found += [_transaction(one, now) for one in _describe_all(broker, names, unavailable)]
     described = {one.transactional_id for one in found}
     if longer_than_ms >= 0:  # brokers list those that have ended too
         found = [one for one in found if one.open_ms is not None]
     return sorted(
         found, key=lambda one: (-(one.open_ms if one.open_ms is not None else -1), one.transactional_id)
-    ), sorted(away.keys() - described)
+    ), sorted(unavailable.keys() - described)
 
 
 def names(bootstrap: str) -> list[str]:
@@ -177,15 +177,15 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
     if not requested:
         return {}
     found: dict[int, Transaction] = {}
-    away: dict[str, int] = {}
+    unavailable: dict[str, int] = {}
     with cluster.every_coordinator(TRANSACTION):
         for broker in cluster.nodes():
             states = _list(broker, ListTransactionsRequest(producer_id_filters=requested))
             described = {
                 one.transactional_id: one
-                for one in _describe_all(broker, sorted({state.transactional_id for state in states}), away)
+                for one in _describe_all(broker, sorted({state.transactional_id for state in states}), unavailable)
             }
-            for name, error in away.items():
+            for name, error in unavailable.items():
                 check(f"transactional id {name}", error, None)
             for state in states:  # a joint transaction has many producers
                 if state.transactional_id in described:
@@ -239,14 +239,14 @@ def open_at(
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
-    there = open_producers(cluster, [(topic, index)])
+    open_here = open_producers(cluster, [(topic, index)])
     found = [
         one
-        for one in there
+        for one in open_here
         if (one.producer_id == producer_id if start_offset is None else one.start_offset == start_offset)
     ]
     if not found:
-        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in there[:5])
+        others = ", ".join(f"{one.start_offset} (producer id {one.producer_id})" for one in open_here[:5])
         criterion = f"begins at {start_offset}" if start_offset is not None else f"is of producer id {producer_id}"
         raise CliError(
             f"no open transaction of {topic}-{index} {criterion}; "

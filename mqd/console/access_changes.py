@@ -212,7 +212,7 @@ def set_quota(settings: Settings, form: Form) -> Change:
 def delete_quota(settings: Settings, form: Form) -> Change:
     entity, words = _entity(form)
     keys = list(access.QUOTA_KEYS.values())
-    gone = access.quotas_among(settings, entity, keys)
+    removed = access.quotas_among(settings, entity, keys)
     before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
     who = access.entity_text(entity)
 
@@ -227,6 +227,6 @@ def delete_quota(settings: Settings, form: Form) -> Change:
         f"Removed the quotas of {who}.",
         QUOTAS,
         ("Limit", "Now"),
-        [(name, access.quota_text(key, before.get(key))) for name, key in access.QUOTA_KEYS.items() if key in gone],
+        [(name, access.quota_text(key, before.get(key))) for name, key in access.QUOTA_KEYS.items() if key in removed],
         is_danger=True,
     )

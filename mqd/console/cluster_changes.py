@@ -153,15 +153,15 @@ def balance(settings: Settings, form: Form) -> Change:
 
 def drain(settings: Settings, form: Form) -> Change:
     node, cancel = whole_number(form, "node", "a broker's number"), form.get("cancel") == "1"
-    seen = ClusterState(settings)
-    if node not in {one.broker_id for one in seen.brokers}:
+    state = ClusterState(settings)
+    if node not in {one.broker_id for one in state.brokers}:
         raise CliError(f"there is no broker {node}")
     with Broker(settings.bootstrap) as broker:
         if not broker.is_mqd():
             raise CliError("only a cluster of mqd drains a node; mqd topic reassign moves its replicas")
         before = moves.replicas_of_all(broker)
     held = {partition: replicas for partition, replicas in before.items() if node in replicas}
-    others = [one.broker_id for one in seen.brokers if not one.is_fenced and one.broker_id != node]
+    others = [one.broker_id for one in state.brokers if not one.is_fenced and one.broker_id != node]
     tight = [partition for partition, replicas in held.items() if len(replicas) > len(others)]
 
     def do() -> None:

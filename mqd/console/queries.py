@@ -130,10 +130,10 @@ def health(settings: Settings) -> Health:
     partitions = Partitions(settings, response)
     hidden: list[str] = []
     findings: list[Finding] = []
-    seen = None
+    state = None
     try:
-        seen = ClusterState(settings)
-        findings += diagnosis.of_cluster(seen, partitions, (), now_ms())
+        state = ClusterState(settings)
+        findings += diagnosis.of_cluster(state, partitions, (), now_ms())
     except CliError as error:
         hidden.append(f"controllers: {error.message}")
     broken = [
@@ -144,19 +144,19 @@ def health(settings: Settings) -> Health:
         for part in one.partitions
         if part.leader_id < 0 or len(part.isr_nodes) < len(part.replica_nodes)
     ]
-    if seen is None and broken:
+    if state is None and broken:
         findings += _without_quorum(partitions)
     return Health(
         response.cluster_id or "",
-        _nodes(response, seen),
+        _nodes(response, state),
         topics_of(response),
         tuple(broken[:BROKEN_MAX]),
         len(broken),
         len(partitions.leaderless),
         len(partitions.not_in_sync),
         partitions.count,
-        tuple(seen.replicas()) if seen is not None else (),
-        seen.quorum.leader_id if seen is not None else response.controller_id,
+        tuple(state.replicas()) if state is not None else (),
+        state.quorum.leader_id if state is not None else response.controller_id,
         tuple(sorted(findings, key=lambda one: one.harm)),
         tuple(hidden),
         is_mqd,
@@ -178,7 +178,7 @@ def _without_quorum(partitions: Partitions) -> list[Finding]:
     return found
 
 
-def _nodes(response: Any, seen: ClusterState | None) -> tuple[Node, ...]:
+def _nodes(response: Any, state: ClusterState | None) -> tuple[Node, ...]:
     leads: dict[int, int] = {}
     holds: dict[int, int] = {}
     lacks: dict[int, int] = {}
@@ -190,8 +190,8 @@ def _nodes(response: Any, seen: ClusterState | None) -> tuple[Node, ...]:
                 if node not in part.isr_nodes:
                     lacks[node] = lacks.get(node, 0) + 1
     known = {one.node_id: (one.host, one.port, one.rack, False) for one in response.brokers}
-    if seen is not None:
-        known |= {one.broker_id: (one.host, one.port, one.rack, one.is_fenced) for one in seen.brokers}
+    if state is not None:
+        known |= {one.broker_id: (one.host, one.port, one.rack, one.is_fenced) for one in state.brokers}
     return tuple(
         Node(node, address(host, port), rack, is_fenced, leads.get(node, 0), holds.get(node, 0), lacks.get(node, 0))
         for node, (host, port, rack, is_fenced) in sorted(known.items())

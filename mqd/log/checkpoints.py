@@ -188,17 +188,17 @@ def open_directory(directory: Path, worker: int, worker_count: int, files: Files
     found.clean = _marker(directory, worker).exists()
     found.recovery_points = _read(directory, RECOVERY_POINT, found.problems)
     found.log_starts = _read(directory, LOG_START, found.problems)
-    gone = [
+    outdated = [
         path
         for suffix, path in _suffixes(directory, CLEAN_SHUTDOWN).items()
         if suffix and (int(suffix) == worker or int(suffix) >= worker_count)
     ]
-    for path in gone:
+    for path in outdated:
         try:
             files.unlink(path)
         except FileNotFoundError:
             pass  # another worker has removed it
-    if gone:
+    if outdated:
         files.sync_directory(directory)
     return found
 

@@ -334,13 +334,13 @@ def find(bootstrap_servers: str, socket_path: str | None = None, places: Sequenc
             f" ({'mqd.socket.path' if socket_path else '$' + SOCKET_VARIABLE})",
         )
     places = directories() if places is None else places
-    seen: list[str] = []
+    reasons: list[str] = []
     for host, port in addresses_of(bootstrap_servers):
         found = find_at(host, port, places)
         if found.path is not None:
             return found
-        seen.append(found.reason)
-    return Rendezvous(None, "; ".join(seen) or "bootstrap.servers has no address")
+        reasons.append(found.reason)
+    return Rendezvous(None, "; ".join(reasons) or "bootstrap.servers has no address")
 
 
 def find_at(host: str, port: int, places: Sequence[Path] | None = None) -> Rendezvous:

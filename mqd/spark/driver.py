@@ -119,12 +119,12 @@ class Driver:
         if options.assigned is None:
             return sorted((name, index) for name, topic in self.topics.items() for index in topic.leaders)
         for name, indexes in options.assigned.items():
-            there = self.topics[name].leaders if name in self.topics else {}
-            unknown = [index for index in indexes if index not in there]
+            existing = self.topics[name].leaders if name in self.topics else {}
+            unknown = [index for index in indexes if index not in existing]
             if unknown and not missing_is_lost:
                 raise MqdReadError(
                     f"option assign: topic {name} has no partition {', '.join(map(str, unknown))}; there are"
-                    f" {len(there)}"
+                    f" {len(existing)}"
                 )
         return sorted(
             (name, index)

@@ -139,9 +139,9 @@ def _columns(schema: Any, topic: str | None) -> tuple[str, ...]:
             _check_type(name, field.dataType.simpleString())
             found[name] = field.name
     if "value" not in found:
-        there = ", ".join(field.name for field in schema.fields) or "none"
+        columns = ", ".join(field.name for field in schema.fields) or "none"
         raise MqdOptionError(
-            f"column value is needed, string or binary, and is not among those of the rows ({there}): for instance"
+            f"column value is needed, string or binary, and is not among those of the rows ({columns}): for instance"
             ' df.selectExpr("to_json(struct(*)) AS value")'
         )
     if topic is None and "topic" not in found:

@@ -92,18 +92,18 @@ def of_processes(about: Mapping[str, Any]) -> list[Finding]:
 
 
 def of_cluster(
-    seen: ClusterState, partitions: Partitions, places: Iterable[OfflineReplica], now_ms: int
+    state: ClusterState, partitions: Partitions, offline: Iterable[OfflineReplica], now_ms: int
 ) -> list[Finding]:
     found = []
-    unserved = list(places)
-    explained = {place.partition for place in unserved}
+    unserved = list(offline)
+    explained = {one.partition for one in unserved}
     found += [
         Finding(
             Harm.OUTAGE,
-            place.text(),
+            one.text(),
             "repair or replace that disk, then restart the host's broker; mqd log verify checks the files",
         )
-        for place in unserved
+        for one in unserved
     ]
     others = [
         (name, index, nodes) for name, index, nodes in partitions.leaderless if f"{name}-{index}" not in explained
@@ -113,7 +113,8 @@ def of_cluster(
         found.append(
             Finding(
                 Harm.OUTAGE,
-                f"without a leader, neither read nor written: {partitions_text([f'{name}-{index}' for name, index, _ in others])}",
+                "without a leader, neither read nor written:"
+                f" {partitions_text([f'{name}-{index}' for name, index, _ in others])}",
                 f"start the hosts that have their replicas: {', '.join(map(str, nodes))}",
             )
         )
@@ -123,40 +124,44 @@ def of_cluster(
             f"broker {one.broker_id} ({one.host}:{one.port}) is fenced: the controllers do not hear from it",
             "on that host: mqd status; start it if it is down, else check whether it reaches the controllers' port",
         )
-        for one in seen.brokers
+        for one in state.brokers
         if one.is_fenced
     ]
-    if seen.voter_status.missing:
+    if state.voter_status.missing:
         found.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"voters {', '.join(map(str, seen.voter_status.missing))} of the metadata are silent or behind;"
-                f" {seen.voter_status.may_be_lost or 'none'} more may be lost",
+                f"voters {', '.join(map(str, state.voter_status.missing))} of the metadata are silent or behind;"
+                f" {state.voter_status.may_be_lost or 'none'} more may be lost",
                 "start their hosts; mqd cluster status shows each voter",
             )
         )
-    fenced = {one.broker_id for one in seen.brokers if one.is_fenced}
+    fenced = {one.broker_id for one in state.brokers if one.is_fenced}
     for node, names in sorted(partitions.behind.items()):
-        away = node in fenced or node not in {one.broker_id for one in seen.brokers}
+        out_of_service = node in fenced or node not in {one.broker_id for one in state.brokers}
         found.append(
             Finding(
                 Harm.NO_RESERVE,
                 f"broker {node} is not in sync in {partitions_text(names)}"
-                + (": it is not in service" if away else ", though it is in service: it is too slow, or catches up"),
+                + (
+                    ": it is not in service"
+                    if out_of_service
+                    else ", though it is in service: it is too slow, or catches up"
+                ),
                 f"start broker {node}; it fetches what it lacks. If its disks are lost: docs/operations.md,"
                 " One host is lost"
-                if away
+                if out_of_service
                 else f"mqd doctor and mqd top on the host of broker {node}: a slow disk (mqd_sync_seconds), a busy CPU,"
                 " or its network; a move has a throttle (mqd topic reassign)",
             )
         )
-    skew_ms = now_ms - seen.voter_status.now_ms
-    if seen.voter_status.now_ms >= 0 and abs(skew_ms) > CLOCK_SKEW_MS_MAX:
+    skew_ms = now_ms - state.voter_status.now_ms
+    if state.voter_status.now_ms >= 0 and abs(skew_ms) > CLOCK_SKEW_MS_MAX:
         found.append(
             Finding(
                 Harm.NUISANCE,
                 f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead of' if skew_ms > 0 else 'behind'} the active"
-                f" controller's (broker {seen.quorum.leader_id}): times of records and retention are wrong on"
+                f" controller's (broker {state.quorum.leader_id}): times of records and retention are wrong on"
                 " one of them",
                 CLOCK_CURE,
             )
@@ -306,7 +311,8 @@ def of_flushes(before: Iterable[Sample], after: Iterable[Sample], unreplicated: 
     return [
         Finding(
             Harm.OUTAGE,
-            f"the disk does not respond: records of {partitions_text(stuck)} have waited for a flush for {FLUSH_S:.0f} s or more",
+            f"the disk does not respond: records of {partitions_text(stuck)} have waited for a flush for"
+            f" {FLUSH_S:.0f} s or more",
             DISK_HANGS,
         )
     ]

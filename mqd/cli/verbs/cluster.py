@@ -55,12 +55,12 @@ def _is_complete(settings: Settings) -> bool:
     replica is in sync. False also while no broker responds.
     """
     try:
-        seen, partitions = ClusterState(settings), Partitions(settings)
+        state, partitions = ClusterState(settings), Partitions(settings)
     except CliError:
         return False
     return (
-        not seen.voter_status.missing
-        and not any(one.is_fenced for one in seen.brokers)
+        not state.voter_status.missing
+        and not any(one.is_fenced for one in state.brokers)
         and not partitions.without_leader
         and not partitions.not_in_sync
     )
@@ -92,21 +92,22 @@ def status(settings: Settings, wait_s: float | None) -> None:
         _wait(settings, wait_s)
     from mqd.cli import offline_replicas as offline
 
-    seen, partitions = ClusterState(settings), Partitions(settings)
+    state, partitions = ClusterState(settings), Partitions(settings)
     places = offline.offline_replicas(
-        partitions.leaderless, {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
+        partitions.leaderless,
+        {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced},
     )
-    in_service = [one.broker_id for one in seen.brokers if not one.is_fenced]
-    fenced = [one.broker_id for one in seen.brokers if one.is_fenced]
-    voter_status = seen.voter_status
+    in_service = [one.broker_id for one in state.brokers if not one.is_fenced]
+    fenced = [one.broker_id for one in state.brokers if one.is_fenced]
+    voter_status = state.voter_status
     if settings.json:
         emit_json(
             {
-                "cluster_id": seen.cluster_id,
-                "controller": seen.quorum.leader_id,
-                "epoch": seen.quorum.leader_epoch,
-                "high_watermark": seen.quorum.high_watermark,
-                "voters": seen.voters,
+                "cluster_id": state.cluster_id,
+                "controller": state.quorum.leader_id,
+                "epoch": state.quorum.leader_epoch,
+                "high_watermark": state.quorum.high_watermark,
+                "voters": state.voters,
                 "brokers": in_service,
                 "fenced": fenced,
                 "voters_not_heard_of": voter_status.silent,
@@ -122,12 +123,12 @@ def status(settings: Settings, wait_s: float | None) -> None:
             }
         )
         return
-    click.echo(f"cluster {seen.cluster_id}")
+    click.echo(f"cluster {state.cluster_id}")
     click.echo(
-        f"active controller: node {seen.quorum.leader_id}, epoch {seen.quorum.leader_epoch}, metadata up to offset"
-        f" {seen.quorum.high_watermark}"
+        f"active controller: node {state.quorum.leader_id}, epoch {state.quorum.leader_epoch}, metadata up to offset"
+        f" {state.quorum.high_watermark}"
     )
-    click.echo(f"voters: {_nodes(seen.voters)}{voter_status.text()}")
+    click.echo(f"voters: {_nodes(state.voters)}{voter_status.text()}")
     click.echo(f"brokers in service: {_nodes(in_service)}" + (f"; fenced: {_nodes(fenced)}" if fenced else ""))
     if _is_closed(settings, in_service + fenced):
         click.echo(_CLOSED)
@@ -147,8 +148,8 @@ def brokers(settings: Settings) -> None:
     """List the brokers: where clients reach them, whether they are in service, their part in the
     quorum.
     """
-    seen = ClusterState(settings)
-    roles = {one["node"]: one["role"] for one in seen.replicas()}
+    state = ClusterState(settings)
+    roles = {one["node"]: one["role"] for one in state.replicas()}
     found = [
         {
             "node": one.broker_id,
@@ -157,7 +158,7 @@ def brokers(settings: Settings) -> None:
             "state": "fenced" if one.is_fenced else "in service",
             "quorum": roles.get(one.broker_id, "-"),
         }
-        for one in seen.brokers
+        for one in state.brokers
     ]
     if settings.json:
         emit_json(found)
@@ -174,14 +175,14 @@ def controller(settings: Settings) -> None:
     """Show the quorum of controllers as its leader sees it: voters and observers, and how far each
     is.
     """
-    seen = ClusterState(settings)
-    found = seen.replicas()
+    state = ClusterState(settings)
+    found = state.replicas()
     if settings.json:
         emit_json(
             {
-                "leader": seen.quorum.leader_id,
-                "epoch": seen.quorum.leader_epoch,
-                "high_watermark": seen.quorum.high_watermark,
+                "leader": state.quorum.leader_id,
+                "epoch": state.quorum.leader_epoch,
+                "high_watermark": state.quorum.high_watermark,
                 "replicas": found,
             }
         )
@@ -192,12 +193,12 @@ def controller(settings: Settings) -> None:
             one["role"],
             one["listener"] or "-",
             one["lag"] if one["lag"] >= 0 else "-",
-            ago(one["last_caught_up_ms"], seen.voter_status.now_ms),
+            ago(one["last_caught_up_ms"], state.voter_status.now_ms),
             one["directory"],
         )
         for one in found
     ]
-    click.echo(f"epoch {seen.quorum.leader_epoch}, committed up to offset {seen.quorum.high_watermark}")
+    click.echo(f"epoch {state.quorum.leader_epoch}, committed up to offset {state.quorum.high_watermark}")
     emit_table(("NODE", "ROLE", "LISTENER", "LAG", "CAUGHT UP", "DIRECTORY"), rows)
 
 
@@ -218,9 +219,9 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         if len(found) != 16:
             raise CliError(f"{directory!r} is not a directory id; mqd cluster controller shows them")
         return found
-    seen = ClusterState(settings)
-    known = [one for one in seen.replicas() if one["node"] == node]
-    if not known and _is_closed(settings, [one.broker_id for one in seen.brokers]):
+    state = ClusterState(settings)
+    known = [one for one in state.replicas() if one["node"] == node]
+    if not known and _is_closed(settings, [one.broker_id for one in state.brokers]):
         raise CliError(f"the quorum does not know node {node}; {_CLOSED}")
     if not known:
         raise CliError(f"the quorum does not know node {node}; mqd cluster controller shows which nodes it knows")

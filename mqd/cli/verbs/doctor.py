@@ -102,7 +102,7 @@ def _cluster(settings: Settings) -> list[Finding]:
 
     found: list[Finding] = []
     try:
-        seen, partitions = ClusterState(settings), Partitions(settings)
+        state, partitions = ClusterState(settings), Partitions(settings)
     except CliError as error:
         return [
             Finding(
@@ -111,9 +111,9 @@ def _cluster(settings: Settings) -> list[Finding]:
                 "mqd cluster status, against another broker (-b HOST:PORT); are most controllers down?",
             )
         ]
-    in_service = {one.broker_id: address(one.host, one.port) for one in seen.brokers if not one.is_fenced}
-    places = offline_replicas.offline_replicas(partitions.leaderless, in_service)
-    found += diagnosis.of_cluster(seen, partitions, places, now_ms())
+    in_service = {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced}
+    offline = offline_replicas.offline_replicas(partitions.leaderless, in_service)
+    found += diagnosis.of_cluster(state, partitions, offline, now_ms())
     try:
         with Cluster(settings.bootstrap) as cluster:
             found += diagnosis.of_groups(all_groups(cluster))

@@ -93,8 +93,8 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
     from mqd.cli.group_listing import known_groups
 
     with Cluster(settings.bootstrap) as cluster:
-        found, away = known_groups(cluster, states, types)
-    report_left_out("group", list(away))
+        found, unavailable = known_groups(cluster, states, types)
+    report_left_out("group", list(unavailable))
     if settings.json:
         emit_json(
             [

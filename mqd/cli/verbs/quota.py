@@ -180,9 +180,9 @@ def delete(
     entity = _one_entity(**named)
     chosen = dict(zip(access.QUOTA_KEYS.values(), (produce, fetch, requests, changes, connections), strict=True))
     keys = [key for key, is_chosen in chosen.items() if is_chosen] or list(access.QUOTA_KEYS.values())
-    gone = access.remove_quotas(settings, entity, keys)
+    removed = access.remove_quotas(settings, entity, keys)
     if settings.json:
-        emit_json({"entity": entity, "removed": gone})
+        emit_json({"entity": entity, "removed": removed})
     else:
-        names = ", ".join(name for name, key in access.QUOTA_KEYS.items() if key in gone)
+        names = ", ".join(name for name, key in access.QUOTA_KEYS.items() if key in removed)
         click.echo(f"{access.entity_text(entity)} is no longer limited: {names}")

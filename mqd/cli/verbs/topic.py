@@ -250,17 +250,17 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run:
     from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, each_future, metadata, raise_failures
 
     admin = admin_client(settings.bootstrap)
-    there = metadata(admin).topics
-    missing = [name for name in dict.fromkeys(names) if name not in there]
+    existing = metadata(admin).topics
+    missing = [name for name in dict.fromkeys(names) if name not in existing]
     if missing and not if_exists:
         raise CliError(f"nothing was deleted: there is no topic {', '.join(missing)} (--if-exists deletes the others)")
-    found = [name for name in dict.fromkeys(names) if name in there]
+    found = [name for name in dict.fromkeys(names) if name in existing]
     if dry_run or not found:
         if settings.json:
             emit_json({"deleted": [], "would_delete": found})
         else:
             for name in found:
-                click.echo(f"would delete topic {name} ({len(there[name].partitions)} partitions)")
+                click.echo(f"would delete topic {name} ({len(existing[name].partitions)} partitions)")
         return
     if sys.stdin.isatty() and not yes:
         click.confirm(f"Delete {', '.join(found)} with all records?", abort=True, err=True)

@@ -89,8 +89,8 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         if hanging:
             _show_hanging(settings, txns.hanging(cluster, idle))
             return
-        found, away = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
-    report_left_out("transactional id", away)
+        found, unavailable = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
+    report_left_out("transactional id", unavailable)
     if settings.json:
         emit_json([_json(one) for one in found])
     elif found:
@@ -106,7 +106,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
             for one in found
         ]
         emit_table(("TRANSACTIONAL ID", "STATE", "OPEN FOR", "PRODUCER ID", "EPOCH", "PARTITIONS"), rows)
-    elif not away:
+    elif not unavailable:
         click.echo(
             "there is no such transaction" if states or longer_than is not None else "there is no transactional id"
         )

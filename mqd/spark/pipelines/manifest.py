@@ -197,12 +197,12 @@ class Archive:
         if number > self.batches.get(query, -1):
             return False
         for topic, partitions in (ends or {}).items():
-            there = self.ends(topic)
+            archived = self.ends(topic)
             for partition, end in partitions.items():
-                if end > there.get(int(partition), 0):
+                if end > archived.get(int(partition), 0):
                     raise ArchiveError(
                         f"batch {number} of {query} is in {self.path} already, but with other offsets"
-                        f" ({topic}-{partition} ended at {there.get(int(partition), 0)} there, at {end} now): the"
+                        f" ({topic}-{partition} ended at {archived.get(int(partition), 0)} there, at {end} now): the"
                         " checkpoint was lost or recreated; give the pipeline another name, or its old checkpoint"
                     )
         return True
@@ -246,7 +246,7 @@ class Archive:
 
         now = time.time() if now is None else now
         self.refresh()
-        gone = []
+        deleted = []
         above = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
         folders = [info.path for info in above if info.base_name.startswith("topic=") and not info.is_file]
         for folder in (*folders, f"{self.root}/{STAGING}"):
@@ -255,9 +255,9 @@ class Archive:
                 since_s = max((info.mtime_ns or 0) / 1e9, self._removed.get(path, 0) / 1000)
                 if info.is_file and _OWN.fullmatch(path) and path not in self.files and since_s < now - KEEP_S:
                     self.filesystem.delete_file(info.path)
-                    gone.append(path)
+                    deleted.append(path)
         self._forget_removed(now)
-        return gone
+        return deleted
 
     def sweep(self, now: float | None = None) -> None:
         """Deletes files that were removed more than KEEP_S ago as far as this object knows: a
@@ -443,14 +443,14 @@ class Archive:
 
     def _refuse_overlaps(self, commit: Commit) -> None:
         topics = {file.topic for file in commit.added}
-        there: dict[tuple[str, int], list[tuple[Span, str]]] = {}
+        existing: dict[tuple[str, int], list[tuple[Span, str]]] = {}
         for file in self.files.values():
             if file.topic in topics:
                 for span in file.spans:
-                    there.setdefault((file.topic, span.partition), []).append((span, file.path))
+                    existing.setdefault((file.topic, span.partition), []).append((span, file.path))
         for added in commit.added:
             for span in added.spans:
-                for other, path in there.get((added.topic, span.partition), ()):
+                for other, path in existing.get((added.topic, span.partition), ()):
                     if other.first < span.end and span.first < other.end:
                         raise ArchiveError(
                             f"{path} and {added.path} both have offset {max(other.first, span.first)} of"

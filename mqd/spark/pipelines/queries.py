@@ -50,12 +50,12 @@ def add_view(
     )
     if schema is None:
         schema = inferred_schema(spark, topic, bootstrap)
-    seen = decoded(records, Value(schema=schema, malformed="drop")) if schema else rows(records)
-    texts = seen.withColumn(
+    decoded_rows = decoded(records, Value(schema=schema, malformed="drop")) if schema else rows(records)
+    texts = decoded_rows.withColumn(
         RECORD,
-        seen[RECORD]
-        .withField("key", seen[RECORD]["key"].cast("string"))
-        .withField("value", seen[RECORD]["value"].cast("string")),
+        decoded_rows[RECORD]
+        .withField("key", decoded_rows[RECORD]["key"].cast("string"))
+        .withField("value", decoded_rows[RECORD]["value"].cast("string")),
     )
     texts.createOrReplaceTempView(f"`{topic}`")
 

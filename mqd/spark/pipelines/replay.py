@@ -75,12 +75,12 @@ def _refuse_unknown(
             )
     for setting, offsets in (("starting_offsets", starting), ("ending_offsets", ending)):
         for topic, partitions in offsets.items():
-            there = sorted(archive.ends(topic))
-            wrong = [partition for partition in partitions if partition not in map(str, there)]
+            archived = sorted(archive.ends(topic))
+            wrong = [partition for partition in partitions if partition not in map(str, archived)]
             if wrong:
                 raise SettingsError(
                     f"{setting}: the archive {archive.path} has no partition {wrong[0]!r} of {topic}; it has"
-                    f" {', '.join(map(str, there))}"
+                    f" {', '.join(map(str, archived))}"
                 )
 
 

@@ -341,13 +341,13 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
         _replay_until(spark, pipeline, stop)
         return True
     query = start(spark, pipeline)
-    seen = -1
+    last_batch = -1
     try:
         while True:
             ended = query.awaitTermination(POLL_S)
             for progress in query.recentProgress:
-                if progress["batchId"] > seen and progress["numInputRows"] > 0:
-                    seen = progress["batchId"]
+                if progress["batchId"] > last_batch and progress["numInputRows"] > 0:
+                    last_batch = progress["batchId"]
                     report(_progress(pipeline.name, progress))
             if ended or stop.is_set():
                 return bool(ended)

@@ -106,7 +106,8 @@ def test_a_timer_that_runs_is_found_and_woken(tmp_path: Path) -> None:
     schedule_board.wake(tmp_path)  # no effect
     assert schedule_board.timer_process(tmp_path) is None
     program = "import select, sys; from pathlib import Path; from mqd.base import schedule_board; "
-    program += "fd = schedule_board.register_timer(Path(sys.argv[1])); print('entered', flush=True); select.select([fd], [], [])"
+    program += "fd = schedule_board.register_timer(Path(sys.argv[1])); "
+    program += "print('entered', flush=True); select.select([fd], [], [])"
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"entered\n"
         found = schedule_board.timer_process(tmp_path)
