@@ -9,7 +9,7 @@ def now_ms() -> int:
 
 
 def monotonic_ms() -> int:
-    """For timeouts and intervals within one process. Stops while the machine is suspended."""
+    """A clock for timeouts and intervals within one process. It stops while the machine is suspended."""
     return time.monotonic_ns() // 1_000_000
 
 
@@ -23,7 +23,7 @@ def seconds_to_tick(period_s: float) -> float:
 
 
 def boottime_ns() -> int:
-    """For leases: continues while the machine is suspended, and is the same for all processes of
-    the host.
+    """A clock for leases: it continues while the machine is suspended, and is the same for all
+    processes of the host.
     """
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

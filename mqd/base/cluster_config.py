@@ -53,7 +53,9 @@ def format_address(host: str, port: int) -> str:
 
 
 def seeds(config: Mapping[str, str]) -> tuple[str, ...]:
-    """In the normal form in which two hosts' lists are compared, sorted. Raises ConfigError."""
+    """The value of cluster.seeds, normalized and sorted, so that two hosts can compare their lists.
+    Raises ConfigError.
+    """
     found = set()
     for text in config.get("cluster.seeds", "").split(","):
         if not text.strip():

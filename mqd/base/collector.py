@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """For code that does not wait for anything."""
+    """Pauses collection within this context, in which the code must not wait for anything."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -121,7 +121,7 @@ class Providers:
         return self._environment[key]
 
     def _may_read(self, name: str, place: Path) -> bool:
-        """As Kafka's AllowedPaths: absolute, without .. that would leave them."""
+        """Whether allowed.paths has this path, as in Kafka: absolute, and without .. that leaves them."""
         allowed = self._allowed.get(name)
         if allowed is None:
             return True

@@ -88,8 +88,8 @@ METRICS = "METRICS"  # in listener.name.metrics.ssl...
 
 
 def metrics_listener(config: Mapping[str, str]) -> Listener | None:
-    """Where the metrics page is served; its protocol is PLAINTEXT (http) or SSL (https). None:
-    nowhere. Raises ConfigError.
+    """The listener of the metrics page; its protocol is PLAINTEXT (http) or SSL (https). None:
+    there is none. Raises ConfigError.
     """
     text, port = config.get("metrics.listener", ""), int(config.get("admin.port", "0"))
     if not text:

@@ -218,8 +218,8 @@ def setup(role: str, index: int = 0, config: Mapping[str, str] | None = None, st
 
 
 def follow(source: Callable[[], int] | None) -> None:
-    """From now on the level is the result of `source` (a syslog number). None: the level stays as
-    it is.
+    """Makes `source` determine the level (a syslog number) of every later line. None: the level
+    stays as it is.
     """
     _state.level_source = source
     if source is not None:

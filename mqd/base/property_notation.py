@@ -98,7 +98,9 @@ def _property(block: str, broker: Mapping[str, Property]) -> Property:
 
 
 def table(text: str, broker: Mapping[str, Property] | None = None) -> dict[str, Property]:
-    """By name, in the order of the text. `broker`: for `as`. Raises ValueError naming the line."""
+    """The properties by name, in the order of the text. `broker`: the table that `as` refers to. Raises
+    ValueError naming the line.
+    """
     rows = [_property(block, broker or {}) for block in re.split(r"\n(?=\S)", text.strip("\n"))]
     found = {row.name: row for row in rows}
     if len(found) < len(rows):

@@ -170,7 +170,7 @@ def refuse_system_calls(calls: Iterable[tuple[int | None, int | None]]) -> None:
 
 
 def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: Iterable[str]) -> None:
-    """From now on only files below these paths can be opened, and no program started. Missing paths
+    """Lets this process open only files below these paths, and start no program. Missing paths
     are skipped. Open files stay open. Call it before any thread starts: running threads are not
     restricted.
     """

@@ -62,7 +62,7 @@ def write(run_dir: Path, name: str, value: Any) -> None:
 
 
 def read_schedules(run_dir: Path) -> Schedules:
-    """Without any schedule if there is no such file, or one of another version."""
+    """The schedules; none if there is no such file, or one of another version."""
     try:
         return msgspec.json.decode((run_dir / SCHEDULES).read_bytes(), type=Schedules)
     except (OSError, msgspec.MsgspecError):
@@ -70,7 +70,7 @@ def read_schedules(run_dir: Path) -> Schedules:
 
 
 def read_status(run_dir: Path) -> list[PartitionStatus]:
-    """Empty if there is no such file, or one of another version."""
+    """The state of each partition; [] if there is no such file, or one of another version."""
     try:
         return msgspec.json.decode((run_dir / STATUS).read_bytes(), type=list[PartitionStatus])
     except (OSError, msgspec.MsgspecError):
@@ -94,7 +94,7 @@ def register_timer(run_dir: Path) -> int:
 
 
 def wake(run_dir: Path) -> None:
-    """Without effect while no timer runs; a timer reads the schedules when it starts."""
+    """Wakes the timer. Has no effect while no timer runs: a timer reads the schedules when it starts."""
     with contextlib.suppress(OSError):
         fd = os.open(run_dir / WAKE, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

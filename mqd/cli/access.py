@@ -32,7 +32,7 @@ PASSWORD_BYTES = 20  # 160 bits cannot be guessed, so few iterations are enough
 
 
 def users(settings: Settings) -> dict[str, list[tuple[int, int]]]:
-    """By user: (mechanism, iterations). Raises CliError."""
+    """User -> (mechanism, iterations) of each password. Raises CliError."""
     with Broker(settings.bootstrap) as broker:
         response = broker.request(DESCRIBE_USERS, DescribeUserScramCredentialsRequest(users=None))
     check("users", response.error_code, response.error_message)
@@ -258,7 +258,7 @@ def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, f
 
 
 def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | None], dry_run: bool) -> None:
-    """None removes a quota. Raises CliError."""
+    """Sets quotas; the value None removes one. Raises CliError."""
     entry = AlterClientQuotasRequest.EntryData(
         entity=[
             AlterClientQuotasRequest.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.items()

@@ -101,8 +101,8 @@ def _use_client_config(_ctx: click.Context, _parameter: click.Parameter, file: s
 
 
 def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | None) -> None:
-    """For this process and those that it starts. Eager, so that --client-config takes precedence if
-    both are given. If it is given before the verb and after it, the latter counts.
+    """Sets the profile of this process and those that it starts. Eager, so that --client-config takes
+    precedence if both are given. If it is given before the verb and after it, the latter counts.
     """
     if name is None:
         return
@@ -236,7 +236,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def emit_table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """The same on a terminal and in a pipe."""
+    """Prints a table, which is the same on a terminal and in a pipe."""
     for line in table(titles, rows):
         click.echo(line)
 

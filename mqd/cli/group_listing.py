@@ -295,9 +295,9 @@ def _answered(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
 
 
 def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) -> tuple[list[Group], dict[str, int]]:
-    """By name. Types and states by the broker's names, case-insensitive; empty: all. Also returns
-    the groups that no coordinator described, because their coordinators were changing: name ->
-    error.
+    """The groups in these states and of these types, sorted by name. States and types have the
+    broker's names, case-insensitive; empty: all. Also returns the groups that no coordinator
+    described, because their coordinators were changing: name -> error.
     """
     found: list[Group] = []
     unavailable: dict[str, int] = {}
@@ -317,7 +317,7 @@ def known_groups(cluster: Cluster, states: Iterable[str], types: Iterable[str]) 
 
 
 def all_groups(cluster: Cluster) -> list[Group]:
-    """By name. Raises CliError when one is not described."""
+    """All groups, sorted by name. Raises CliError when one is not described."""
     found, unavailable = known_groups(cluster, (), ())
     for name, error in unavailable.items():
         check(f"group {name}", error, None)
@@ -425,8 +425,8 @@ class Progress(msgspec.Struct):
 
 
 def progress(cluster: Cluster, group: Group) -> list[Progress]:
-    """For every partition in which the group has committed, or that is assigned to a member.
-    Partitions of a share group have no single member.
+    """The progress in every partition in which the group has committed, or that is assigned to a
+    member. Partitions of a share group have no single member.
     """
     is_share = group.type == SHARE
     found = positions(cluster, group.group, is_share)

@@ -83,8 +83,8 @@ class Broker:
         return api_key in self._versions
 
     def is_mqd(self) -> bool:
-        """To be checked first, because other brokers ignore mqd's own fields of a request and carry out
-        the rest. Raises CliError.
+        """Whether the broker is mqd. Checked first, because other brokers ignore mqd's own fields of a
+        request and carry out the rest. Raises CliError.
         """
         request = message_class(API_VERSIONS_KEY, "Request")(
             client_software_name="mqd-cli", client_software_version="1"

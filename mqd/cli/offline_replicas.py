@@ -1,5 +1,5 @@
-"""For partitions without a leader: the replicas that an active host has but does not serve, usually
-because a log directory failed, and their directories.
+"""Finds offline replicas of partitions without a leader: replicas that an active host has but does
+not serve, usually because a log directory failed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class OfflineReplica(NamedTuple):
 def offline_replicas(
     without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]
 ) -> list[OfflineReplica]:
-    """For (topic, index, replicas); `addresses`: of the active hosts. At most SHOWN_MAX; each host
-    is queried once, all at the same time.
+    """`without_leader`: (topic, index, replicas). `addresses`: of the active hosts. At most SHOWN_MAX;
+    each host is queried once, all at the same time.
     """
     missing = (
         (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses

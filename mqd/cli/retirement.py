@@ -138,8 +138,8 @@ def is_sealed(cluster: Cluster, state: State) -> bool:
 
 
 def groups_behind(cluster: Cluster, state: State) -> Readers:
-    """For all groups that have committed in the partitions, or read them. Those whose coordinator
-    is unreachable are unknown.
+    """The groups with records left to read, among those that have committed in the partitions or read
+    them. Groups whose coordinator is unreachable are unknown.
     """
     retired = set(state.partitions)
     found = Readers()

@@ -181,6 +181,6 @@ def _reason(error: int) -> str:
 
 
 def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """Like commit(), for a share group."""
+    """Does what commit() does, for a share group."""
     targets = {(one.topic, one.partition): one.new for one in moves if one.new is not None}
     return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

@@ -66,7 +66,7 @@ class Reader:
             self._down_since = time.monotonic()
 
     def _check_connection(self, exit_at_end: bool) -> None:
-        """After an outage, raises CliError if the end of the partitions is awaited, which would not
+        """Handles an outage. Raises CliError if the end of the partitions is awaited, which would not
         come; otherwise reports the outage once.
         """
         now = time.monotonic()

@@ -9,7 +9,7 @@ from mqd.cli.access import Entity
 from mqd.cli.acl_text import rule_columns
 from mqd.cli.common import CliError, Settings
 from mqd.cli.verbs.quota import Rate
-from mqd.console.changing import BadForm, Change, Form, command_of, needed
+from mqd.console.changing import BadForm, Change, Form, command_of, required
 from mqd.security import principal
 
 USERS, RULES, QUOTAS = (("/access", {"show": one}) for one in ("users", "rules", "quotas"))
@@ -23,7 +23,7 @@ DEFAULT = "<default>"
 
 
 def set_password(settings: Settings, form: Form) -> Change:
-    name = needed(form, "name", "the user a name")
+    name = required(form, "name", "the user a name")
     try:
         who = principal.user(name)
     except ValueError as error:
@@ -54,7 +54,7 @@ def set_password(settings: Settings, form: Form) -> Change:
 
 
 def delete_user(settings: Settings, form: Form) -> Change:
-    name = needed(form, "name", "a user")
+    name = required(form, "name", "a user")
     access.require_user(settings, name)
     return Change(
         f"Delete the user {name}?",
@@ -84,9 +84,9 @@ def _permission(form: Form) -> str:
 
 
 def add_rule(settings: Settings, form: Form) -> Change:
-    who = needed(form, "principal", "a principal: alice, or * for every user")
-    operations = needed(form, "operations", "operations: read,write or all").replace(" ", "")
-    resource = needed(form, "resource", "a resource: topic/orders, topic/orders-*, group/*, cluster")
+    who = required(form, "principal", "a principal: alice, or * for every user")
+    operations = required(form, "operations", "operations: read,write or all").replace(" ", "")
+    resource = required(form, "resource", "a resource: topic/orders, topic/orders-*, group/*, cluster")
     host, permission = form.get("host", "").strip() or "*", _permission(form)
     try:
         made = access.parse_rules(permission, who, operations, resource, host)
@@ -116,8 +116,8 @@ def add_rule(settings: Settings, form: Form) -> Change:
 
 
 def remove_rule(settings: Settings, form: Form) -> Change:
-    who, resource = needed(form, "principal", "a principal"), needed(form, "resource", "a resource")
-    operation, host = needed(form, "operations", "an operation"), form.get("host", "").strip() or "*"
+    who, resource = required(form, "principal", "a principal"), required(form, "resource", "a resource")
+    operation, host = required(form, "operations", "an operation"), form.get("host", "").strip() or "*"
     permission = _permission(form)
     try:
         chosen = access.parse_filter(who, operation, resource, host, permission)
@@ -190,7 +190,7 @@ def set_quota(settings: Settings, form: Form) -> Change:
         raise BadForm("nothing to set; give one of the limits")
     values: dict[str, float | None] = {access.QUOTA_KEYS[name]: _value(name, text) for name, text in given.items()}
     access.set_quotas(settings, entity, values, dry_run=True)
-    before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
+    before = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
     options = [word for name, text in given.items() for word in (f"--{name}", text)]
     who = access.entity_text(entity)
     return Change(
@@ -213,7 +213,7 @@ def delete_quota(settings: Settings, form: Form) -> Change:
     entity, words = _entity(form)
     keys = list(access.QUOTA_KEYS.values())
     removed = access.quotas_among(settings, entity, keys)
-    before = next((found for of, found in access.quotas(settings, entity) if of == entity), {})
+    before = next((values for owner, values in access.quotas(settings, entity) if owner == entity), {})
     who = access.entity_text(entity)
 
     def do() -> None:

@@ -36,8 +36,10 @@ PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
-LARGE = 10_000  # characters of a value that the command reads from a file: an argument has at most 128 KiB
-LARGEST = {
+LARGE_VALUE_CHARACTERS = (
+    10_000  # characters of a value that the command reads from a file: an argument has at most 128 KiB
+)
+PRODUCER_SETTINGS = {
     "message.max.bytes": "4000000"
 }  # the broker's limit decides; librdkafka's default would refuse a value of 1 MB
 Form = dict[str, str]
@@ -81,7 +83,7 @@ def number_in(form: Form, name: str, what: str, most: int) -> int | None:
     return int(text)
 
 
-def needed(form: Form, name: str, what: str) -> str:
+def required(form: Form, name: str, what: str) -> str:
     text = form.get(name, "").strip()
     if not text:
         raise BadForm(f"give {what}")
@@ -92,7 +94,7 @@ def needed(form: Form, name: str, what: str) -> str:
 
 
 def create_topic(settings: Settings, form: Form) -> Change:
-    name = needed(form, "name", "the topic a name")
+    name = required(form, "name", "the topic a name")
     partitions = number_in(form, "partitions", "partitions", PARTITIONS_MAX)
     replicas = number_in(form, "replicas", "replicas", REPLICAS_MAX)
     lines = [line.strip() for line in form.get("configs", "").splitlines() if line.strip()]
@@ -145,7 +147,7 @@ def create_topic(settings: Settings, form: Form) -> Change:
 
 
 def alter_topic(settings: Settings, form: Form) -> Change:
-    name, key = needed(form, "name", "a topic"), needed(form, "key", "a property")
+    name, key = required(form, "name", "a topic"), required(form, "key", "a property")
     is_reset, value = form.get("reset") == "1", form.get("config", "").strip()
     with Broker(settings.bootstrap) as broker:
         known = {one.name: one for one in queries.topic_configs(broker, name)}
@@ -179,7 +181,7 @@ def alter_topic(settings: Settings, form: Form) -> Change:
 
 
 def add_partitions(settings: Settings, form: Form) -> Change:
-    name = needed(form, "name", "a topic")
+    name = required(form, "name", "a topic")
     total = number_in(form, "total", "partitions", PARTITIONS_MAX)
     if total is None:
         raise BadForm("give the new number of partitions")
@@ -203,7 +205,7 @@ def add_partitions(settings: Settings, form: Form) -> Change:
 
 
 def delete_topic(settings: Settings, form: Form) -> Change:
-    name = needed(form, "name", "a topic")
+    name = required(form, "name", "a topic")
     topic = queries.topic(settings, name)
 
     def do() -> None:
@@ -233,42 +235,44 @@ def delete_topic(settings: Settings, form: Form) -> Change:
 
 
 def produce(settings: Settings, form: Form) -> Change:
-    topic = needed(form, "topic", "a topic")
+    topic = required(form, "topic", "a topic")
     key, value, is_null = form.get("key", ""), form.get("value", ""), form.get("null") == "1"
     if is_null and value:
         raise BadForm("a null value has no text: leave the value empty, or do not choose null")
     if not key and not value:
         raise BadForm("give a value, or a key")
-    which = form.get("partition", "").strip()
-    if which and not re.fullmatch(r"[0-9]{1,6}", which):
-        raise BadForm(f"{which!r} is not a partition")
+    partition = form.get("partition", "").strip()
+    if partition and not re.fullmatch(r"[0-9]{1,6}", partition):
+        raise BadForm(f"{partition!r} is not a partition")
     lines = [line for line in form.get("headers", "").splitlines() if line.strip()]
     if len(lines) > HEADERS_MAX:
         raise BadForm(f"at most {HEADERS_MAX} headers")
     headers = [parse_header(line) for line in lines]
     known = {part.index for part in queries.topic(settings, topic).parts}
-    if which and int(which) not in known:
-        raise BadForm(f"topic {topic} has no partition {which}; it has 0 to {len(known) - 1}")
+    if partition and int(partition) not in known:
+        raise BadForm(f"topic {topic} has no partition {partition}; it has 0 to {len(known) - 1}")
 
     def do() -> None:
-        with Writer(settings.bootstrap, {"acks": "all", **LARGEST}) as writer:
+        with Writer(settings.bootstrap, {"acks": "all", **PRODUCER_SETTINGS}) as writer:
             writer.send(
                 topic,
                 None if is_null else value.encode(),
                 key.encode() if key else None,
                 headers,
-                int(which) if which else -1,
+                int(partition) if partition else -1,
             )
 
     words = ["produce", topic]
-    words += ["-p", which] if which else []
+    words += ["-p", partition] if partition else []
     for line in lines:
         words += ["-H", line]
     size = len(value.encode())
     if value:
         words += ["-D", r"\x00"] + (["-K", key] if key else [])
-        words += [word for name, most in LARGEST.items() if size > 900_000 for word in ("-X", f"{name}={most}")]
-        source = f"printf %s {shlex.quote(value)}" if len(value) <= LARGE else "cat VALUE"
+        words += [
+            word for name, most in PRODUCER_SETTINGS.items() if size > 900_000 for word in ("-X", f"{name}={most}")
+        ]
+        source = f"printf %s {shlex.quote(value)}" if len(value) <= LARGE_VALUE_CHARACTERS else "cat VALUE"
     else:  # a record with only a key: empty input would be no record
         words += ["-k", r"\x01"] + (["-Z"] if is_null else [])
         source = f"printf '%s\\001' {shlex.quote(key)}"
@@ -277,7 +281,7 @@ def produce(settings: Settings, form: Form) -> Change:
         f"{source} | {command_of(settings, *words)}",
         [f"Its value is {'null' if is_null else f'{size:,} bytes'}, its key {key or 'null'},"
          f" with {len(headers)} header{'' if len(headers) == 1 else 's'}.",
-         *(["The command reads the value from the file VALUE."] if len(value) > LARGE else [])],
+         *(["The command reads the value from the file VALUE."] if len(value) > LARGE_VALUE_CHARACTERS else [])],
         do,
         f"Wrote the record to {topic}.",
         ("/messages", {"topic": topic}),
@@ -292,7 +296,7 @@ def _moved_by(one: Move) -> str:
 
 
 def seek(settings: Settings, form: Form) -> Change:
-    name, where = needed(form, "name", "a group"), needed(form, "to", "where the group is to continue")
+    name, where = required(form, "name", "a group"), required(form, "to", "where the group is to continue")
     targets = form.get("topics", "").split()
     try:
         start = parse_where(where, datetime.now().astimezone())

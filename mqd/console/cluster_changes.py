@@ -12,7 +12,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.kafka_request import Broker
 from mqd.cli.moves import Partition, Plan
 from mqd.cli.verbs.group import lasting, ranges
-from mqd.console.changing import BadForm, Change, Form, Row, command_of, needed
+from mqd.console.changing import BadForm, Change, Form, Row, command_of, required
 
 MOVES: tuple[str, dict[str, str]] = ("/moves", {})
 
@@ -21,7 +21,7 @@ MOVES: tuple[str, dict[str, str]] = ("/moves", {})
 
 
 def whole_number(form: Form, name: str, what: str) -> int:
-    text = needed(form, name, what)
+    text = required(form, name, what)
     if not text.isascii() or not text.isdecimal() or len(text) > 18:
         raise BadForm(f"{what}: {text!r} is not a number")
     return int(text)
@@ -31,7 +31,7 @@ def abort(settings: Settings, form: Form) -> Change:
     """Aborts a transaction by its id or, if no coordinator knows it, by its partition and first offset."""
     if form.get("id", "").strip():
         return _abort_by_id(settings, form["id"].strip())
-    topic = needed(form, "topic", "a transactional id, or a topic, partition and offset")
+    topic = required(form, "topic", "a transactional id, or a topic, partition and offset")
     index, offset = whole_number(form, "partition", "a partition"), whole_number(form, "offset", "an offset")
     with Cluster(settings.bootstrap) as cluster:
         one, owner = txns.open_at(cluster, topic, index, offset, None)
@@ -49,8 +49,7 @@ def abort(settings: Settings, form: Form) -> Change:
         assert owner is not None
         effects.append(
             f"It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure:"
-            " once it is"
-            " aborted, readers of committed records never see it here."
+            " once it is aborted, readers of committed records never see it here."
         )
 
     def do() -> None:
@@ -162,7 +161,7 @@ def drain(settings: Settings, form: Form) -> Change:
         before = moves.replicas_of_all(broker)
     held = {partition: replicas for partition, replicas in before.items() if node in replicas}
     others = [one.broker_id for one in state.brokers if not one.is_fenced and one.broker_id != node]
-    tight = [partition for partition, replicas in held.items() if len(replicas) > len(others)]
+    unplaceable = [partition for partition, replicas in held.items() if len(replicas) > len(others)]
 
     def do() -> None:
         with Broker(settings.bootstrap) as broker:
@@ -181,10 +180,10 @@ def drain(settings: Settings, form: Form) -> Change:
             " have them all the time.",
             f"Broker {node} gets no replicas of new topics. Once it holds no replica, it can be stopped permanently.",
         ]
-    if tight and not cancel:
-        topic, index = min(tight)
+    if unplaceable and not cancel:
+        topic, index = min(unplaceable)
         blocked = (
-            f"{len(tight)} partition{'s have' if len(tight) > 1 else ' has'} more replicas than there would be brokers,"
+            f"{len(unplaceable)} partition{'s have' if len(unplaceable) > 1 else ' has'} more replicas than there would be brokers,"
             f" {topic}-{index} among them; start or add a broker"
         )
     else:
@@ -205,7 +204,7 @@ def drain(settings: Settings, form: Form) -> Change:
 
 
 def cancel_moves(settings: Settings, form: Form) -> Change:
-    topic = needed(form, "topic", "a topic")
+    topic = required(form, "topic", "a topic")
     with Broker(settings.bootstrap) as broker:
         found = moves.ongoing_moves(broker, topic)
     if not found:

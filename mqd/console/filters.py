@@ -94,7 +94,7 @@ def parse_condition(text: str) -> Condition:
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """Empty parts are ignored; all others must match. Strings are compared as UTF-8 bytes."""
+    """A filter of records. Empty parts are ignored; all others must match. Text is compared as UTF-8 bytes."""
 
     key: bytes = b""
     value: bytes = b""

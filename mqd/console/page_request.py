@@ -82,8 +82,8 @@ class PageRequest:
         return HTMLResponse(html, status)
 
     def redirect(self, path: str, notice: str, **query: object) -> Response:
-        """After a change: loading the page again does not repeat it. `notice` is shown there; its
-        signature prevents foreign links from showing their own texts.
+        """The response after a change: loading that page again does not repeat the change. `notice` is
+        shown there; its signature prevents foreign links from showing their own texts.
         """
         signature = self.console.sessions.signature(self.cookie, notice)
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)

@@ -72,7 +72,7 @@ class Node(msgspec.Struct, frozen=True):
     is_fenced: bool
     leads: int
     holds: int
-    lacks: int  # replicas that are not in sync
+    not_in_sync: int  # replicas
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -276,18 +276,18 @@ class Part(msgspec.Struct, frozen=True):
     start: int | None
     end: int | None
     size: int | None
-    lacks: bool  # whether a replica that is not a spare is out of sync
+    is_under_replicated: bool  # a replica that is not a spare is out of sync
 
 
 class Config(msgspec.Struct, frozen=True):
-    """`otherwise`: the value when the topic sets none; None: not known."""
+    """`inherited`: the value when the topic sets none; None: not known."""
 
     name: str
     value: str | None
     source: str
     is_own: bool
     is_sensitive: bool
-    otherwise: str | None
+    inherited: str | None
     documentation: str
 
 
@@ -299,7 +299,7 @@ class TopicDetails(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> int:
-        """Offsets in use: compaction and markers of transactions leave some without a record."""
+        """Offsets in use, some of them without a record (compaction, markers of transactions)."""
         return sum((part.end or 0) - (part.start or 0) for part in self.parts)
 
     @property
@@ -332,7 +332,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
         partitions = [(name, one.partition_index) for one in response.partitions]
         cluster.topics([name])
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
-        taken = sizes(cluster, [name])
+        sizes_by_partition = sizes(cluster, [name])
         try:
             configs = topic_configs(cluster.first, name)
         except CliError as error:
@@ -348,7 +348,7 @@ def topic(settings: Settings, name: str) -> TopicDetails:
             in_sync[one.partition_index],
             starts.get((name, one.partition_index)),
             ends.get((name, one.partition_index)),
-            _size_of(taken.get((name, one.partition_index)), one.leader_id),
+            _size_of(sizes_by_partition.get((name, one.partition_index)), one.leader_id),
             len(one.isr_nodes) < len(one.replica_nodes),
         )
         for one in sorted(response.partitions, key=lambda one: one.partition_index)
@@ -369,14 +369,14 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
             _SOURCES.get(one.config_source, "?"),
             one.config_source == _TOPIC_SOURCE,
             one.is_sensitive,
-            _otherwise(one),
+            _inherited(one),
             one.documentation or "",
         )
         for one in sorted(found.configs, key=lambda one: one.name)
     )
 
 
-def _otherwise(config: Any) -> str | None:
+def _inherited(config: Any) -> str | None:
     """Synonyms may have other units (log.retention.hours of retention.ms): they are left out."""
     alike = (config.name, f"log.{config.name}")
     return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in alike), None)
@@ -389,18 +389,18 @@ class TopicFigures(msgspec.Struct, frozen=True):
     size: int | None
 
 
-def numbers(settings: Settings, names: list[str]) -> dict[str, TopicFigures]:
+def topic_figures(settings: Settings, names: list[str]) -> dict[str, TopicFigures]:
     """The figures of the topics on one page of the list."""
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics(names)
         partitions = [(name, index) for name, indexes in known.items() for index in indexes]
         starts, ends = cluster.offsets(partitions, EARLIEST), cluster.offsets(partitions, LATEST)
-        taken = sizes(cluster, names)
+        sizes_by_partition = sizes(cluster, names)
     found = {}
     for name, indexes in known.items():
         mine = [(name, index) for index in indexes]
         counts = [ends[one] - starts[one] for one in mine if one in ends and one in starts]
-        bytes_ = [_size_of(taken.get(one), indexes[one[1]]) for one in mine]
+        bytes_ = [_size_of(sizes_by_partition.get(one), indexes[one[1]]) for one in mine]
         whole = [one for one in bytes_ if one is not None]
         found[name] = TopicFigures(sum(counts) if counts else None, sum(whole) if whole else None)
     return found
@@ -429,7 +429,7 @@ class ConsumingGroup(msgspec.Struct, frozen=True):
     lag: int | None
 
 
-def readers(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[ConsumingGroup]:
+def consuming_groups(settings: Settings, known: list[Group], name: str, ends: dict[int, int]) -> list[ConsumingGroup]:
     """Groups that have committed offsets of a topic, or have members assigned to it. One request
     per GROUPS_AT_ONCE groups.
     """
@@ -470,7 +470,7 @@ class GroupLag(msgspec.Struct, frozen=True):
     is_stream: bool
 
 
-def behind(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
+def group_lags(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
     """The lags of the groups on one page of the list."""
     found: dict[str, GroupLag] = {}
     with Cluster(settings.bootstrap) as cluster:
@@ -519,7 +519,7 @@ def group(settings: Settings, name: str) -> GroupDetails:
     return GroupDetails(described, rows, ages)
 
 
-def oldest_ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
+def oldest_ages(settings: Settings, offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], float]:
     """How many seconds ago the records at these offsets were written. Reads one record of each partition:
     Kafka has no request for a record's time.
     """
@@ -537,15 +537,15 @@ def oldest_ages(settings: Settings, places: dict[tuple[str, int], int]) -> dict[
     found: dict[tuple[str, int], float] = {}
     deadline = time.monotonic() + AGES_S
     try:
-        consumer.assign([TopicPartition(topic, index, offset) for (topic, index), offset in places.items()])
-        while len(found) < len(places) and (left := deadline - time.monotonic()) > 0:
+        consumer.assign([TopicPartition(topic, index, offset) for (topic, index), offset in offsets.items()])
+        while len(found) < len(offsets) and (left := deadline - time.monotonic()) > 0:
             message = consumer.poll(left)
             if message is None or message.error() is not None:
                 continue
             topic, index = message.topic() or "", message.partition() or 0
-            if (place := (topic, index)) not in found:
+            if (partition := (topic, index)) not in found:
                 consumer.pause([TopicPartition(topic, index)])
-                found[place] = max(0.0, (now_ms() - message.timestamp()[1]) / 1000)
+                found[partition] = max(0.0, (now_ms() - message.timestamp()[1]) / 1000)
     finally:
         consumer.close()
     return found

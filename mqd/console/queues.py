@@ -39,7 +39,7 @@ class Queue(msgspec.Struct, frozen=True):
 def queues(settings: Settings, known: list[Group]) -> list[Queue]:
     """The queues of the share groups on one page of the list. Raises CliError."""
     with Cluster(settings.bootstrap) as cluster:
-        begun = {one.group: share_groups.offsets(cluster, one.group, with_deliveries=True) for one in known}
+        positions = {one.group: share_groups.offsets(cluster, one.group, with_deliveries=True) for one in known}
         topics = {one.group: _letters_topic(cluster, one.group) for one in known}
         partitions = [
             (topic, index)
@@ -47,18 +47,18 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
             for index in indexes
         ]
         ends, starts = cluster.offsets(partitions, LATEST), cluster.offsets(partitions, EARLIEST)
-    letters: Counter[str] = Counter()
+    letter_counts: Counter[str] = Counter()
     for partition in ends.keys() & starts.keys():
-        letters[partition[0]] += ends[partition] - starts[partition]
+        letter_counts[partition[0]] += ends[partition] - starts[partition]
     return [
         Queue(
             one,
-            tuple(sorted({topic for topic, _ in begun[one.group]})),
-            sum(found.lag or 0 for found in begun[one.group].values()) if begun[one.group] else None,
-            _oldest(settings, begun[one.group]),
-            _added(found.delivered for found in begun[one.group].values()),
+            tuple(sorted({topic for topic, _ in positions[one.group]})),
+            sum(found.lag or 0 for found in positions[one.group].values()) if positions[one.group] else None,
+            _oldest(settings, positions[one.group]),
+            _added(found.delivered for found in positions[one.group].values()),
             topics[one.group],
-            letters.get(topics[one.group]),
+            letter_counts.get(topics[one.group]),
         )
         for one in known
     ]
@@ -71,13 +71,13 @@ def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
     return dict(sorted(total.items()))
 
 
-def _oldest(settings: Settings, begun: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
+def _oldest(settings: Settings, positions: dict[tuple[str, int], share_groups.SharePosition]) -> float | None:
     """The age of the oldest waiting record; None: nothing waits, or it cannot be read."""
-    places = {partition: one.offset for partition, one in begun.items() if one.lag}
-    if not places:
+    offsets = {partition: one.offset for partition, one in positions.items() if one.lag}
+    if not offsets:
         return None
     try:
-        return max(oldest_ages(settings, dict(itertools.islice(places.items(), AGES_MAX))).values(), default=None)
+        return max(oldest_ages(settings, dict(itertools.islice(offsets.items(), AGES_MAX))).values(), default=None)
     except (CliError, KafkaException):
         return None
 

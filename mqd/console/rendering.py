@@ -34,7 +34,7 @@ def visible(text: str) -> str:
 
 
 def url(path: str, /, **query: object) -> str:
-    """Empty values are left out."""
+    """A path with a query; empty values are left out."""
     words = urlencode([(name, str(value)) for name, value in query.items() if value not in ("", None, False)])
     return f"{path}?{words}" if words else path
 

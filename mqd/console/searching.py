@@ -65,16 +65,16 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
         chosen = [(query.topic, index) for index in known if query.partition in (None, index)]
         firsts, ends = cluster.offsets(chosen, EARLIEST), cluster.offsets(chosen, LATEST)
         at_time = cluster.offsets(chosen, query.at) if query.start == "time" else {}
-    served = [place for place in chosen if place in firsts and place in ends]
+    served = [partition for partition in chosen if partition in firsts and partition in ends]
     if not served:
         raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page says why")
     tail = max(1, NEWEST_READ_MAX // len(served))
     if query.keep.is_empty:
         tail = min(query.count, tail)
     ranges = {}
-    for place in served:
-        first, end = firsts[place], ends[place]
-        later = at_time.get(place, -1)
+    for partition in served:
+        first, end = firsts[partition], ends[partition]
+        later = at_time.get(partition, -1)
         start = {
             "newest": end - tail,
             "beginning": first,
@@ -82,8 +82,8 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
             "time": later if later >= 0 else end,
             "live": end,
         }[query.start]
-        ranges[place[1]] = (min(end, max(first, start)), end)
-    return ranges, sum(ends[place] - firsts[place] for place in served)
+        ranges[partition[1]] = (min(end, max(first, start)), end)
+    return ranges, sum(ends[partition] - firsts[partition] for partition in served)
 
 
 def _consumer(settings: Settings) -> Consumer:

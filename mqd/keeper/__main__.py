@@ -26,8 +26,8 @@ def _supervisor() -> tuple[int, bool]:
 
 
 def _avoid_oom_killer() -> None:
-    """When memory runs out, the kernel should kill a process that can be restarted, not the keeper.
-    Needs a privilege; without it this has no effect.
+    """Makes the kernel kill other processes first when memory runs out: they can be restarted, the
+    keeper cannot. Needs a privilege; without it this has no effect.
     """
     try:
         with open("/proc/self/oom_score_adj", "w") as file:

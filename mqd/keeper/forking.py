@@ -55,7 +55,7 @@ def main_of(argv: Sequence[str]) -> Callable[[], Any] | None:
 
 
 def execve(filename: str, argv: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Like os.execve; for supervisord, in the child that it has forked."""
+    """Replaces os.execve for supervisord, in the child that it has forked."""
     main = main_of(argv)
     if main is not None and environment.keys().isdisjoint(_READ_AT_LOAD):
         become(argv, environment, main)

@@ -51,7 +51,7 @@ def read_properties(path: Path) -> dict[str, str]:
 
 
 def load_identity(places: Layout) -> Identity | None:
-    """None if no keeper has run here yet. Raises IdentityError."""
+    """The directory's identity; None if no keeper has run here yet. Raises IdentityError."""
     path = places.meta_properties
     try:
         found = read_properties(path)
@@ -101,7 +101,7 @@ def load_or_create(places: Layout, node_id: int, cluster_id: str | None = None) 
 
 
 def write_identity(places: Layout, identity: Identity) -> None:
-    """Durable when it returns. Raises native.NativeError."""
+    """Writes meta.properties durably. Raises native.NativeError."""
     text = f"version={_VERSION}\ncluster.id={identity.cluster_id}\nnode.id={identity.node_id}\ndirectory.id={identity.directory_id}\n"
     native.file_replace(places.meta_properties, text.encode())
 

@@ -551,8 +551,8 @@ class Keeper(BrokerState):
     # -- the end -----------------------------------------------------------------------------------
 
     def shut_down(self, reason: str) -> None:
-        """In a cluster, the host first hands over its leaderships: its controller does that, within
-        LEAVE_S, or until a second request to stop.
+        """Begins the shutdown. In a cluster the controller first hands over this host's leaderships,
+        within LEAVE_S, or until a second request to stop.
         """
         controller = self._by_role[("controller", 0)]
         if self._ending is not None:

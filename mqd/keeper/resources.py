@@ -142,8 +142,8 @@ def _listen_local(
 
 
 def remove(settings: Settings, resources: Resources) -> None:
-    """At the end: removes the names first, the locks last. Mappings of processes that are still
-    ending stay valid.
+    """Removes the resources at the end: the names first, the locks last. Mappings of processes that
+    are still ending stay valid.
     """
     for listener in resources.listeners:
         listener.close()

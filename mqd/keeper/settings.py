@@ -90,7 +90,7 @@ def _default_worker_count(config: dict[str, str], places: Layout) -> int:
 
 
 def save(settings: Settings) -> None:
-    """For the keeper that `mqd up` is about to start, which removes it. Raises OSError."""
+    """Writes the file for the keeper that `mqd up` is about to start, which removes it. Raises OSError."""
     temporary = settings.places.resolved_config.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

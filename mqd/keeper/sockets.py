@@ -169,7 +169,7 @@ def _advertised(place: HostListener, listener: socket.socket) -> tuple[str, int]
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
-    """None on a host that does not listen for other hosts. Raises ListenError, ConfigError."""
+    """Listens for other hosts; None on a host that does not. Raises ListenError, ConfigError."""
     from mqd.base.cluster_config import cluster_listeners
 
     places = cluster_listeners(config)

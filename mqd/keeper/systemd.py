@@ -42,7 +42,7 @@ class Manager:
         return cls(address, int(microseconds) / 1e6 if watches else 0.0)
 
     def notify(self, *states: str) -> None:
-        """Never blocks or fails: a manager that does not read loses the message."""
+        """Sends a message. Never blocks or fails: a manager that does not read loses the message."""
         if not self._address:
             return
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address

@@ -94,8 +94,8 @@ def _compare_sums(base_offset: int, data: bytes, sums: bytes, lasts: list[int], 
 
 
 def _marker_type(data: bytes) -> int:
-    """For a control batch, whose single record has attributes, two deltas and a key of 4 bytes; -1:
-    invalid.
+    """The type of a control batch's marker; -1: invalid. The batch's single record has attributes, two
+    deltas and a key of 4 bytes.
     """
     at = HEADER_BYTES
     for skipped in ("length", "attributes", "timestamp delta", "offset delta", "key length"):

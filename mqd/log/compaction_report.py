@@ -50,7 +50,7 @@ def write(run_dir: Path, worker: int, report: Report) -> None:
 
 
 def read(run_dir: Path, worker: int) -> Report:
-    """Empty if there is no such file, or an unreadable one (of another version)."""
+    """The report; empty if there is no such file, or an unreadable one (of another version)."""
     try:
         return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=Report)
     except (OSError, msgspec.MsgspecError):

@@ -40,7 +40,7 @@ def write(run_dir: Path, worker: int, found: list[Damage]) -> None:
 
 
 def read(run_dir: Path, worker: int) -> list[Damage]:
-    """Empty if there is no such file, or an unreadable one (of another version)."""
+    """The damage found; [] if there is no such file, or an unreadable one (of another version)."""
     try:
         return msgspec.json.decode(_path(run_dir, worker).read_bytes(), type=list[Damage])
     except (OSError, msgspec.MsgspecError):

@@ -237,7 +237,7 @@ class _Reader:
             raise _Vanished from error
 
     def batches(self, from_offset: int, high_watermark: int) -> Iterator[BatchInfo]:
-        """From the batch that contains `from_offset` (or an earlier one) to the high watermark."""
+        """The batches from the one that contains `from_offset` (or an earlier one) to the high watermark."""
         position = self._position(from_offset)
         try:
             for batch in walk(self._fd, position, os.fstat(self._fd).st_size):

@@ -103,8 +103,8 @@ class Copy:
         self._files.sync_directory(self._log_dir)
 
     def advance(self, active_segment: int, active_position: int) -> Iterator[int]:
-        """While the source is being written: copies the closed segments, and the active log up to
-        its published position. Yields the bytes of each step.
+        """Copies the closed segments, and the active log up to its published position, while the source
+        is being written. Yields the bytes of each step.
         """
         active_log = f"{active_segment:020d}.log"
         names = [

@@ -49,8 +49,8 @@ ScanMaxTimestamp = Callable[[Path, int, int], tuple[int, int]]
 
 
 def _last_indexed_timestamp(path: Path) -> int:
-    """From a sealed segment's time index, whose last entry is the newest; -1 = the log must be
-    read. Raises OSError other than ENOENT.
+    """The newest timestamp of a sealed segment, from the last entry of its time index; -1 = the log
+    must be read. Raises OSError other than ENOENT.
     """
     try:
         with open(path, "rb") as file:

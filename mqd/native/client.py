@@ -361,7 +361,7 @@ class Producer:
             raise failure()
 
     def next_send_us(self) -> int:
-        """When send() must be called next, in its clock; INT64_MAX: no batch is open."""
+        """The time at which send() must be called next, in its clock; INT64_MAX: no batch is open."""
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:

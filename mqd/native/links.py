@@ -135,8 +135,8 @@ class Endpoint:
             raise failure()
 
     def send(self, to: int, descriptor: Descriptor) -> bool:
-        """False when the ring to `to` is full: keep the descriptor and try after its next wake.
-        Visible to the peer after flush().
+        """Queues a descriptor; it is visible to the peer after flush(). False when the ring to `to` is
+        full: keep the descriptor and try again after the peer's next wake.
         """
         d = descriptor
         _DESCRIPTOR.pack_into(
@@ -177,8 +177,8 @@ class Endpoint:
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
-        """True when it is safe to block on its own eventfd; False when descriptors have arrived
-        meanwhile: drain first.
+        """Prepares to block on this endpoint's eventfd. False: descriptors have arrived meanwhile, drain
+        them first.
         """
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0
 
@@ -216,7 +216,7 @@ class Arena:
         lib.mqd_arena_hold(self._arena, offset)
 
     def release(self, offset: int) -> bool:
-        """True when this was the last reference."""
+        """Drops a reference; True when it was the last."""
         return check(lib.mqd_arena_release(self._arena, offset)) == 1
 
     @property

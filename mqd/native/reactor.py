@@ -447,7 +447,7 @@ class Reactor:
         partition.give_away()
 
     def partition_close(self, token: int, slot: int) -> None:
-        """After the event its `partition` can be closed, and its files deleted."""
+        """Returns a partition from the reactor: the event's `partition` can be closed, and its files deleted."""
         check(lib.mqd_reactor_partition_close(self._reactor, token, slot))
 
     def set_options(self, token: int, slot: int, options: LogOptions) -> None:

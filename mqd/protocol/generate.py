@@ -118,7 +118,7 @@ def _default(field: Field) -> str:
 
 
 def _presence(field: Field) -> str:
-    """In the schema's notation: versions, null, tag."""
+    """The versions, null and tag of a field in the schema's notation."""
     parts = [_versions(field.versions)]
     if field.nullable is not NEVER:
         parts.append(f"null {_versions(field.nullable)}")

@@ -78,7 +78,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=T
 
 
 class AclFilter(msgspec.Struct, frozen=True):
-    """None and ANY match everything."""
+    """A filter over rules; None and ANY match everything."""
 
     resource_type: int = ResourceType.ANY
     pattern_type: int = PatternType.ANY

@@ -73,12 +73,12 @@ def make_request() -> tuple[bytes, bytes]:
 
 
 def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
-    """Like issue(), for the key of a request. Returns the certificates. Raises ValueError."""
+    """The certificates that issue() would make, for the key of a request. Raises ValueError."""
     return _sign(authority, _requested(request), name, _names(hosts), now)
 
 
 def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
-    """Like issue_host(), for the key of a request. Returns the certificates. Raises ValueError."""
+    """The certificates that issue_host() would make, for the key of a request. Raises ValueError."""
     return _sign(authority, _requested(request), *_host(node_id), now)
 
 
@@ -141,7 +141,7 @@ def renewed(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair
 
 
 def expires(certificate: bytes) -> datetime.datetime:
-    """When the first certificate of a PEM file expires. Raises ValueError if it has none."""
+    """The time at which the first certificate of a PEM file expires. Raises ValueError if it has none."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
 
 

@@ -64,7 +64,7 @@ class Ready(msgspec.Struct, tag=True, frozen=True):
 
 
 class Waiting(msgspec.Struct, tag=True, frozen=True):
-    """From a process that is not ready yet: what it waits for, as text."""
+    """Sent by a process that is not ready yet: what it waits for, as text."""
 
     text: str
 
@@ -86,7 +86,7 @@ class Shutdown(msgspec.Struct, tag=True, frozen=True):
 
 
 class Leave(msgspec.Struct, tag=True, frozen=True):
-    """To the controller of a host in a cluster, before Shutdown: move this host's leaderships to
+    """Sent to the controller of a host in a cluster, before Shutdown: move this host's leaderships to
     other hosts, then send Left. The other processes continue in the meantime.
     """
 
@@ -94,11 +94,11 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 
 class Left(msgspec.Struct, tag=True, frozen=True):
-    """From the controller: nothing depends on this host any more, as far as it could arrange that."""
+    """Sent by the controller: nothing depends on this host any more, as far as it could arrange that."""
 
 
 class Probe(msgspec.Struct, tag=True, frozen=True):
-    """To a process that serves: its event loop answers with Alive."""
+    """Sent to a process that serves: its event loop answers with Alive."""
 
 
 class Alive(msgspec.Struct, tag=True, frozen=True):
@@ -106,7 +106,7 @@ class Alive(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProbeQuery(msgspec.Struct, tag=True, frozen=True):
-    """From supervisord's process, every few seconds: has every process answered within `within_s`?
+    """Sent by supervisord's process, every few seconds: has every process answered within `within_s`?
     The keeper responds immediately, and probes the processes for the next query.
     """
 

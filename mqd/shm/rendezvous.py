@@ -73,7 +73,7 @@ def directories() -> list[Path]:
 
 
 def _user_directory() -> Path | None:
-    """From the user database, so that broker and client agree whatever $HOME is."""
+    """The home directory in the user database, so that broker and client agree whatever $HOME is."""
     try:
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except KeyError:
@@ -133,8 +133,8 @@ def _distrust(directory: Path) -> str | None:
 
 
 def _make(directory: Path, shared: bool) -> bool:
-    """True if links can be created there. A directory of this user that others can write to is not
-    touched.
+    """Creates the directory; True if links can be created there. A directory of this user that others
+    can write to is not touched.
     """
     try:
         directory.mkdir(mode=0o755 if shared else 0o700)

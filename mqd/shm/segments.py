@@ -157,7 +157,7 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
 
 
 def unlink(name: str) -> bool:
-    """False if there is none. Mappings of it stay valid. Raises SegmentError."""
+    """Removes a segment's name; False if there is none. Mappings stay valid. Raises SegmentError."""
     try:
         posix_ipc.unlink_shared_memory(name)
     except posix_ipc.ExistentialError:

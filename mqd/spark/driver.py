@@ -142,8 +142,7 @@ class Driver:
         return metadata
 
     def use_another_broker(self) -> None:
-        """From now on, requests that any broker can handle, such as Metadata, go to another
-        broker."""
+        """Sends later requests that any broker can handle, such as Metadata, to another broker."""
         self.cluster.prefer_other_brokers()
 
     def ids(self) -> dict[str, bytes]:
@@ -232,8 +231,8 @@ class Driver:
         return flat
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """From each leader's log directories; unknown sizes are left out, and then tasks are split
-        by offsets.
+        """The average size of an offset on disk, from each leader's log directories. Unknown sizes are
+        left out, and then tasks are split by offsets.
         """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:

@@ -184,7 +184,7 @@ class TcpViews:
         self.position, self._since = position, time.monotonic()
 
     def views(self) -> Iterator[Any]:
-        """From `position` on to the range's end. Raises MqdReadError."""
+        """The records from `position` to the range's end. Raises MqdReadError."""
         pause = PAUSE_S
         while self.position < self._range.end:
             before = self.position

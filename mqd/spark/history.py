@@ -97,7 +97,7 @@ def plan(
 
 
 def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
-    """For each partition with archived records: the offset of the first one, and the end of the
+    """Partition with archived records -> the offset of the first one, and the end of the
     archive.
     """
     ends = archive.ends(topic)

@@ -403,7 +403,7 @@ class Producer:
             del self._queues[key]
 
     def _halve(self, key: Key, batch: Batch) -> None:
-        """None of it was written, so the halves reuse its sequences."""
+        """Replaces a batch by its halves. None of it was written, so the halves reuse its sequences."""
         queue = self._queues[key]
         queue.popleft()
         self._queued_bytes -= len(batch.data)

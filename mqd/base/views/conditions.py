@@ -207,7 +207,7 @@ def parse(text: str) -> Node:
 
 
 def node_count(node: Node) -> int:
-    """Not recursive: a chain of AND is as deep as it is long."""
+    """Counts without recursion: a chain of AND is as deep as it is long."""
     count, waiting = 0, [node]
     while waiting:
         one = waiting.pop()

@@ -101,7 +101,7 @@ def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition
 
 
 def _partitions_needed(written: Mapping[Partition, float], members: int) -> dict[str, int]:
-    """By topic, so that each member has a partition: in proportion to what is written to the topics."""
+    """Partitions by topic, so that each member has one: in proportion to the topics' write rates."""
     by_topic: dict[str, list[float]] = {}
     for (topic, _), rate in written.items():
         by_topic.setdefault(topic, []).append(rate)

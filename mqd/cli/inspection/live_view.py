@@ -190,7 +190,9 @@ def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
 def _slow(
     sample: Sample, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]
 ) -> list[Slow]:
-    """Without a leader first, then with a replica out of sync, then those in which a group falls behind."""
+    """The partitions to list: those without a leader, then those with a replica out of sync, then those in
+    which a group falls behind.
+    """
     found = []
     for partition, replicas in sample.partitions.items():
         name = f"{partition[0]}-{partition[1]}"

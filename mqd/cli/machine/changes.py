@@ -119,7 +119,9 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
 
 
 def undo(root: Path, journal: Journal) -> list[Outcome]:
-    """What could not be restored stays in the journal; what another program has changed does not."""
+    """Restores the settings. Those that could not be restored stay in the journal; those that another
+    program has changed do not.
+    """
     outcomes, kept = [], []
     for entry in reversed(journal.entries):
         place = _place(root, entry.path)

@@ -1,4 +1,4 @@
-"""What a machine's settings are, what a broker wants them to be, and why. Everything is read below a
+"""The settings of a machine, the values that suit a broker, and why. Everything is read below a
 root directory, / on a real machine.
 """
 

@@ -1,4 +1,4 @@
-"""What directories are stored on: the file system, and the block devices below it."""
+"""The storage of directories: the file system, and the block devices below it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from mqd.cli.machine.settings import Setting
 
 
 def _directories(data_dir: Path | None, config_file: Path | None) -> list[Path]:
-    """Where a broker of this configuration keeps files."""
+    """The directories in which a broker of this configuration keeps files."""
     from mqd.base.config import load_broker
 
     base = (data_dir or default_data_dir()).absolute()

@@ -34,7 +34,7 @@ def path() -> Path:
 
 
 def read() -> dict[str, Profile]:
-    """By name. Raises CliError."""
+    """The profiles by name. Raises CliError."""
     file = path()
     try:
         with open(file, "rb") as opened:

@@ -135,9 +135,9 @@ def needs_source(letter: Stored) -> bool:
 
 
 def record_of(letter: Stored, origin: Origin, source: Stored | None, takes_letters: bool) -> New | str:
-    """What to write, or why nothing is. `source`: the record, where it is needed and still there.
-    `takes_letters`: the source topic takes dead letters. A record that is moved there would become
-    a dead letter without headers, or, over two topics, be redriven in a circle.
+    """The record to write, or the reason why none is. `source`: the record, where it is needed and
+    still there. `takes_letters`: the source topic takes dead letters. A record that is moved there
+    would become a dead letter without headers, or, over two topics, be redriven in a circle.
     """
     if takes_letters:
         return LOOP

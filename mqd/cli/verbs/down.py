@@ -43,8 +43,8 @@ def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
 
 
 def _by_lock(places: Layout) -> tuple[int, int] | None:
-    """The same from supervisord's own lock, if the keeper does not run (any more). None: no process
-    holds it.
+    """(pid, pidfd) of supervisord from its own lock, if the keeper does not run (any more). None: no
+    process holds the lock.
     """
     from mqd.shm.tools import held_pid
 

@@ -88,7 +88,7 @@ RATIO = _Quantity(
 
 
 def scaled(value: float, unit: str) -> str:
-    """For people: four digits and a power of 1000."""
+    """The value for people: four digits and a power of 1000."""
     if not unit.startswith("B"):
         return f"{value:,.0f}{unit}" if unit in ("/s", "") else f"{value:.4g} {unit}"
     for prefix in ("", "K", "M", "G", "T", "P"):

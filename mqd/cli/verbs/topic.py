@@ -364,8 +364,8 @@ def retire_partitions(
 
 
 class _Retirement:
-    """What `retire-partitions` prints: a line whenever something has changed, and the state at the
-    end.
+    """Prints the output of `retire-partitions`: a line whenever something has changed, and the state
+    at the end.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -27,7 +27,7 @@ def page(request: PageRequest) -> Response:
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     key = "lags " + " ".join(one.group for one in shown)
     behind, reason = request.attempt(
-        lambda: request.cached(key, LAGS_CACHE_S, lambda: queries.behind(request.settings, shown))
+        lambda: request.cached(key, LAGS_CACHE_S, lambda: queries.group_lags(request.settings, shown))
     )
     return request.page(
         "groups.html",

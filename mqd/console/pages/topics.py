@@ -23,7 +23,7 @@ CONFIGS_MAX = 500
 SORTS = ("name", "partitions", "size")
 
 
-def listed(topics: tuple[Topic, ...], text: str, internal: bool) -> list[Topic]:
+def matching(topics: tuple[Topic, ...], text: str, internal: bool) -> list[Topic]:
     wanted = text.casefold()
     return [one for one in topics if (internal or not one.is_internal) and wanted in one.name.casefold()]
 
@@ -33,14 +33,14 @@ def page(request: PageRequest) -> Response:
     sort = sort if sort in SORTS else "name"
     down = request.text("order") == "down"
     every = request.cached("topics", TOPICS_CACHE_S, lambda: queries.topics(request.settings))
-    found = listed(every, text, internal)
+    found = matching(every, text, internal)
     sizes: dict[str, int] = {}
     reason = ""
     if sort == "size":
-        seen, reason = request.attempt(
+        found_sizes, reason = request.attempt(
             lambda: request.cached("sizes", SIZES_CACHE_S, lambda: queries.all_sizes(request.settings))
         )
-        sizes = seen or {}
+        sizes = found_sizes or {}
     keys: dict[str, Callable[[Topic], Any]] = {
         "name": lambda one: one.name,
         "partitions": lambda one: one.partitions,
@@ -51,7 +51,9 @@ def page(request: PageRequest) -> Response:
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [one.name for one in shown]
     numbers = request.cached(
-        f"numbers {' '.join(names)}", NUMBERS_CACHE_S, lambda: queries.numbers(request.settings, names) if names else {}
+        f"numbers {' '.join(names)}",
+        NUMBERS_CACHE_S,
+        lambda: queries.topic_figures(request.settings, names) if names else {},
     )
 
     def link(page: int = 1, **changed: Any) -> str:
@@ -82,7 +84,7 @@ def topic_page(request: PageRequest) -> Response:
 
     def consumers() -> list[queries.ConsumingGroup]:
         known: list[Group] = queries.groups(request.settings)
-        return queries.readers(request.settings, known, name, ends)
+        return queries.consuming_groups(request.settings, known, name, ends)
 
     readers, reason = request.attempt(lambda: request.cached(f"readers {name}", GROUPS_CACHE_S, consumers))
     hidden = [*topic.hidden, *([f"groups: {reason}"] if reason else ())]
@@ -99,6 +101,6 @@ def topic_page(request: PageRequest) -> Response:
         own=[one for one in topic.configs if one.is_own],
         others=[one for one in topic.configs if not one.is_own][:CONFIGS_MAX],
         leaderless=sum(part.leader < 0 for part in topic.parts),
-        lacking=sum(part.lacks for part in topic.parts),
+        under_replicated=sum(part.is_under_replicated for part in topic.parts),
         hidden=hidden,
     )

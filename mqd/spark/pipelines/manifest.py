@@ -88,7 +88,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
 
     @property
     def offsets(self) -> str:
-        """For messages."""
+        """The offsets as text, for messages."""
         return ", ".join(f"{self.topic}-{span.partition} from {span.first} to {span.end}" for span in self.spans)
 
 

@@ -121,8 +121,8 @@ def require_spark() -> None:
 
 @contextlib.contextmanager
 def _java_ends_when_interrupted() -> Iterator[None]:
-    """If PySpark is interrupted while it waits for Java, it deletes the file in which Java would
-    report its port; Java then fails, and never exits.
+    """Ends Java if PySpark is interrupted while it waits for Java. PySpark deletes the file in which
+    Java would report its port; Java then fails, and never exits.
     """
     from pyspark import java_gateway
 

@@ -59,7 +59,7 @@ class Value(_Strict, frozen=True, kw_only=True):
 
 
 class Sink(_Strict, frozen=True, kw_only=True):
-    """Where rows go. Exactly one of `topic` (values are JSON of the row) and `path` (Parquet)."""
+    """The target of rows. Exactly one of `topic` (values are JSON of the row) and `path` (Parquet)."""
 
     topic: str = ""
     path: str = ""
