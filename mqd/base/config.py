@@ -220,7 +220,7 @@ def _resolved(prop: Property, text: str, providers: Providers) -> str:
         return canonical_text(prop, value)
     except ConfigError:
         raise ConfigError(
-            f"{prop.name} cannot be what {text} holds: it must be {allowed_text(prop)}", prop.name, text
+            f"{prop.name} cannot be the value that {text} refers to: it must be {allowed_text(prop)}", prop.name, text
         ) from None
 
 

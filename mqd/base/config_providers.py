@@ -7,7 +7,8 @@ only those that it lists, with their parameters `allowed.paths` and `allowlist.p
 to any other name stays text, as in Kafka. Unlike in Kafka, a reference that cannot be resolved is
 an error: its own text must not become a password.
 
-Only what the operator writes is resolved (file, environment, command line), never what clients set.
+Only references in the operator's settings are resolved (file, environment, command line), never
+those in values that clients set.
 """
 
 import os

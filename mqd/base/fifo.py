@@ -1,4 +1,4 @@
-"""share.fifo of a share group: what counts as a record's key when records with the same key are
+"""share.fifo of a share group: the key of a record when records with the same key are
 delivered one after the other.
 """
 

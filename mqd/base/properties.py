@@ -350,7 +350,7 @@ log.dirs.free.bytes.min: long >=0 dynamic = 67108864
     (mqd) The reserve: with less free space than this, Produce to the directory is refused with a retriable error;
     everything else continues.
 log.cleanup.policy: list(delete|compact) dynamic may_be_empty = delete
-    What is done with old segments: delete by age and size, compact to the last value of each key, both
+    The policy for old segments: delete by age and size, compact to the last value of each key, both
     (compact,delete), or nothing (empty).
 log.segment.delete.delay.ms: long >=0 dynamic ignored = 60000
     Accepted. A deleted segment's files are removed immediately; a reader that has one open can read to its end.
@@ -561,8 +561,8 @@ local.principal.mapping.rules: string = DEFAULT
     commas; the first that matches decides. A process that maps to no user connects by TCP; one of
     the broker's own user may do everything.
 authorizer.log.only: bool = false
-    (mqd) Operations that access control lists deny are logged and carried out: shows what the clients of a running
-    cluster need before the lists are enforced. Denials are in logs/audit.log.
+    (mqd) Operations that access control lists deny are logged and carried out: shows the rights that the clients of a
+    running cluster need before the lists are enforced. Denials are in logs/audit.log.
 """
 
 _QUOTAS = r"""
@@ -593,7 +593,7 @@ worker.cpus: list =
 worker.spin.us: int >=0 <=1000000 = 0
     (mqd) How long an idle worker polls before it sleeps: lower latency for more CPU.
 worker.loop.causes: bool = false
-    (mqd) Measure what the turns of a worker's loop spend their time on: writing, allocating, flushing, locks, page
+    (mqd) Measure how the turns of a worker's loop spend their time: writing, allocating, flushing, locks, page
     faults, waiting for a CPU (docs/operations.md). It takes some microseconds a turn.
 io.backend: enum(auto|io_uring|epoll) = auto
     (mqd) How workers do input and output. auto: io_uring where the kernel allows it.
@@ -637,7 +637,7 @@ BROKER: dict[str, Property] = table(
 TOPIC: dict[str, Property] = table(
     r"""
 cleanup.policy: as log.cleanup.policy
-    What is done with old segments.
+    The policy for old segments.
 retention.ms: as log.retention.ms = 604800000
     Age at which records are deleted; -1: never.
 retention.bytes: as log.retention.bytes
@@ -681,7 +681,7 @@ max.compaction.lag.ms: as log.cleaner.max.compaction.lag.ms
 min.cleanable.dirty.ratio: as log.cleaner.min.cleanable.ratio
 replica.lag.max.messages: long >=-1 dynamic = -1
     (mqd) A follower that is more than this many records behind its leader for half a second leaves the in-sync set
-    before replica.lag.time.max.ms is over. Set it well above what is written while a follower
+    before replica.lag.time.max.ms is over. Set it well above the number of records written while a follower
     fetches and flushes. For a follower that has not fetched from a new leader yet, only the time
     counts. -1: no limit.
 record.validation: enum(none|uncompressed|all) dynamic = all
@@ -716,7 +716,7 @@ dedup.header: string dynamic = dedup-id
     (mqd) With dedup.window.ms: the header with a record's id, at most 63 bytes. A record without it is refused
     (INVALID_RECORD).
 dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
-    (mqd) With dedup.window.ms: how many ids a partition knows, in about 20 bytes each. While the window has that
+    (mqd) With dedup.window.ms: how many ids a partition keeps, in about 20 bytes each. While the window has that
     many, further records are refused with a retriable error.
 acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is

@@ -41,7 +41,7 @@ class Periodic:
 def begin(work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
     """Runs the work up to where it first waits, without a task: for work that does not wait, a task
     would cost two more turns of the event loop. Returns the rest, to be made a task; None: it has
-    ended. Raises what it raises.
+    ended. Raises the work's exceptions.
 
     Until it first waits it must not need a task: asyncio.timeout() does, for example.
     """

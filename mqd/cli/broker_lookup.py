@@ -148,7 +148,7 @@ class Cluster:
             if error not in _RETRIABLE or time.monotonic() > deadline:
                 check("no coordinator responds", place.error_code, place.error_message)
                 return response
-            time.sleep(_PAUSE_S)  # until it has read its log, of which there is no notification
+            time.sleep(_PAUSE_S)  # polling: there is no notification when it has read its log
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
         """Node id -> topic -> partitions; without those that do not exist or have no leader."""
@@ -183,7 +183,7 @@ class Cluster:
 
 
 def report_left_out(what: str, names: list[str]) -> None:
-    """Prints on stderr what a list lacks because coordinators could not be reached."""
+    """Prints on stderr the items that a list lacks because coordinators could not be reached."""
     if names:
         error_line(
             f"{len(names)} {what}{'s are' if len(names) > 1 else ' is'} left out"

@@ -240,7 +240,7 @@ def _admin(places: Files) -> str:
 
 
 def share(source: Path, data_dir: Path) -> None:
-    """Copies what the brokers of a cluster share from the first one to another. Raises CliError."""
+    """Copies the files that the brokers of a cluster share, from the first one to another. Raises CliError."""
     theirs, mine = files(source), files(data_dir)
     try:
         mine.directory.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ class Move(msgspec.Struct):
 
 
 def parse_where(text: str, now: datetime) -> Start:
-    """Takes what `mqd consume -o` takes, and times without @. Raises click.UsageError."""
+    """Parses the starting points of `mqd consume -o`, and times without @. Raises click.UsageError."""
     if re.fullmatch(r"-\d{1,12}(ms|s|m|h|d)|\d{4}-\d\d-\d\d.*", text):
         return Start("time", parse_time(text, now))
     try:
@@ -181,6 +181,6 @@ def _reason(error: int) -> str:
 
 
 def alter(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, str]:
-    """Does what commit() does, for a share group."""
+    """Sets the start offsets of a share group, as commit() does for other groups."""
     targets = {(one.topic, one.partition): one.new for one in moves if one.new is not None}
     return {partition: _reason(error) for partition, error in share_groups.alter(cluster, group, targets).items()}

@@ -298,7 +298,7 @@ def _hosts_of(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[s
         "memory_cached",
         copies * log * load.lag_s,
         "B",
-        "replication × log × lag: what consumers that are so far behind still find in memory",
+        "replication × log × lag: records that consumers this far behind still find in memory",
     )
     own = figures.broker_memory_bytes + host.cores * figures.worker_memory_bytes
     room = host.memory_bytes * free - own

@@ -19,7 +19,7 @@ DONE, UNDER_WAY, NOT_DONE = "done", "under way", "not done"
 
 class PlannedPartition(NamedTuple):
     """One partition of a plan. `replicas`: as they are, [] = there is no such partition; `move`:
-    what is under way, towards the plan or elsewhere.
+    its ongoing move, towards the plan or elsewhere.
     """
 
     partition: Partition
@@ -55,7 +55,7 @@ class PlannedPartition(NamedTuple):
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
     """The state of each partition of the plan, which is of this topic, in order. Raises CliError."""
-    moving = moves.ongoing_moves(broker, topic)  # first: what ends meanwhile is seen where it has arrived
+    moving = moves.ongoing_moves(broker, topic)  # first: a move that ends meanwhile is then found at its target
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
@@ -128,7 +128,7 @@ def _copied(one: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]],
 
 
 def summary(topic: str, found: Sequence[PlannedPartition]) -> str:
-    """All of them in one line, and what to do about those that are neither done nor under way."""
+    """All of them in one line, and the remedy for those that are neither done nor under way."""
     counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, NOT_DONE)}
     if counts[DONE] == len(found):
         return f"topic {topic}: all of the plan is done"

@@ -20,7 +20,7 @@ class VoterStatus(NamedTuple):
 
     now_ms: int
     silent: list[int]  # not heard from lately, or never in this epoch
-    # these respond, but lack what was committed long ago, as with a full disk: they do not help to
+    # these respond, but lack records committed long ago, as with a full disk: they do not help to
     # commit anything
     behind: list[int]
     may_be_lost: int

@@ -101,7 +101,7 @@ def add_rule(settings: Settings, form: Form) -> Change:
             f"{len(made) - len(added)} of them {'exist' if len(made) - len(added) > 1 else 'exists'} already."
         )
     if permission == "deny":
-        effects.append("What is denied is refused, whatever other rules allow.")
+        effects.append("It is refused even if other rules allow it.")
     return Change(
         f"{permission.capitalize()} {who} {operations} on {resource}?",
         command_of(settings, "acl", *words),
@@ -132,9 +132,9 @@ def remove_rule(settings: Settings, form: Form) -> Change:
             raise CliError("there is no such rule any more")
 
     words = [resource, "--principal", who, "--operation", operation, "--permission", permission, "--from", host]
-    effects = ["What it allowed is refused, unless another rule allows it."]
+    effects = ["The operations are refused, unless another rule allows them."]
     if permission == "deny":
-        effects = ["What it denied is allowed where another rule allows it."]
+        effects = ["The operations are allowed where another rule allows them."]
     return Change(
         "Remove the rule?" if len(found) == 1 else f"Remove {len(found)} rules?",
         command_of(settings, "acl", "remove", *words),

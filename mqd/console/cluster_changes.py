@@ -143,7 +143,7 @@ def balance(settings: Settings, form: Form) -> Change:
         command_of(settings, "cluster", "balance", *topics, "--no-wait"),
         effects,
         do,
-        "The controller moves what was planned.",
+        "The controller has begun the planned moves.",
         MOVES,
         _PLAN_TITLES,
         _plan_rows(before, plan),
@@ -183,8 +183,8 @@ def drain(settings: Settings, form: Form) -> Change:
     if unplaceable and not cancel:
         topic, index = min(unplaceable)
         blocked = (
-            f"{len(unplaceable)} partition{'s have' if len(unplaceable) > 1 else ' has'} more replicas than there would be brokers,"
-            f" {topic}-{index} among them; start or add a broker"
+            f"{len(unplaceable)} partition{'s have' if len(unplaceable) > 1 else ' has'} more replicas than"
+            f" there would be brokers, {topic}-{index} among them; start or add a broker"
         )
     else:
         blocked = ""
@@ -222,7 +222,7 @@ def cancel_moves(settings: Settings, form: Form) -> Change:
         f"Stop the moves of {topic}?",
         command_of(settings, "topic", "reassign", topic, "--cancel"),
         [
-            "Its replicas stay where they were; what has been copied is deleted. Replicas of a broker that is being"
+            "Its replicas stay where they were; the new copies are deleted. Replicas of a broker that is being"
             " drained begin to move again: stop draining it first."
         ],
         do,

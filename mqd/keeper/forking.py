@@ -63,7 +63,7 @@ def execve(filename: str, argv: list[str], environment: Mapping[str, str]) -> No
 
 
 def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[], Any]) -> NoReturn:
-    """Does what execve would do, then runs the program."""
+    """Resets the process as execve would, then runs the program."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -92,7 +92,7 @@ def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[
 
 
 def _set_title(argv: Sequence[str]) -> None:
-    """Sets what /proc/PID/cmdline and comm show. Removes the environment with which the parent was
+    """Sets /proc/PID/cmdline and comm. Removes the environment with which the parent was
     executed from /proc/PID/environ: it may have secrets that the parent has removed from its own.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()

@@ -1,6 +1,6 @@
 """Notifies the voters on other hosts that processes of this host have ended
 (mqd/cluster/membership/death_notice.py): its controller, or all processes that act as a broker.
-Only the keeper knows it, and only the keeper is left.
+Only the keeper can detect that, and only the keeper is left to report it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The headers of a record in a topic with `schedule.to`: when it is delivered, or which
-pending record it cancels. Used by the acceptor, which refuses what cannot be read, and by the
+pending record it cancels. Used by the acceptor, which refuses records with invalid headers, and by the
 timer, which delivers.
 
     mqd-deliver-at: MS     at this time, in milliseconds since the epoch

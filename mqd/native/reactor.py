@@ -252,7 +252,7 @@ class Reactor:
         check(lib.mqd_reactor_start(self._reactor))
 
     def stop(self) -> None:
-        """Stops reading, flushes, answers what it can; returns when the thread has ended."""
+        """Stops reading, flushes, and sends the responses that are ready; returns when the thread has ended."""
         check(lib.mqd_reactor_stop(self._reactor))
 
     def destroy(self) -> None:

@@ -126,7 +126,7 @@ NOTES = """
 * **CreateAcls**, **DeleteAcls** are answered when all workers of the host that received them apply
   the change. Without `authorizer.class.name` these and **DescribeAcls** are answered with
   SECURITY_DISABLED, and authorized operations, where they are requested, are all that a resource
-  supports. What each request needs is in `mqd/acceptor/rights.py`.
+  supports. The rights that each request needs are in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, of a topic: 1
   retires the partitions from `count` on, 2 does so even where that moves keys of those that remain,
   3 ends the pause of their producers, 4 changes nothing. The response to each has the field of the

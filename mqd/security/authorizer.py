@@ -1,4 +1,4 @@
-"""Decides what a principal may do: Kafka's StandardAuthorizer, rule for rule.
+"""Authorizes the operations of principals by the rules of Kafka's StandardAuthorizer.
 
 1. A super user may do everything.
 2. The rules that apply are those of the principal or of `User:*`, from its host or from `*`, whose

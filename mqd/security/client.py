@@ -47,7 +47,7 @@ Send = Callable[[int, object, int], Any]
 
 
 class NotAuthenticated(Exception):
-    """The broker refused our credentials, or did not prove that it knows them."""
+    """The broker refused our credentials, or did not prove that it has their verifier."""
 
 
 class ClientSecurity(msgspec.Struct, frozen=True):

@@ -26,14 +26,14 @@ _URL_PROPERTY, _FILE_URL = "sasl.oauthbearer.jwks.endpoint.url", "file://"
 
 
 def hide_memory(config: Mapping[str, str]) -> str:
-    """Prevents core files, unless core.files.allow; returns what is in force as text, "" for nothing."""
+    """Prevents core files, unless core.files.allow; returns the restrictions as text, "" for none."""
     if config.get("core.files.allow") == "true":
         return ""
     return _in_force([("no core files", sandbox.hide_memory)])
 
 
 def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool = False) -> str:
-    """Returns what is in force, for human readers. `places`: directories that this process writes
+    """Returns the restrictions in force, as text. `places`: directories that this process writes
     to; None: its files are not restricted. `makes_ring`: it opens an io_uring, and calls
     no_more_rings then.
     """

@@ -1,4 +1,4 @@
-"""A subject: what one principal from one client address may do with topics, transactional ids and groups,
+"""A subject: the rights of one principal from one client address on topics, transactional ids and groups,
 in the form that a reactor uses (rights_table.py has the layout of the bytes).
 
 A subject is valid for one generation of the authorizer; after a change of rules the worker compiles

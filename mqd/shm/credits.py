@@ -1,7 +1,7 @@
 """Credits: budgets for the broker's max.connections and for the memory of its local clients. Each
 is a SysV semaphore from which the workers lease blocks with SEM_UNDO.
 
-When a worker dies, however it dies, the kernel returns its blocks. There is no bookkeeping that
+When a worker dies, for whatever reason, the kernel returns its blocks. There is no bookkeeping that
 could be wrong.
 
 K1  the semaphore counts blocks that no worker holds; blocks x block size never exceeds

@@ -50,7 +50,7 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     # Address announced to other hosts; None: other hosts cannot reach this one.
     controller_listener: tuple[str, int] | None = None
     inter_broker_listener: tuple[str, int] | None = None
-    tls_secret: bytes = b""  # worker: what the keys of session tickets are derived from
+    tls_secret: bytes = b""  # worker: the secret from which the keys of session tickets are derived
     supervisor_is_own: bool = True  # supervisord runs nothing but this broker, and ends with it
 
 

@@ -57,7 +57,7 @@ Node = Compare | Combine
 
 
 class FilterError(ValueError):
-    """The message says what is wrong, and where."""
+    """The message names the fault and its position."""
 
 
 class _Token(NamedTuple):

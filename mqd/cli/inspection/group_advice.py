@@ -1,7 +1,7 @@
 """How many members or partitions a consumer group needs for the present rate of writes: from two
 samples of its committed offsets and the ends of its partitions.
 
-The rate of a member that always had records to read is what a member can read. One that keeps up
+The rate of a member that always had records to read is the capacity of a member. A member that keeps up
 shows only a lower bound, from which no capacity is computed.
 """
 
@@ -150,7 +150,9 @@ def _of_members(advice: Advice, catch_up_s: float) -> list[str]:
         lines.append(f"the lag grows by {-gain:,.0f} records/s")
     lines.append(f"{_plural(advice.to_hold, 'member')} would keep up with the present rate")
     if advice.to_catch_up > advice.to_hold:
-        lines.append(f"{_plural(advice.to_catch_up, 'member')} would also read what waits within {lasting(catch_up_s)}")
+        lines.append(
+            f"{_plural(advice.to_catch_up, 'member')} would also read the backlog within {lasting(catch_up_s)}"
+        )
     return lines
 
 

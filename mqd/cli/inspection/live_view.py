@@ -106,7 +106,7 @@ class View(NamedTuple):
     topics: list[Topic]
     groups: list[Group]
     slow: list[Slow]
-    group_input_s: dict[str, float]  # records a second written to what a group reads
+    group_input_s: dict[str, float]  # records a second written to the partitions that a group reads
 
 
 def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:

@@ -32,7 +32,7 @@ def command() -> None:
 )
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def disk_(directory: Path | None, size_mib: int, seconds: float, output_format: str) -> None:
-    """Measure how fast the disk of DIRECTORY flushes, writes and reads: what acks=all depends on.
+    """Measure how fast the disk of DIRECTORY flushes, writes and reads: acks=all depends on it.
 
     DIRECTORY is by default the data directory of `mqd up`, or where it would be. Nothing is left
     there.

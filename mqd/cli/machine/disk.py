@@ -1,4 +1,4 @@
-"""How fast a disk is at what a broker does with it: appends that are flushed one by one, long writes,
+"""Measures how fast a disk is for the work of a broker: appends that are flushed one by one, long writes,
 long reads.
 """
 
@@ -16,7 +16,7 @@ from mqd.cli.common import CliError, human_bytes
 
 MIB = 1 << 20
 RECORD_BYTES = 4096  # one small batch
-COMMIT_BYTES = 256 * 1024  # what many producers sent during one flush
+COMMIT_BYTES = 256 * 1024  # bytes that many producers sent during one flush
 FREE_AFTER = 0.05  # share of the file system that stays free
 PATIENCE_S = 30.0  # how much longer than the time allowed a call may take
 MEMORY = ("tmpfs", "ramfs")
@@ -34,7 +34,7 @@ class Flushes(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Rates in bytes a second. `is_cached`: what was read came from memory, because the file system has no O_DIRECT."""
+    """Rates in bytes a second. `is_cached`: the bytes read came from memory, because there is no O_DIRECT."""
 
     single: Flushes
     commit: Flushes

@@ -27,8 +27,8 @@ MEMORY = ("tmpfs", "ramfs")
 
 
 class Setting(NamedTuple):
-    """`writes`: by file, what `mqd tune --apply` writes there; empty where it changes nothing, and
-    `how` says what to do. `is_risk`: records are at risk as it is.
+    """`writes`: file -> text that `mqd tune --apply` writes there; empty where it changes nothing, and
+    `how` then describes the change. `is_risk`: records are at risk with the present value.
     """
 
     name: str
@@ -107,7 +107,7 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
         barrier,
         "on",
         barrier == "on",
-        "without barriers a power cut may take back what acks=all has acknowledged"
+        "without barriers a power cut can lose records that acks=all has acknowledged"
         if barrier != "on"
         else "a flush reaches the disk, not only its cache",
         how=f"remove nobarrier and barrier=0 from {place} in /etc/fstab, and mount it again",

@@ -78,14 +78,16 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Its properties file, for log.dirs.",
 )
-@click.option("--apply", "is_apply", is_flag=True, help="Change what can be changed at run time; takes root.")
-@click.option("--undo", "is_undo", is_flag=True, help="Restore what --apply has changed; takes root.")
+@click.option(
+    "--apply", "is_apply", is_flag=True, help="Change the settings that can be changed at run time; takes root."
+)
+@click.option("--undo", "is_undo", is_flag=True, help="Restore the settings that --apply has changed; takes root.")
 @click.option(
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
     default=JOURNAL,
     show_default=True,
-    help="What --apply has changed, for --undo.",
+    help="The journal of --apply, for --undo.",
 )
 @click.option("--root", type=click.Path(file_okay=False, path_type=Path), default=Path("/"), hidden=True)
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
@@ -98,7 +100,7 @@ def command(
     root: Path,
     output_format: str,
 ) -> int:
-    """Check whether the settings of this machine suit a broker: what each is, what it should be, and
+    """Check whether the settings of this machine suit a broker: the present value, the wanted one, and
     why.
 
     Nothing is changed without --apply. What --apply changes is lost when the machine restarts;
@@ -122,7 +124,7 @@ def command(
         except PermissionError as error:
             raise CliError(f"{error.filename}: {error.strerror}; --apply takes root") from error
         if not outcomes and not as_json:
-            click.echo("nothing to change: what can be changed at run time is as it should be")
+            click.echo("nothing to change: all settings that can be changed at run time are as wanted")
         _report(outcomes, as_json)
         return 0
     if as_json:

@@ -42,7 +42,7 @@ class Export:
         self._conversion = Conversion()
 
     def once(self) -> str:
-        """Sends the present metrics. Returns what went wrong, "" if nothing did."""
+        """Sends the present metrics. Returns the error, or ""."""
         from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
         from opentelemetry.sdk.resources import OTELResourceDetector, Resource
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope

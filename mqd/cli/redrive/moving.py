@@ -1,4 +1,4 @@
-"""Redrives a dead-letter topic with librdkafka; plan.py decides what is done with each letter.
+"""Redrives a dead-letter topic with librdkafka; plan.py decides how each letter is handled.
 
 One transaction writes a batch of records and commits the positions after their letters. The
 transactional id names the topic only: a redrive fences an earlier one of the same topic, with any
@@ -30,9 +30,7 @@ ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
 PATIENCE_S = 60.0
 COORDINATORS_S = 15.0
-READ_ON_OFFSETS_MAX = (
-    1000  # to a source record at most this many offsets later the consumer reads on instead of seeking
-)
+READ_ON_OFFSETS_MAX = 1000  # the consumer reads on to a source record this close, and seeks to others
 _DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
 
@@ -284,7 +282,7 @@ class Writer:
         self._is_open = False
 
     def _call(self, step: Callable[[float], Any]) -> None:
-        """Repeats what librdkafka allows to be repeated."""
+        """Calls `step`, and repeats it after errors that librdkafka marks as retriable."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Decides what a redrive does with each dead letter: pure functions.
+"""Decides how a redrive handles each dead letter: pure functions.
 
 A redrive reads a dead-letter topic with a filter. Its positions are committed offsets of a group
 whose name contains both (`group_of`), so that a redrive with another filter does not skip letters

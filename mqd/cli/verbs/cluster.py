@@ -338,7 +338,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers:
     after a host has joined.
 
-    The active controller remembers what is still to move. If another one becomes active, it only
+    The active controller remembers the remaining moves. If another one becomes active, it only
     completes the moves in progress: run this again then, and it continues from there.
     """
     from mqd.cli import moves
@@ -396,7 +396,7 @@ def _done(settings: Settings, text: str) -> None:
 @options
 @click.option("--dry-run", is_flag=True, help="Show what each host supports and what would be raised, raise nothing.")
 def upgrade(settings: Settings, dry_run: bool) -> None:
-    """Enable what only the newest version of mqd can do, when every host runs it. Until then hosts of
+    """Enable the features of the newest version of mqd, when every host runs it. Until then hosts of
     two versions work together; afterwards hosts of the older version are refused.
 
     Each feature is raised to the newest level that any host supports; refused, with their names,

@@ -334,7 +334,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
     """Say how many members or partitions GROUP needs for the rate at which its topics are written.
 
-    From two samples of its committed offsets: what a member reads that is always busy.
+    Computed from two samples of its committed offsets: the rate of a member that is always busy.
     """
     import time
 

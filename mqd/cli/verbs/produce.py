@@ -42,7 +42,7 @@ _PROGRESS_S = 0.1
     help="Which replicas must have a record: none, the leader, all in sync.",
 )
 @click.option("--idempotent", is_flag=True, help="No duplicates and no change of order when the client tries again.")
-@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="What ends a record.")
+@click.option("-D", "--delimiter", metavar="TEXT", default="\\n", show_default=True, help="The end of a record.")
 @click.option(
     "-Z",
     "--null-empty",

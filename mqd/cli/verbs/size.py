@@ -173,12 +173,16 @@ def _formulas(found: Plan) -> None:
 @click.option(
     "--lag", type=TIME, default="60s", show_default=True, help="How far behind the others are served from memory."
 )
-@click.option("--headroom", type=SHARE, default="30%", show_default=True, help="What stays free of everything.")
+@click.option(
+    "--headroom", type=SHARE, default="30%", show_default=True, help="The part of each resource that stays free."
+)
 @click.option("--failures", type=click.IntRange(0), help="Hosts that may be lost.  [default: 1 with replicas, else 0]")
 @click.option(
     "--batch-size", type=BYTES, default="16KiB", show_default=True, help="batch.size of the producers, uncompressed."
 )
-@click.option("--fetch-size", type=BYTES, default="64KiB", show_default=True, help="What a consumer gets at a time.")
+@click.option(
+    "--fetch-size", type=BYTES, default="64KiB", show_default=True, help="Bytes that a consumer gets at a time."
+)
 @click.option("--partitions", type=click.IntRange(1), default=12, show_default=True, help="Partitions of all topics.")
 @click.option("--segment-size", type=BYTES, default="1GiB", show_default=True, help="segment.bytes.")
 @click.option("--host-cores", type=click.IntRange(1, 1024), default=16, show_default=True)

@@ -1,4 +1,4 @@
-"""`mqd status`: what the keeper of a data directory knows."""
+"""`mqd status`: the status of the broker of a data directory, from its keeper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqd top`: what a cluster does now, in the terminal."""
+"""`mqd top`: the present activity of a cluster, in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqd up`: a broker in the foreground. Checks what can be checked first, then hands over to
+"""`mqd up`: a broker in the foreground. Checks the settings first, then hands over to
 supervisord (mqd.keeper.supervise).
 """
 
@@ -22,7 +22,7 @@ SUPERVISORD_CONF = Path(__file__).resolve().parents[2] / "supervisord.conf"
 
 
 def _listeners_with_port(config: dict[str, str], port: int) -> str:
-    """`listeners` with the first one's port replaced: what --port means when listeners are
+    """`listeners` with the first one's port replaced: the meaning of --port when listeners are
     configured too.
     """
     from mqd.base.listeners import parse_listeners
@@ -73,7 +73,7 @@ def _load(
 
 
 def _token(text: str, overrides: dict[str, str]) -> Token:
-    """Adds what the token says of this host. Raises CliError."""
+    """Adds the settings of this host that are in the token. Raises CliError."""
     from mqd.cli import joining
 
     token = joining.parse(sys.stdin.readline() if text == "-" else text)
@@ -148,7 +148,7 @@ def _claim(places: Layout) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Raises the limit to what the hard limit allows: there are many connections and segments."""
+    """Raises the limit to the hard limit: there are many connections and segments."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -175,7 +175,7 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
 def _print_supervisord(
     kind: str, settings: Settings, config_file: Path | None, overrides: dict[str, str], port: int | None
 ) -> None:
-    """Prints what supervisord needs to start this broker. Creates the directories, because supervisord
+    """Prints the configuration for supervisord to start this broker. Creates the directories, because supervisord
     refuses a configuration that names missing ones.
     """
     import pwd

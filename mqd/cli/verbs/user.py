@@ -142,6 +142,6 @@ def delete(settings: Settings, name: str) -> None:
         emit_json({"user": name, "deleted": True})
     else:
         click.echo(
-            f"user {name} is deleted; what access control lists say of it stays, and so do open connections until they"
+            f"user {name} is deleted; access control lists that name it stay, and so do open connections until they"
             " must authenticate again"
         )

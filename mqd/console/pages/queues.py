@@ -1,4 +1,4 @@
-"""Share groups as queues: what waits, what is delivered again, what failed for good."""
+"""Share groups as queues: records that wait, are delivered again, or have failed for good."""
 
 from __future__ import annotations
 

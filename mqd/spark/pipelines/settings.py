@@ -22,7 +22,7 @@ the log, aborted."""
 
 
 class SettingsError(ValueError):
-    """A pipeline's settings are wrong; the text names the file, the field and what is allowed."""
+    """A pipeline's settings are wrong; the text names the file, the field and the allowed values."""
 
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -87,7 +87,7 @@ def test_a_broker_is_drained_and_the_cluster_balanced(tmp_path: Path) -> None:
                 wait(window, "mqd cluster balance --no-wait")
                 assert faults(window) == []
                 press(window, "Confirm")
-                wait(window, "The controller moves what was planned")
+                wait(window, "The controller has begun the planned moves")
                 until("balanced", lambda: _held_by(cluster, 3) == 4, cluster)
         finally:
             console.stop()

@@ -52,7 +52,7 @@ def test_a_group_that_catches_up() -> None:
     found = after_while(flights(2, 100), flights(2, 200), {"a": {("flights", 0)}, "b": {("flights", 1)}})
     assert (found.to_hold, found.to_catch_up, found.partitions_needed, found.hot) == (1, 3, {}, [])
     assert "at these rates the lag is gone in 16 min" in found.lines
-    assert "3 members would also read what waits within 10 min" in found.lines
+    assert "3 members would also read the backlog within 10 min" in found.lines
 
 
 def test_the_capacity_of_a_group_that_keeps_up_is_unknown() -> None:
