@@ -14,7 +14,7 @@ from mqd.base import listeners, logging
 from mqd.base.property_values import ConfigError
 from mqd.native.tls import TlsIdentity
 from mqd.security import host_identity, tls_files
-from mqd.security.python_tls import file_state, of_pkcs12
+from mqd.security.python_tls import file_state, pem_of_pkcs12
 
 POLL_S = 60.0
 WARN_DAYS = (30, 14, 7, 1)
@@ -101,4 +101,4 @@ def _chains(config: Mapping[str, str], listener: listeners.Listener) -> list[byt
 
 def _chain(identity: TlsIdentity) -> bytes:
     """Certificates as PEM. Raises ValueError."""
-    return of_pkcs12(identity.chain) if identity.key is None else identity.chain.content
+    return pem_of_pkcs12(identity.chain) if identity.key is None else identity.chain.content

@@ -103,7 +103,7 @@ def _parse_entry(row: str, version: int, where: str) -> Entry:
 # -- contents found at start -----------------------------------------------------------------------
 
 
-class Found(msgspec.Struct):
+class InitialCheckpoints(msgspec.Struct):
     """The contents of the checkpoint files of one log directory before this worker changed any."""
 
     recovery_points: dict[str, list[Entry]] = {}  # by file suffix ("" = Kafka's own file)
@@ -111,14 +111,14 @@ class Found(msgspec.Struct):
     clean: bool = False  # the worker's own marker existed
     problems: list[str] = []  # files that could not be read; their missing entries cost a scan
 
-    def index(self, worker: int) -> "TrustedPoints":
+    def trusted_points(self, worker: int) -> "TrustedPoints":
         return TrustedPoints(self, worker)
 
 
 class TrustedPoints:
     """Determines the trusted values of single partitions (C1, C2, C3)."""
 
-    def __init__(self, found: Found, worker: int):
+    def __init__(self, found: InitialCheckpoints, worker: int):
         self._clean = found.clean
         self._own = str(worker)
         self._recovery = _by_key(found.recovery_points)
@@ -179,12 +179,12 @@ def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Ent
     return found
 
 
-def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> Found:
+def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> InitialCheckpoints:
     """Reads the files, then durably removes the worker's own clean-shutdown marker and those of
     workers that no longer exist: from here on a crash counts as a crash. Nothing else may be
     written in the directory before. Raises OSError.
     """
-    found = Found()
+    found = InitialCheckpoints()
     found.clean = _marker(directory, worker).exists()
     found.recovery_points = _read(directory, RECOVERY_POINT, found.problems)
     found.log_starts = _read(directory, LOG_START, found.problems)
@@ -234,7 +234,7 @@ def write_clean_shutdown(directory: Path, worker: int, generation: int, files: F
 class CheckpointWriter:
     """The two files of one worker in one log directory. Not thread-safe: one caller at a time."""
 
-    def __init__(self, directory: Path, worker: int, files: Files, found: Found):
+    def __init__(self, directory: Path, worker: int, files: Files, found: InitialCheckpoints):
         self.directory = directory
         self._worker = worker
         self._files = files

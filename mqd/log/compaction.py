@@ -37,7 +37,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True):
     index_interval_bytes: int
 
 
-class Stored(msgspec.Struct, frozen=True):
+class StoredSegment(msgspec.Struct, frozen=True):
     """A segment with the additional data that compaction needs."""
 
     segment: Segment
@@ -49,8 +49,8 @@ class Stored(msgspec.Struct, frozen=True):
         return self.segment.base_offset
 
 
-class Ends(msgspec.Struct, frozen=True):
-    """The log ends that the partition's owner has published."""
+class LogOffsets(msgspec.Struct, frozen=True):
+    """The offsets of a log that the partition's owner has published."""
 
     log_start_offset: int
     last_stable_offset: int
@@ -89,7 +89,7 @@ def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -
     return checkpoint
 
 
-def _stable_count(stored: Sequence[Stored], ends: Ends) -> int:
+def _stable_count(stored: Sequence[StoredSegment], ends: LogOffsets) -> int:
     """How many segments L1 allows to compact."""
     count = 0
     for segment, following in zip(stored, stored[1:], strict=False):
@@ -105,7 +105,7 @@ def _stable_count(stored: Sequence[Stored], ends: Ends) -> int:
 
 
 def plan(
-    stored: Sequence[Stored], ends: Ends, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
+    stored: Sequence[StoredSegment], ends: LogOffsets, policy: CompactionPolicy, checkpoint: int | None, now_ms: int
 ) -> Plan | None:
     """`stored` ascending, active segment last, without those wholly below the log start. None: no
     dirty segment may be compacted.
@@ -137,7 +137,7 @@ def plan(
     )
 
 
-def groups(stored: Sequence[Stored], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
+def groups(stored: Sequence[StoredSegment], end_offset: int, segment_bytes: int) -> list[tuple[int, int]]:
     """Adjacent segments that may be merged: (first number, count). `end_offset`: base of the
     segment after the last one.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 
-class Cleaned(msgspec.Struct):
+class PartitionReport(msgspec.Struct):
     """One partition of a compacted topic."""
 
     topic: str
@@ -34,7 +34,7 @@ class Report(msgspec.Struct):
     records_read: int = 0
     records_kept: int = 0
     seconds: float = 0.0
-    partitions: list[Cleaned] = []
+    partitions: list[PartitionReport] = []
 
 
 def _path(run_dir: Path, worker: int) -> Path:

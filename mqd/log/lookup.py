@@ -161,19 +161,19 @@ def _timestamp_from(directory: Path, offset: int, log_start_offset: int, high_wa
 
 def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
     found: list[Record] = []
-    left, looked_for, end = bytes_max, 0, offsets[-1] + 1
+    left, searched, end = bytes_max, 0, offsets[-1] + 1
     for base in _bases(directory, offsets[0], end):
         with _Reader(directory, base) as reader:
-            for batch in reader.batches(offsets[looked_for], end):
+            for batch in reader.batches(offsets[searched], end):
                 if left <= 0:
-                    return looked_for, found
-                inside = {offset for offset in offsets[looked_for:] if offset <= batch.last_offset}
-                looked_for += len(inside)
+                    return searched, found
+                inside = {offset for offset in offsets[searched:] if offset <= batch.last_offset}
+                searched += len(inside)
                 if any(offset >= batch.base_offset for offset in inside):
                     left -= batch.size_bytes
                     found += [record for record in reader.records(batch) if record.offset in inside]
-                if looked_for == len(offsets):
-                    return looked_for, found
+                if searched == len(offsets):
+                    return searched, found
     return len(offsets), found
 
 

@@ -130,7 +130,7 @@ def list_segments(directory: Path, active_base_offset: int, cache: TimestampCach
     found = []
     for base_offset in base_offsets(directory):
         if base_offset > active_base_offset:
-            break  # being rolled to at this moment
+            break  # the log has just been rolled to it
         try:
             stat = os.stat(segment_path(directory, base_offset))
             newest = (cache.active if base_offset == active_base_offset else cache.sealed)(directory, base_offset)

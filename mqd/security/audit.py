@@ -5,7 +5,7 @@ deciding process (the acceptor and the workers); its next line has the number of
 Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones only the number is logged.
 
 The processes share the file: a line is one write to its end. Whichever process finds it larger than
-SIZE_BYTES_MAX renames it to audit.log.1; KEPT of those stay.
+SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILES of those stay.
 
 Invariants
     F1  a file is renamed once, by the process that holds its lock while it has the name audit.log
@@ -25,7 +25,7 @@ from mqd.security.acl import Operation, ResourceType, name_of
 
 WINDOW_S = 10.0
 DENIALS_MAX = 10_000
-SIZE_BYTES_MAX, KEPT = 64 << 20, 4
+SIZE_BYTES_MAX, KEPT_FILES = 64 << 20, 4
 MODE = 0o600
 
 log = logging.get("audit")
@@ -66,7 +66,7 @@ class SharedFile:
     def _rename(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_EX)  # other processes hold it only while they rename
         if self._is_current():
-            for number in range(KEPT, 0, -1):
+            for number in range(KEPT_FILES, 0, -1):
                 older = self._numbered(number - 1) if number > 1 else self._path
                 if older.exists():
                     older.replace(self._numbered(number))

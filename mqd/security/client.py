@@ -27,7 +27,7 @@ HANDSHAKE, AUTHENTICATE = 17, 36
 # tokenauth in sasl.jaas.config
 TOKEN_AUTH = "sasl.tokenauth"
 # Java's name, or an alias -> librdkafka's
-_NAMES = {
+_CONFLUENT_NAMES = {
     "sasl.mechanism": "sasl.mechanisms",
     "ssl.truststore.location": "ssl.ca.location",
     "ssl.truststore.certificates": "ssl.ca.pem",
@@ -35,7 +35,7 @@ _NAMES = {
     "ssl.keystore.key": "ssl.key.pem",
 }
 # Java's settings for the file format; only PEM is supported here
-_FORMS = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
+_STORE_TYPES = {"ssl.truststore.type": "PEM", "ssl.keystore.type": "PEM"}
 _JAAS = re.compile(
     r"\s*(?:org\.apache\.kafka\.common\.security\.(?:plain\.PlainLoginModule|scram\.ScramLoginModule))\s+required"
     r"((?:\s+\w+\s*=\s*\"(?:[^\"\\]|\\.)*\")*)\s*;\s*"
@@ -135,15 +135,15 @@ def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
     for name, value in properties.items():
         if name == "sasl.jaas.config":
             found.update(_of_jaas(value))
-        elif name in _FORMS:
-            if value.upper() != _FORMS[name]:
+        elif name in _STORE_TYPES:
+            if value.upper() != _STORE_TYPES[name]:
                 raise ConfigError(
                     f"{name}={value} is not supported by this client; convert the file to PEM", name, value
                 )
         elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
             # no check of the host's name: "" for Java, none for librdkafka
             unchecked = name == "ssl.endpoint.identification.algorithm" and not value
-            found[_NAMES.get(name, name)] = "none" if unchecked else value
+            found[_CONFLUENT_NAMES.get(name, name)] = "none" if unchecked else value
     protocol = found.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise ConfigError(f"security.protocol={protocol} is not known", "security.protocol", protocol)

@@ -29,13 +29,13 @@ def hide_memory(config: Mapping[str, str]) -> str:
     """Prevents core files, unless core.files.allow; returns the restrictions as text, "" for none."""
     if config.get("core.files.allow") == "true":
         return ""
-    return _in_force([("no core files", sandbox.hide_memory)])
+    return _apply([("no core files", sandbox.hide_memory)])
 
 
 def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool = False) -> str:
     """Returns the restrictions in force, as text. `places`: directories that this process writes
     to; None: its files are not restricted. `makes_ring`: it opens an io_uring, and calls
-    no_more_rings then.
+    refuse_more_rings then.
     """
     hidden = hide_memory(config)
     if config.get("process.sandbox") == "off":
@@ -43,20 +43,23 @@ def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool =
     calls = sandbox.SYSTEM_CALLS if makes_ring else sandbox.SYSTEM_CALLS | sandbox.RING_CALLS
     steps: list[tuple[str, Callable[[], None]]] = [("no new privileges", sandbox.give_up_privileges)]
     if places is not None:
-        readable, writable = [*_SYSTEM, *_code(), *_named(config)], _own(config, places)
+        readable, writable = (
+            [*_SYSTEM, *_code_directories(), *_named_directories(config)],
+            _own_directories(config, places),
+        )
         steps.append(("Landlock", lambda: sandbox.restrict_files(readable, writable, _DEVICES)))
     steps.append(("seccomp", lambda: sandbox.refuse_system_calls(calls.values())))
-    return ", ".join(filter(None, [hidden, _in_force(steps)])) or "nothing"
+    return ", ".join(filter(None, [hidden, _apply(steps)])) or "nothing"
 
 
-def no_more_rings(config: Mapping[str, str]) -> None:
+def refuse_more_rings(config: Mapping[str, str]) -> None:
     """Called when a worker has its ring, whose operations are restricted; those of another ring
     would not be."""
     if config.get("process.sandbox") != "off":
-        _in_force([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])
+        _apply([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])
 
 
-def _in_force(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
+def _apply(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
     done = []
     for name, step in steps:
         try:
@@ -68,7 +71,7 @@ def _in_force(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
     return ", ".join(done)
 
 
-def _code() -> list[str]:
+def _code_directories() -> list[str]:
     """The directories of Python and its modules, which are imported on first use. Bytecode
     may be elsewhere; without it each module would be compiled at each start.
     """
@@ -79,7 +82,7 @@ def _code() -> list[str]:
     return [*found, *(os.path.realpath(path) for path in found)]
 
 
-def _named(config: Mapping[str, str]) -> list[str]:
+def _named_directories(config: Mapping[str, str]) -> list[str]:
     """The directories of the files that configuration and environment name. The files alone would not
     do: a file is often replaced by another of its name, or is a link into another directory.
     """
@@ -91,6 +94,6 @@ def _named(config: Mapping[str, str]) -> list[str]:
     return [path if os.path.isdir(path) else os.path.dirname(path) for path in paths]
 
 
-def _own(config: Mapping[str, str], places: Layout) -> list[str]:
+def _own_directories(config: Mapping[str, str], places: Layout) -> list[str]:
     log_dirs = [path for path in config.get("log.dirs", "").split(",") if path]
     return [str(places.data_dir), str(places.run_dir), *log_dirs, _SHARED_MEMORY]

@@ -31,8 +31,8 @@ class PlainExchange:
         found = self._lookup(user)
         # an unknown user costs as much time as a wrong password
         mechanism, verifier = found or scram.decoy_of_any(self._seed, user, self._shapes())
-        fits = await self._run_in_thread(lambda: scram.is_password(mechanism, verifier, password))
-        if not fits or found is None:
+        matches = await self._run_in_thread(lambda: scram.is_password(mechanism, verifier, password))
+        if not matches or found is None:
             raise AuthenticationFailed("wrong user or password", user=user)
         self.done = True
         return b""

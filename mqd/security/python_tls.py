@@ -53,7 +53,7 @@ def _load(made: ssl.SSLContext, identity: TlsIdentity) -> None:
     """Raises ssl.SSLError, ValueError. ssl takes file names only."""
     password: str | None = None
     if identity.key is None:
-        content = of_pkcs12(identity.chain)
+        content = pem_of_pkcs12(identity.chain)
     else:
         content, password = identity.key.content + b"\n" + identity.chain.content, identity.key.password
     fd = os.memfd_create("mqd-tls", os.MFD_CLOEXEC)
@@ -69,7 +69,7 @@ def _no_password() -> str:
     raise ValueError("the key is encrypted; set ssl.key.password")
 
 
-def of_pkcs12(store: TlsFile) -> bytes:
+def pem_of_pkcs12(store: TlsFile) -> bytes:
     """Key, certificate and chain as PEM. Raises ValueError."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import pkcs12

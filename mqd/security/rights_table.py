@@ -88,19 +88,19 @@ def compiled(bindings: Iterable[AclBinding], named: Iterable[tuple[int, str]], a
         (literals if pattern_type == PatternType.LITERAL else prefixes)[name] = (0, 0)
     for binding in bindings:
         own = literals if binding.pattern_type == PatternType.LITERAL else prefixes
-        own[binding.name] = _joined(own.get(binding.name, (0, 0)), _masks(binding))
+        own[binding.name] = _union(own.get(binding.name, (0, 0)), _masks(binding))
     every = literals.get(WILDCARD, (0, 0))
-    default = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _final(every)
+    default = EVERY_OPERATION if allow_everyone and WILDCARD not in literals else _effective(every)
     names = sorted(prefixes)
     parents = _parents(names)
     joined: list[_Masks] = []  # of each prefix with its ancestors and `*`
     for name, parent in zip(names, parents):
-        joined.append(_joined(prefixes[name], joined[parent] if parent >= 0 else every))
+        joined.append(_union(prefixes[name], joined[parent] if parent >= 0 else every))
     literal_masks = {}
     for name, own_masks in literals.items():
         index = _longest_prefix(names, parents, name)
-        literal_masks[name] = _final(_joined(own_masks, joined[index] if index >= 0 else every))
-    return RightsTable(literal_masks, {name: _final(masks) for name, masks in zip(names, joined)}, default)
+        literal_masks[name] = _effective(_union(own_masks, joined[index] if index >= 0 else every))
+    return RightsTable(literal_masks, {name: _effective(masks) for name, masks in zip(names, joined)}, default)
 
 
 def _masks(binding: AclBinding) -> _Masks:
@@ -109,11 +109,11 @@ def _masks(binding: AclBinding) -> _Masks:
     return 0, EVERY_OPERATION if binding.operation == Operation.ALL else 1 << binding.operation
 
 
-def _joined(one: _Masks, other: _Masks) -> _Masks:
+def _union(one: _Masks, other: _Masks) -> _Masks:
     return one[0] | other[0], one[1] | other[1]
 
 
-def _final(masks: _Masks) -> int:
+def _effective(masks: _Masks) -> int:
     return masks[0] & ~masks[1]
 
 

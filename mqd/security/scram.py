@@ -130,7 +130,7 @@ def decoy(
     if is_token:
         shape = Shape(mechanism, SALT_BYTES, ITERATIONS_MIN)
     else:
-        shape = _drawn(chance, shapes or usual_shapes(mechanism))
+        shape = _draw_shape(chance, shapes or usual_shapes(mechanism))
     size_bytes = hashlib.new(MECHANISMS[mechanism]).digest_size
     return Verifier(
         _salt(chance, shape.salt_bytes),
@@ -142,11 +142,11 @@ def decoy(
 
 def decoy_of_any(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
     """Like decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
-    shape = _drawn(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
+    shape = _draw_shape(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
     return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})
 
 
-def _drawn(chance: bytes, shapes: Mapping[Shape, int]) -> Shape:
+def _draw_shape(chance: bytes, shapes: Mapping[Shape, int]) -> Shape:
     def score(shape: Shape) -> float:
         draw = hmac.digest(chance, repr(shape).encode(), "sha256")
         return shapes[shape] / -math.log((int.from_bytes(draw[:8], "big") + 1) / (2**64 + 1))

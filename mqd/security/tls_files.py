@@ -87,7 +87,7 @@ def check(config: Mapping[str, str]) -> None:
 
 def principal_rules(config: Mapping[str, str], listener: Listener) -> tuple[MappingRule, ...]:
     """Raises ConfigError."""
-    own, name = _Own(config, listener), "ssl.principal.mapping.rules"
+    own, name = _ListenerSettings(config, listener), "ssl.principal.mapping.rules"
     try:
         return mapping_rules(str(own.value(name)))
     except ValueError as error:
@@ -120,7 +120,7 @@ def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now
 
 def read(config: Mapping[str, str], listener: Listener, tickets: bytes | None = None) -> TlsSettings:
     """Raises ConfigError."""
-    own = _Own(config, listener)
+    own = _ListenerSettings(config, listener)
     client_auth = ClientAuth[str(own.value("ssl.client.auth")).upper()]
     trust = own.trust()
     if client_auth and trust is None:
@@ -142,7 +142,7 @@ def read(config: Mapping[str, str], listener: Listener, tickets: bytes | None = 
     )
 
 
-class _Own:
+class _ListenerSettings:
     """The properties of one listener."""
 
     def __init__(self, config: Mapping[str, str], listener: Listener):

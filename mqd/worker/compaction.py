@@ -43,7 +43,7 @@ from mqd.base.config import broker_value
 from mqd.log import compaction as policies
 from mqd.log import compaction_report as reports
 from mqd.log.cleaner_checkpoint import CleanerCheckpoint
-from mqd.log.compaction import Ends, Plan, Stored
+from mqd.log.compaction import LogOffsets, Plan, StoredSegment
 from mqd.log.files import Files
 from mqd.worker import compaction_steps as steps
 from mqd.worker.background import Background
@@ -71,7 +71,7 @@ class _Released(Exception):
 class _Candidate(msgspec.Struct):
     opened: OpenPartition
     plan: Plan
-    stored: list[Stored]  # the segments to clean
+    stored: list[StoredSegment]  # the segments to clean
 
 
 class Compactor:
@@ -108,7 +108,7 @@ class Compactor:
         # log start at the time of the failure, reason
         self._uncleanable: dict[Key, tuple[int, str]] = {}
         self._report = reports.Report()
-        self._cleaned: dict[Key, reports.Cleaned] = {}
+        self._cleaned: dict[Key, reports.PartitionReport] = {}
         self._current: OpenPartition | None = None
         self._hurry = asyncio.Event()  # interrupts the throttle's sleep
         self._ended = asyncio.Event()  # the current partition is released
@@ -196,7 +196,7 @@ class Compactor:
             return None
         if opened.closing or not stored or stored[-1].base_offset != view.log_end_segment:
             return None  # rolled or deleted since the view was taken; next time
-        ends = Ends(
+        ends = LogOffsets(
             view.log_start_offset,
             view.last_stable_offset,
             view.high_watermark_segment,
@@ -369,8 +369,10 @@ class Compactor:
 
     # -- outcomes ----------------------------------------------------------------------------------
 
-    def _of(self, opened: OpenPartition) -> reports.Cleaned:
-        return self._cleaned.setdefault(opened.owned.key, reports.Cleaned(opened.owned.topic, opened.owned.index))
+    def _of(self, opened: OpenPartition) -> reports.PartitionReport:
+        return self._cleaned.setdefault(
+            opened.owned.key, reports.PartitionReport(opened.owned.topic, opened.owned.index)
+        )
 
     def _account(self, opened: OpenPartition, figures: native.CompactFigures, seconds: float) -> None:
         mine, sums = self._of(opened), self._report

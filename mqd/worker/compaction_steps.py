@@ -9,7 +9,7 @@ from pathlib import Path
 from mqd import native
 from mqd.log import segments
 from mqd.log.batches import first_timestamp_ms
-from mqd.log.compaction import Stored
+from mqd.log.compaction import StoredSegment
 from mqd.log.segments import TimestampCache
 from mqd.protocol.compression import compress, decompress
 from mqd.protocol.errors import ProtocolError
@@ -21,14 +21,14 @@ class Uncleanable(Exception):
     """The log holds something unreadable: it is left alone."""
 
 
-def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[Stored]:
+def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[StoredSegment]:
     """The segments in ascending order, the active one last, with the first timestamps of those that may
     be dirty. Raises OSError.
     """
     found = segments.list_segments(path, active_base, cache)
     ends = [one.base_offset for one in found[1:]] + [1 << 63]
     return [
-        Stored(
+        StoredSegment(
             one,
             first_timestamp_ms(segments.segment_path(path, one.base_offset)) if end > dirty_from else -1,
             _size(segments.segment_path(path, one.base_offset, ".index")),

@@ -64,7 +64,7 @@ class LogDirectory:
             found = checkpoints.open_directory(self.path, self._worker, self._worker_count, self._files)
             for problem in found.problems:
                 self._log.warning("checkpoint cannot be read; its partitions will be scanned", reason=problem)
-            self.trust = found.index(self._worker)
+            self.trust = found.trusted_points(self._worker)
             self.high_watermarks = checkpoints.read_high_watermarks(self.path, self._worker)
             self._writer = CheckpointWriter(self.path, self._worker, self._files, found)
             return [path for path in directories.leftovers(self.path) if self._deletes(path)]

@@ -274,7 +274,7 @@ class Worker:
                 self._partitions.delete_later(log_dir, leftover)
         await asyncio.to_thread(self._tls.load)
         self._reactor.start()
-        confinement.no_more_rings(self._client.config)
+        confinement.refuse_more_rings(self._client.config)
         self._commands.watch()
         self._log.info("reactor runs", backend=self._reactor.backend.name.lower(), connection_max=self._credits.granted)
         for log_dir in self._log_dirs:

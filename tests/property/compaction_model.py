@@ -11,7 +11,7 @@ from pathlib import Path
 from mqd import native
 from mqd.log import compaction as policies
 from mqd.log import segments
-from mqd.log.compaction import Stored
+from mqd.log.compaction import StoredSegment
 from mqd.log.segments import Segment
 from mqd.protocol.crc32c import crc32c
 from mqd.protocol.records import DELETE_HORIZON, BatchHeader, Record, decode_batch, encode_batch, iterate_batches
@@ -136,9 +136,11 @@ class Log:
     def last_stable(self) -> int:
         return min(self.first_of.values(), default=self.end)
 
-    def listing(self) -> list[Stored]:
+    def listing(self) -> list[StoredSegment]:
         return [
-            Stored(Segment(base, segments.segment_path(self.directory, base).stat().st_size, self.now_ms, self.now_ms))
+            StoredSegment(
+                Segment(base, segments.segment_path(self.directory, base).stat().st_size, self.now_ms, self.now_ms)
+            )
             for base in self.bases()
         ]
 
@@ -149,7 +151,7 @@ class Log:
         self.roll()
         stored = self.listing()
         policy = policies.CompactionPolicy(True, 0, 1 << 62, 0.0, RETENTION_MS, segment_bytes, 256)
-        ends = policies.Ends(0, self.last_stable, stored[-1].base_offset, 0, self.end)
+        ends = policies.LogOffsets(0, self.last_stable, stored[-1].base_offset, 0, self.end)
         plan = policies.plan(stored, ends, policy, self.clean_to, self.now_ms)
         if plan is None:
             return None

@@ -23,7 +23,7 @@ from mqd.cli.common import CliError
 from mqd.cli.group_listing import commits, listed_names
 from mqd.cli.librdkafka import REQUEST_TIMEOUT_S, admin_client, base_config, explain_kafka, metadata
 from mqd.cli.redrive import plan
-from mqd.cli.redrive.plan import EarlierRedrive, Filter, New, Origin, Stored
+from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 
 BATCH = 500  # records of a transaction
 ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record that is refused
@@ -52,19 +52,19 @@ class Outcome:
         self.not_selected = 0
         self.moved_before = 0  # by a redrive with another filter
 
-    def refuse(self, letter: Stored, why: str) -> None:
+    def refuse(self, letter: StoredRecord, why: str) -> None:
         self.refused[why] += 1
         self.first_refused.setdefault(why, (letter.partition, letter.offset))
 
 
 class _Letter(NamedTuple):
-    letter: Stored
+    letter: StoredRecord
     origin: Origin
     source: Source
 
 
-def stored(message: Any) -> Stored:
-    return Stored(
+def stored(message: Any) -> StoredRecord:
+    return StoredRecord(
         message.partition(),
         message.offset(),
         message.timestamp()[1],
@@ -206,7 +206,7 @@ class Redrive:
             self._waiting.popleft()
         return found
 
-    def _records(self, letters: list[_Letter]) -> list[New]:
+    def _records(self, letters: list[_Letter]) -> list[NewRecord]:
         wanted: dict[tuple[str, int], set[int]] = {}
         for letter, origin, source in letters:
             if plan.needs_source(letter) and not source.takes_letters and origin.partition < source.partitions:
@@ -223,7 +223,7 @@ class Redrive:
             records.append(new if origin.partition < source.partitions else new._replace(partition=-1))
         return records
 
-    def _commit(self, records: list[New]) -> None:
+    def _commit(self, records: list[NewRecord]) -> None:
         if self._writer is not None and self._positions:
             self._writer.commit(records, self._positions)
         self.outcome.moved += self._counts
@@ -251,7 +251,7 @@ class Writer:
         """Ends another redrive of the topic."""
         self._call(self._producer.init_transactions)
 
-    def commit(self, records: Iterable[New], positions: dict[int, int]) -> None:
+    def commit(self, records: Iterable[NewRecord], positions: dict[int, int]) -> None:
         records = list(records)
         offsets = [TopicPartition(self._topic, index, offset) for index, offset in sorted(positions.items())]
         for attempt in range(1, ATTEMPTS + 1):
@@ -267,7 +267,7 @@ class Writer:
                 if self._failure is not None or attempt == ATTEMPTS:
                     raise CliError(self._explained(problem)) from None
 
-    def _transaction(self, records: list[New], offsets: list[TopicPartition]) -> None:
+    def _transaction(self, records: list[NewRecord], offsets: list[TopicPartition]) -> None:
         self._failure = None
         self._producer.begin_transaction()
         self._is_open = True
@@ -349,7 +349,7 @@ class SourceReader:
         entry = self._admin.describe_configs([resource])[resource].result(REQUEST_TIMEOUT_S).get(ENABLED)
         return Source(len(found.partitions), entry is not None and entry.value == "true")
 
-    def read(self, wanted: dict[tuple[str, int], set[int]]) -> dict[tuple[str, int, int], Stored]:
+    def read(self, wanted: dict[tuple[str, int], set[int]]) -> dict[tuple[str, int, int], StoredRecord]:
         """The records that still exist, by topic, partition and offset."""
         return {
             (topic, index, one.offset): one
@@ -357,10 +357,10 @@ class SourceReader:
             for one in self._read_partition(topic, index, offsets)
         }
 
-    def _read_partition(self, topic: str, index: int, offsets: set[int]) -> list[Stored]:
+    def _read_partition(self, topic: str, index: int, offsets: set[int]) -> list[StoredRecord]:
         first, end = self._consumer.get_watermark_offsets(TopicPartition(topic, index), REQUEST_TIMEOUT_S)
         left = deque(sorted(offset for offset in offsets if first <= offset < end))
-        found: list[Stored] = []
+        found: list[StoredRecord] = []
         deadline = time.monotonic() + PATIENCE_S
         at = -READ_ON_OFFSETS_MAX - 1
         while left:

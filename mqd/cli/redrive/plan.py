@@ -30,7 +30,7 @@ REPLACED = "written without its record, and the source topic has a newer one at 
 Headers = tuple[tuple[str, bytes | None], ...]
 
 
-class Stored(NamedTuple):
+class StoredRecord(NamedTuple):
     """A record of a topic."""
 
     partition: int
@@ -51,7 +51,7 @@ class Origin(NamedTuple):
     message: str
 
 
-class New(NamedTuple):
+class NewRecord(NamedTuple):
     """A record to be written, to the partition that it came from if that still exists."""
 
     topic: str
@@ -72,7 +72,7 @@ class Filter(NamedTuple):
     since_ms: int = 0
     until_ms: int = 0
 
-    def selects(self, letter: Stored, origin: Origin) -> bool:
+    def selects(self, letter: StoredRecord, origin: Origin) -> bool:
         return (
             self.group in ("", origin.group)
             and self.topic in ("", origin.topic)
@@ -109,7 +109,7 @@ def filter_of(group: str, topic: str) -> Filter | None:
     return found if group_of(topic, found) == group and found.reason in ("", *REASONS) else None
 
 
-def origin_of(letter: Stored) -> Origin | None:
+def origin_of(letter: StoredRecord) -> Origin | None:
     """None: it is not a dead letter."""
     found = {name.removeprefix(PREFIX): value or b"" for name, value in letter.headers if name.startswith(PREFIX)}
     try:
@@ -120,21 +120,23 @@ def origin_of(letter: Stored) -> Origin | None:
     return Origin(topic, partition, offset, group, message) if topic and partition >= 0 and offset >= 0 else None
 
 
-def is_moved(letter: Stored, origin: Origin, earlier: Iterable[EarlierRedrive]) -> bool:
+def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedrive]) -> bool:
     """Whether another redrive has handled it."""
     return any(
         letter.offset < one.positions.get(letter.partition, 0) and one.filter.selects(letter, origin) for one in earlier
     )
 
 
-def needs_source(letter: Stored) -> bool:
+def needs_source(letter: StoredRecord) -> bool:
     """Whether the record has to be read from its topic. A copy of a record without key, value and
     headers is indistinguishable, and equal.
     """
     return letter.key is None and letter.value is None and not _own(letter.headers)
 
 
-def record_of(letter: Stored, origin: Origin, source: Stored | None, takes_letters: bool) -> New | str:
+def record_of(
+    letter: StoredRecord, origin: Origin, source: StoredRecord | None, takes_letters: bool
+) -> NewRecord | str:
     """The record to write, or the reason why none is. `source`: the record, where it is needed and
     still there. `takes_letters`: the source topic takes dead letters. A record that is moved there
     would become a dead letter without headers, or, over two topics, be redriven in a circle.
@@ -152,7 +154,7 @@ def record_of(letter: Stored, origin: Origin, source: Stored | None, takes_lette
     if count >= COUNT_MAX:
         return TOO_OFTEN
     headers = (*_own(source.headers), (COUNT, b"%d" % (count + 1)))
-    return New(origin.topic, origin.partition, source.key, source.value, headers)
+    return NewRecord(origin.topic, origin.partition, source.key, source.value, headers)
 
 
 def _own(headers: Headers) -> Headers:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as some
 
 from mqd.cli.redrive import plan
-from mqd.cli.redrive.plan import EarlierRedrive, Filter, New, Origin, Stored
+from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 from mqd.coordinator.share.letter_records import Copied, Source, letter_records
 from mqd.coordinator.share.letters import Letter
 from tests.tiers import examples
@@ -25,18 +25,18 @@ class Written:
     deliveries: int = 1
     offset: int = 7
 
-    def letter(self) -> Stored:
+    def letter(self) -> StoredRecord:
         source = Source("jobs", 2, "workers", delivery_limit=5)
         (one,) = letter_records(
             source, [Letter(41, self.deliveries)], {41: self.copied}, NOW_MS, batch_bytes_max=1 << 20
         )
-        return Stored(1, self.offset, one.timestamp_ms, one.key, one.value, tuple(one.headers))
+        return StoredRecord(1, self.offset, one.timestamp_ms, one.key, one.value, tuple(one.headers))
 
 
 ORIGIN = Origin("jobs", 2, 41, "workers", plan.REJECTED)
 
 
-def record(letter: Stored, source: Stored | None = None, takes_letters: bool = False) -> New | str:
+def record(letter: StoredRecord, source: StoredRecord | None = None, takes_letters: bool = False) -> NewRecord | str:
     origin = plan.origin_of(letter)
     assert origin is not None
     return plan.record_of(letter, origin, source, takes_letters)
@@ -45,14 +45,16 @@ def record(letter: Stored, source: Stored | None = None, takes_letters: bool = F
 def test_a_copied_letter_is_restored_to_its_record() -> None:
     letter = Written().letter()
     assert plan.origin_of(letter) == ORIGIN and not plan.needs_source(letter)
-    assert record(letter) == New("jobs", 2, b"key", b"value", (("own", b"1"), ("own", b"2"), ("mqd-redriven", b"1")))
+    assert record(letter) == NewRecord(
+        "jobs", 2, b"key", b"value", (("own", b"1"), ("own", b"2"), ("mqd-redriven", b"1"))
+    )
 
 
 def test_each_redrive_is_counted_and_the_fourth_refused() -> None:
     headers: tuple[tuple[str, bytes | None], ...] = (("own", b"1"),)
     for count in (1, 2, 3):
         new = record(Written(Copied(None, b"value", headers)).letter())
-        assert isinstance(new, New) and new.headers == (("own", b"1"), ("mqd-redriven", b"%d" % count))
+        assert isinstance(new, NewRecord) and new.headers == (("own", b"1"), ("mqd-redriven", b"%d" % count))
         headers = new.headers
     assert record(Written(Copied(None, b"value", headers)).letter()) == plan.TOO_OFTEN
 
@@ -60,14 +62,14 @@ def test_each_redrive_is_counted_and_the_fourth_refused() -> None:
 @pytest.mark.parametrize("text", [b"many", b"", None, b"-5", b"9" * 5000])
 def test_a_count_not_written_by_a_redrive_is_ignored(text: bytes | None) -> None:
     new = record(Written(Copied(None, b"value", (("mqd-redriven", text),))).letter())
-    assert isinstance(new, New) and new.headers == (("mqd-redriven", b"1"),)
+    assert isinstance(new, NewRecord) and new.headers == (("mqd-redriven", b"1"),)
 
 
 def test_a_letter_without_copy_takes_the_source_record() -> None:
     letter = Written(Copied()).letter()
     assert plan.needs_source(letter)
-    source = Stored(2, 41, NOW_MS - 1, b"k", None, (("own", b"3"), ("mqd-redriven", b"1")))
-    assert record(letter, source) == New("jobs", 2, b"k", None, (("own", b"3"), ("mqd-redriven", b"2")))
+    source = StoredRecord(2, 41, NOW_MS - 1, b"k", None, (("own", b"3"), ("mqd-redriven", b"1")))
+    assert record(letter, source) == NewRecord("jobs", 2, b"k", None, (("own", b"3"), ("mqd-redriven", b"2")))
     assert record(letter, source._replace(headers=(("mqd-redriven", b"3"),))) == plan.TOO_OFTEN
     assert record(letter) == plan.GONE
     assert record(letter, source._replace(timestamp_ms=NOW_MS + plan.NEWER_MS + 1)) == plan.REPLACED
@@ -75,7 +77,7 @@ def test_a_letter_without_copy_takes_the_source_record() -> None:
 
 def test_a_copied_tombstone_needs_no_source() -> None:
     new = record(Written(Copied(None, None, (("own", b"1"),))).letter())
-    assert isinstance(new, New) and (new.key, new.value) == (None, None)
+    assert isinstance(new, NewRecord) and (new.key, new.value) == (None, None)
 
 
 def test_a_dead_letter_topic_gets_no_letters_back() -> None:

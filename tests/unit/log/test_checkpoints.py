@@ -67,11 +67,11 @@ def life(
     CheckpointWriter(directory, worker, files, found).write(points, starts)
     if clean:
         checkpoints.write_clean_shutdown(directory, worker, 7, files)
-    return found.index(worker)
+    return found.trusted_points(worker)
 
 
 def test_first_start_knows_nothing(tmp_path: Path) -> None:
-    trust = open_directory(tmp_path, 0, 1, PlainFiles()).index(0)
+    trust = open_directory(tmp_path, 0, 1, PlainFiles()).trusted_points(0)
     assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A), trust.clean_shutdown("t", 0, A)) == (
         -1,
         0,
@@ -87,7 +87,7 @@ def test_a_clean_shutdown_is_trusted_once(tmp_path: Path) -> None:
         20,
         True,
     )
-    assert not open_directory(tmp_path, 0, 1, PlainFiles()).index(0).clean_shutdown("t", 0, A), (
+    assert not open_directory(tmp_path, 0, 1, PlainFiles()).trusted_points(0).clean_shutdown("t", 0, A), (
         "the life in between did not end well"
     )
 
@@ -103,7 +103,7 @@ def test_the_marker_is_deleted_before_anything_is_written(tmp_path: Path) -> Non
 
 def test_topic_of_the_same_name_inherits_nothing(tmp_path: Path) -> None:
     life(tmp_path, 0, 1, [Entry("t", 0, 100, A)], [Entry("t", 0, 50, A)], clean=True)
-    trust = open_directory(tmp_path, 0, 1, PlainFiles()).index(0)
+    trust = open_directory(tmp_path, 0, 1, PlainFiles()).trusted_points(0)
     assert (trust.recovery_point("t", 0, B), trust.log_start_offset("t", 0, B), trust.clean_shutdown("t", 0, B)) == (
         -1,
         0,
@@ -117,7 +117,7 @@ def test_partition_that_changed_workers_keeps_its_log_start(tmp_path: Path) -> N
     """
     life(tmp_path, 1, 2, [Entry("t", 1, 100, A)], [Entry("t", 1, 60, A)], clean=True)
     life(tmp_path, 1, 3, [], [])
-    trust = open_directory(tmp_path, 2, 3, PlainFiles()).index(2)
+    trust = open_directory(tmp_path, 2, 3, PlainFiles()).trusted_points(2)
     assert (trust.recovery_point("t", 1, A), trust.log_start_offset("t", 1, A)) == (100, 60)
     assert not trust.clean_shutdown("t", 1, A), "another worker's marker proves nothing for this one"
 
@@ -125,7 +125,7 @@ def test_partition_that_changed_workers_keeps_its_log_start(tmp_path: Path) -> N
 def test_of_two_checkpoints_the_more_conservative_value_counts(tmp_path: Path) -> None:
     life(tmp_path, 0, 2, [Entry("t", 0, 100, A)], [Entry("t", 0, 10, A)])
     life(tmp_path, 1, 2, [Entry("t", 0, 70, A)], [Entry("t", 0, 30, A)], clean=True)
-    trust = open_directory(tmp_path, 1, 2, PlainFiles()).index(1)
+    trust = open_directory(tmp_path, 1, 2, PlainFiles()).trusted_points(1)
     assert (trust.recovery_point("t", 0, A), trust.log_start_offset("t", 0, A)) == (70, 30)
     assert not trust.clean_shutdown("t", 0, A), "the other worker may have written since"
 
@@ -136,7 +136,7 @@ def test_the_marker_of_a_former_worker_is_not_trusted_later(tmp_path: Path) -> N
     """
     life(tmp_path, 1, 2, [Entry("t", 1, 100, A)], [], clean=True)
     life(tmp_path, 0, 1, [Entry("t", 1, 500, A)], [])
-    trust = open_directory(tmp_path, 1, 2, PlainFiles()).index(1)
+    trust = open_directory(tmp_path, 1, 2, PlainFiles()).trusted_points(1)
     assert not trust.clean_shutdown("t", 1, A)
     assert trust.recovery_point("t", 1, A) == 100
 
@@ -177,7 +177,7 @@ def test_a_failed_write_is_retried(tmp_path: Path) -> None:
         writer.write([Entry("t", 0, 1, A)], [Entry("t", 0, 1, A)])
     files.fail_on.clear()
     assert writer.write([Entry("t", 0, 1, A)], [Entry("t", 0, 1, A)])
-    assert open_directory(tmp_path, 0, 1, files).index(0).recovery_point("t", 0, A) == 1
+    assert open_directory(tmp_path, 0, 1, files).trusted_points(0).recovery_point("t", 0, A) == 1
 
 
 def test_a_damaged_file_is_reported_and_the_others_count(tmp_path: Path) -> None:
@@ -185,4 +185,4 @@ def test_a_damaged_file_is_reported_and_the_others_count(tmp_path: Path) -> None
     (tmp_path / f"{checkpoints.RECOVERY_POINT}.1").write_bytes(b"1\n3\n")
     found = open_directory(tmp_path, 0, 2, PlainFiles())
     assert len(found.problems) == 1 and "3 entries announced" in found.problems[0]
-    assert found.index(0).recovery_point("t", 0, A) == 100
+    assert found.trusted_points(0).recovery_point("t", 0, A) == 100

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mqd.log import cleaner_checkpoint, compaction, compaction_report
-from mqd.log.compaction import CompactionPolicy, Ends, Stored
+from mqd.log.compaction import CompactionPolicy, LogOffsets, StoredSegment
 from mqd.log.segments import Segment
 from mqd.worker.options import compaction_policy, log_options, retention_policy
 
@@ -14,10 +14,10 @@ NOW = 1_000_000_000
 POLICY = CompactionPolicy(True, 0, 1 << 62, 0.5, 1000, 1000, 4096)
 
 
-def log(*sizes: int, ages_ms: tuple[int, ...] = (), firsts_ms: tuple[int, ...] = ()) -> list[Stored]:
+def log(*sizes: int, ages_ms: tuple[int, ...] = (), firsts_ms: tuple[int, ...] = ()) -> list[StoredSegment]:
     """Segments of 100 offsets; the last is the active one."""
     return [
-        Stored(
+        StoredSegment(
             Segment(100 * number, size, NOW - (ages_ms[number] if ages_ms else 10_000), NOW),
             firsts_ms[number] if firsts_ms else -1,
         )
@@ -25,7 +25,7 @@ def log(*sizes: int, ages_ms: tuple[int, ...] = (), firsts_ms: tuple[int, ...] =
     ]
 
 
-def ends(active: int, **changes: int) -> Ends:
+def ends(active: int, **changes: int) -> LogOffsets:
     values = {
         "log_start_offset": 0,
         "last_stable_offset": active + 50,
@@ -33,7 +33,7 @@ def ends(active: int, **changes: int) -> Ends:
         "high_watermark_position": 7,
         "durable_offset": active + 50,
     }
-    return Ends(**{**values, **changes})
+    return LogOffsets(**{**values, **changes})
 
 
 def plan(stored, at=None, checkpoint=None, policy=POLICY):
@@ -107,7 +107,7 @@ def test_groups_are_bounded_by_size_index_and_span():
     assert groups(400, 600, 1, 999, 1001, 5) == [(0, 2), (2, 2), (4, 1), (5, 1)]
     assert groups() == [] and groups(5000) == [(0, 1)]
     assert groups(1, 1, 1, index=6 << 20) == [(0, 1), (1, 1), (2, 1)]
-    wide = [Stored(Segment(base, 1, NOW, NOW)) for base in (0, 1 << 30, 1 << 31)]
+    wide = [StoredSegment(Segment(base, 1, NOW, NOW)) for base in (0, 1 << 30, 1 << 31)]
     assert compaction.groups(wide, (1 << 31) + 10, 1000) == [(0, 1), (1, 2)]
 
 
@@ -132,7 +132,7 @@ def test_the_highest_of_all_checkpoints_counts(tmp_path: Path):
 
 def test_a_report_is_read_again(tmp_path: Path):
     report = compaction_report.Report(
-        runs=3, seconds=1.5, partitions=[compaction_report.Cleaned("t", 1, uncleanable="why")]
+        runs=3, seconds=1.5, partitions=[compaction_report.PartitionReport("t", 1, uncleanable="why")]
     )
     compaction_report.write(tmp_path, 4, report)
     assert (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from mqd.security import audit
 from mqd.security.acl import Operation, ResourceType
-from mqd.security.audit import KEPT, WINDOW_S, Audit, SharedFile
+from mqd.security.audit import KEPT_FILES, WINDOW_S, Audit, SharedFile
 
 
 def test_a_flood_of_names_is_counted_not_logged(tmp_path, monkeypatch):
@@ -47,7 +47,7 @@ def test_denials_that_a_reactor_has_counted_are_counted(tmp_path):
 
 
 def lines_of(path: Path) -> list[bytes]:
-    files = [path, *(path.with_name(f"audit.log.{number}") for number in range(1, KEPT + 1))]
+    files = [path, *(path.with_name(f"audit.log.{number}") for number in range(1, KEPT_FILES + 1))]
     return [line for file in files if file.exists() for line in file.read_bytes().splitlines()]
 
 
@@ -64,7 +64,7 @@ def test_processes_share_a_file_that_each_may_rename(tmp_path):
         writers[number % 3].append(b"%04d\n" % number)
     assert sorted(one.name for one in tmp_path.iterdir()) == [
         "audit.log",
-        *(f"audit.log.{number}" for number in range(1, KEPT + 1)),
+        *(f"audit.log.{number}" for number in range(1, KEPT_FILES + 1)),
     ]
     assert sorted(lines_of(path))[-1] == b"0989"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
