@@ -279,7 +279,7 @@ class Reactor:
                     event.level,
                     partition,
                     text,
-                    _taken(event.proposal) if event.kind == EventKind.PROPOSE_IN_SYNC else None,
+                    _take_proposal(event.proposal) if event.kind == EventKind.PROPOSE_IN_SYNC else None,
                     _slow(event) if event.kind == EventKind.SLOW else None,
                 )
             )
@@ -299,7 +299,7 @@ class Reactor:
             )
         )
 
-    def topic_place(
+    def topic_put_partitions(
         self, token: int, topic_id: bytes, name: str, partitions: Sequence[tuple[int, int, int, int, int, int]]
     ) -> None:
         """`partitions`, by index: (slot of this host's replica or -1, leader's node id or -1, leader
@@ -322,7 +322,7 @@ class Reactor:
         compiled_filter: bytes,
     ) -> None:
         """A topic without a log: the records of the topic `base` that the filter selects. `partitions`: where those
-        of the base are, as for topic_place.
+        of the base are, as for topic_put_partitions.
         """
         check(
             lib.mqd_reactor_view_put(
@@ -432,7 +432,7 @@ class Reactor:
             tables.table[number], tables.size_bytes[number] = table, len(table)
         check(lib.mqd_reactor_subject_put(self._reactor, token, subject, tables))
 
-    def take_back(self, token: int, slots: Sequence[int]) -> None:
+    def revoke_mappings(self, token: int, slots: Sequence[int]) -> None:
         """Rolls the active segments of these slots that local clients of this worker have
         mapped."""
         check(lib.mqd_reactor_revoke(self._reactor, token, list(slots), len(slots)))
@@ -507,7 +507,7 @@ def _relay(leader_node: int, leader_worker: int, lane: int, timeout_ms: int) -> 
     return options
 
 
-def _taken(proposal: Any) -> Proposal:
+def _take_proposal(proposal: Any) -> Proposal:
     try:
         in_sync = tuple((proposal.node_id[i], proposal.member_broker_epoch[i]) for i in range(proposal.member_count))
         return Proposal(

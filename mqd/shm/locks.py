@@ -117,10 +117,10 @@ def _in_use(place: Path, data_dir: Path) -> DirectoryInUse:
         pass
     who = f"another broker (pid {holder})" if holder is not None else "another broker"
     if place == data_dir:
-        way_out = f"stop it with: mqd down --data-dir {data_dir}, or choose another directory with --data-dir"
+        remedy = f"stop it with: mqd down --data-dir {data_dir}, or choose another directory with --data-dir"
     else:
-        way_out = "stop that broker, or choose other log.dirs"
-    error = DirectoryInUse(errno.EBUSY, f"{who} is using {place}; {way_out}")
+        remedy = "stop that broker, or choose other log.dirs"
+    error = DirectoryInUse(errno.EBUSY, f"{who} is using {place}; {remedy}")
     error.holder = holder
     return error
 

@@ -147,13 +147,13 @@ def free_bytes(data_dir: str | os.PathLike[str]) -> int | None:
         return None
     if about.f_blocks == 0:
         return None
-    left = 0
+    removable = 0
     with contextlib.suppress(OSError):  # no data directory yet
         base = prefix(data_dir)
         for entry in os.scandir(SHM_DIRECTORY):
             if f"/{entry.name}".startswith(f"{base}-"):
-                left += entry.stat(follow_symlinks=False).st_blocks * 512
-    return about.f_bavail * about.f_frsize + left
+                removable += entry.stat(follow_symlinks=False).st_blocks * 512
+    return about.f_bavail * about.f_frsize + removable
 
 
 def unlink(name: str) -> bool:

@@ -145,7 +145,7 @@ class PartitionSet(OpenPartitions):
             (one.slot, one.leader, one.leader_epoch, one.redirect, one.retiring, leader_worker(topic, one, cluster))
             for one in topic.partitions
         ]
-        await self._commands.run(self._reactor.topic_place, topic.topic_id, topic.name, places)
+        await self._commands.run(self._reactor.topic_put_partitions, topic.topic_id, topic.name, places)
 
     # -- opening -----------------------------------------------------------------------------------
 

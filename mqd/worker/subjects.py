@@ -91,7 +91,7 @@ class Subjects:
         if changed is None or changed:
             slots = self._slots_of(lambda name: changed is None or any(one.covers(name) for one in changed))
             # after the new rights are in force: no segment is mapped under the old ones any more
-            await self._commands.run(self._reactor.take_back, slots)
+            await self._commands.run(self._reactor.revoke_mappings, slots)
 
     async def _put(self, number: int) -> None:
         if number not in self._live:

@@ -40,7 +40,7 @@ class Reactor:
     def subject_put(self, token: int, subject: int, topics: bytes, ids: bytes, groups: bytes) -> None:
         self.put.append((subject, topics, ids, groups))
 
-    def take_back(self, token: int, slots: list[int]) -> None:
+    def revoke_mappings(self, token: int, slots: list[int]) -> None:
         self.taken.append(slots)
 
     async def run(self, command: Callable[..., None], *arguments: object) -> None:
