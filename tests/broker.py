@@ -112,7 +112,7 @@ class Broker:
         """The output of `mqd status --format json`, without starting a process: tests poll this
         hundreds of times.
         """
-        return status.request(self.data_dir)
+        return status.broker_status(self.data_dir)
 
     def running(self) -> list[dict]:
         """The status of each running process. A process that died and has not been restarted has no

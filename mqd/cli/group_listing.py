@@ -256,7 +256,7 @@ def _describe_streams(cluster: Cluster, name: str) -> Any | None:
 def must_describe(cluster: Cluster, name: str) -> Group:
     found = describe(cluster, name)
     if found is None:
-        raise CliError(f"there is no group {name}; mqd group list shows those there are")
+        raise CliError(f"there is no group {name}; mqd group list shows all groups")
     return found
 
 

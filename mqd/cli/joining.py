@@ -114,19 +114,19 @@ class Invitation:
 
     def __init__(
         self,
-        places: secure.Files,
+        files: secure.Files,
         node_id: int,
         seeds: str,
         listen: tuple[str, int],
         seconds: float,
         print_line: Callable[[str], None],
     ) -> None:
-        self._places, self._print = places, print_line
+        self._files, self._print = files, print_line
         try:
-            self._authority = Pair(places.ca.read_bytes(), places.ca_key.read_bytes())
+            self._authority = Pair(files.ca.read_bytes(), files.ca_key.read_bytes())
             self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-            self._context.load_cert_chain(places.host)
+            self._context.load_cert_chain(files.host)
             authority = ssl.PEM_cert_to_DER_cert(self._authority.certificate.decode())
             self._listener = socket.create_server(
                 listen, family=socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
@@ -134,7 +134,7 @@ class Invitation:
         except (OSError, ValueError) as error:
             raise CliError(
                 f"cannot invite: {error}; it takes a host that `mqd up --secure` has started and that has"
-                f" {places.ca_key}"
+                f" {files.ca_key}"
             ) from error
         self._listener.settimeout(POLL_S)
         self._until_s = time.monotonic() + seconds
@@ -184,13 +184,13 @@ class Invitation:
             if self._used or time.monotonic() >= self._until_s:
                 return _Response(None, "the token was used already, or has expired; make another: mqd cluster invite")
             self._used = True
-        now, node_id, places = datetime.datetime.now(datetime.UTC), self.token.node_id, self._places
+        now, node_id, files = datetime.datetime.now(datetime.UTC), self.token.node_id, self._files
         try:
             host = pki.sign_host(self._authority, request.host, node_id, now)
             names = request.names[:HOST_COUNT_MAX]
             broker = pki.sign(self._authority, request.broker, f"mqd broker {node_id}", names, now)
-            token = places.metrics_token.read_bytes() if places.metrics_token.exists() else b""
-            ca, key, admin = self._authority.certificate, places.key.read_bytes(), places.admin.read_text()
+            token = files.metrics_token.read_bytes() if files.metrics_token.exists() else b""
+            ca, key, admin = self._authority.certificate, files.key.read_bytes(), files.admin.read_text()
             return _Response(_Granted(ca, host, broker, key, admin, token))
         except (OSError, ValueError) as error:
             return _Response(None, f"the inviting host cannot make certificates: {error}")
@@ -204,12 +204,12 @@ def has_joined(token: Token, data_dir: Path) -> bool:
     a start by the same command continues with the present files. Certificates that expire soon are
     fetched again. Raises CliError if it has other files.
     """
-    places = secure.files(data_dir)
+    files = secure.files(data_dir)
     if not secure.is_secured(data_dir):
         return False
     try:
-        same = ssl.PEM_cert_to_DER_cert(places.ca.read_text()) == token.authority
-        host = places.host.read_bytes()
+        same = ssl.PEM_cert_to_DER_cert(files.ca.read_text()) == token.authority
+        host = files.host.read_bytes()
         if same and pki.is_host(host, token.node_id):
             left = pki.expires(host) - datetime.datetime.now(datetime.UTC)
             return left >= datetime.timedelta(days=pki.RENEW_DAYS) or time.time() >= token.expires_s

@@ -50,12 +50,12 @@ class Broker:
             self._socket = security.secure(socket.create_connection(address, self._timeout_s), address[0])
         except OSError as error:
             raise unreachable(self._bootstrap, error.strerror or str(error), self._advertised_by) from None
-        spoken = self._call(
+        response = self._call(
             API_VERSIONS_KEY,
             message_class(API_VERSIONS_KEY, "Request")(client_software_name="mqd-cli", client_software_version="1"),
             3,
         )
-        self._versions = {one.api_key: (one.min_version, one.max_version) for one in spoken.api_keys}
+        self._versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
         try:
             security.authenticate(self._call)
         except client.NotAuthenticated as error:
@@ -71,9 +71,9 @@ class Broker:
         """Uses the newest version that both sides support, from `version_min` to `version_max`."""
         if self._socket is None:
             self._connect()
-        known, spoken = KNOWN[api_key], self._versions.get(api_key, (0, -1))
-        version = min(known.max_version, spoken[1], version_max)
-        if version < max(known.min_version, spoken[0], version_min):
+        known, supported = KNOWN[api_key], self._versions.get(api_key, (0, -1))
+        version = min(known.max_version, supported[1], version_max)
+        if version < max(known.min_version, supported[0], version_min):
             raise CliError(
                 f"the broker at {self._bootstrap} does not support {known.name}: it is not mqd, or an older version"
             )

@@ -34,7 +34,7 @@ _UNREACHABLE = frozenset(
 )
 _REMEDIES = {
     KafkaError.TOPIC_ALREADY_EXISTS: "--if-not-exists makes that no error",
-    KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows the topics there are, mqd topic create makes one",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows all topics, mqd topic create makes one",
     KafkaError.KAFKA_STORAGE_ERROR: (
         "the broker's disk is full or has failed; its log says which; mqd status shows the data directory"
     ),

@@ -65,7 +65,7 @@ def _partitions(
     found: set[Partition] = set()
     for topic, indexes in requested:
         if topic not in known:
-            raise CliError(f"there is no topic {topic}; mqd topic list shows those there are")
+            raise CliError(f"there is no topic {topic}; mqd topic list shows all topics")
         missing = sorted((indexes or set()) - known[topic].keys())
         if missing:
             raise CliError(f"topic {topic} has no partition {missing[0]}; it has 0 to {len(known[topic]) - 1}")

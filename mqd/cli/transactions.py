@@ -79,7 +79,7 @@ def describe(cluster: Cluster, name: str) -> Transaction:
         TRANSACTION, name, DESCRIBE_TRANSACTIONS, request, lambda found: found.transaction_states[0].error_code
     ).transaction_states[0]
     if response.error_code in NOT_FOUND:
-        raise CliError(f"there is no transactional id {name}; mqd txn list shows those there are")
+        raise CliError(f"there is no transactional id {name}; mqd txn list shows all of them")
     check(f"transactional id {name}", response.error_code, None)
     return _transaction(response, now_ms())
 

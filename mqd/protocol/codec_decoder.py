@@ -231,12 +231,12 @@ class DecoderWriter:
     def array(self, field: Field, path: str, nullable: bool) -> str:
         add = self.code.add
         count, value = self.length(path, "i", 4), self.code.fresh("v")
-        smallest = self.smallest(field)
+        size_min = self.size_min(field)
         if nullable:
             add(f"if {count} == -1: {value} = None", path)
             add("else:", path)
             self.code.indent += 1
-        product = f"{count} * {smallest}" if smallest > 1 else count
+        product = f"{count} * {size_min}" if size_min > 1 else count
         add(f"if {count} < 0 or {product} > end - p: refuse_count({count}, end - p)", path)
         if field.type in FIXED:
             letter, size = FIXED[field.type]
@@ -299,7 +299,7 @@ class DecoderWriter:
 
     # -- sizes -------------------------------------------------------------------------------------
 
-    def smallest(self, field: Field) -> int:
+    def size_min(self, field: Field) -> int:
         """Size of the smallest element of an array, by which an array's count is multiplied."""
         if field.type in FIXED:
             return FIXED[field.type][1]
@@ -308,19 +308,19 @@ class DecoderWriter:
         total = 1 if self.flexible else 0
         for inner in field.struct.fields:
             if self.version in inner.versions and not inner.is_tagged(self.version):
-                total += self._smallest_value(inner)
+                total += self._value_size_min(inner)
         if total == 0:
             raise AssertionError(
                 f"{self.message.name} v{self.version}: {field.struct.name} takes no bytes, its count cannot be bounded"
             )
         return total
 
-    def _smallest_value(self, field: Field) -> int:
+    def _value_size_min(self, field: Field) -> int:
         if field.is_array:
             return 1 if self.flexible else 4
         if field.struct is not None and self.version in field.nullable:
             return 1
-        return self.smallest(field)
+        return self.size_min(field)
 
 
 def _first_beyond(run: tuple[tuple[str, int], ...], position: int, size: int) -> tuple[int, str]:

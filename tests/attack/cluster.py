@@ -44,7 +44,7 @@ def librdkafka(admin: Path, port: int) -> dict[str, object]:
 def disturb(data_dir: Path, rng: random.Random) -> str:
     """A process of one broker is killed, or stopped for a while."""
     broker = data_dir / f"broker-{rng.randrange(1, 4)}"
-    running = [one for one in status.request(broker)["processes"] if one["pid"] and one["role"] in ROLES]
+    running = [one for one in status.broker_status(broker)["processes"] if one["pid"] and one["role"] in ROLES]
     if not running:
         return "none runs"
     victim = rng.choice(running)

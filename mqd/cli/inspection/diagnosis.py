@@ -370,7 +370,7 @@ def of_host(facts: Mapping[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"the acceptor may open {facts['open_files']} files: as many connections at most",
+                f"the acceptor may open {facts['open_files']} files, which limits its connections",
                 "ulimit -n 100000 before mqd up, or LimitNOFILE=100000 in its unit",
             )
         )

@@ -180,11 +180,13 @@ def _group(name: str, group: Committed, ends: Mapping[Partition, int], read: Map
 
 def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
     leads: dict[int, int] = {}
-    taken: dict[int, float] = {}
+    records_in: dict[int, float] = {}
     for partition, replicas in sample.partitions.items():
         leads[replicas.leader] = leads.get(replicas.leader, 0) + 1
-        taken[replicas.leader] = taken.get(replicas.leader, 0.0) + written.get(partition, 0.0)
-    return [Host(node, where, leads.get(node, 0), taken.get(node, 0.0)) for node, where in sorted(sample.nodes.items())]
+        records_in[replicas.leader] = records_in.get(replicas.leader, 0.0) + written.get(partition, 0.0)
+    return [
+        Host(node, where, leads.get(node, 0), records_in.get(node, 0.0)) for node, where in sorted(sample.nodes.items())
+    ]
 
 
 def _slow(

@@ -16,16 +16,16 @@ def count_as_in_sync(broker: Broker, topics: Any) -> None:
     """`topics`: of a Metadata response. Adds spares to the in-sync replicas of its partitions. Those
     of a topic whose configuration this user may not describe are not known, and not added.
     """
-    found = [topic for topic in topics if any(map(_smaller, topic.partitions))]
+    found = [topic for topic in topics if any(map(_lacks_replicas, topic.partitions))]
     limits = _acks_replicas(broker, [topic.name for topic in found]) if found else {}
     for topic in found:
         limit = limits.get(topic.name, 0)
         for one in topic.partitions:
-            if _smaller(one) and limit and len(one.isr_nodes) >= limit and not one.offline_replicas:
+            if _lacks_replicas(one) and limit and len(one.isr_nodes) >= limit and not one.offline_replicas:
                 one.isr_nodes = list(one.replica_nodes)
 
 
-def _smaller(partition: Any) -> bool:
+def _lacks_replicas(partition: Any) -> bool:
     return partition.leader_id >= 0 and len(partition.isr_nodes) < len(partition.replica_nodes)
 
 

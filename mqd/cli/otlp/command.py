@@ -15,7 +15,7 @@ from mqd import __version__
 from mqd.base.paths import default_data_dir, layout
 from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 from mqd.cli.inspection import metrics_page
-from mqd.cli.verbs.status import request
+from mqd.cli.verbs.status import broker_status
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -48,7 +48,7 @@ class Export:
         from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
         try:
-            about = request(self._data_dir)
+            about = broker_status(self._data_dir)
             if not about.get("metrics_url"):
                 return str(about.get("reason") or "the broker has no metrics page")
             page = metrics_page.text(about["metrics_url"], self._data_dir)

@@ -197,7 +197,7 @@ def _list(options: Options) -> None:
         nl=not options.as_json,
     )
     if requested is not None and not topics:
-        raise CliError(f"{requested}: unknown topic; mqd topic list shows the topics there are")
+        raise CliError(f"{requested}: unknown topic; mqd topic list shows all topics")
 
 
 def _list_text(found: Any, topics: list[Any], requested: str | None) -> str:

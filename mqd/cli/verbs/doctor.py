@@ -127,9 +127,9 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
     found: list[Finding] = []
     runs = True
     if data_dir is not None:
-        from mqd.cli.verbs.status import request
+        from mqd.cli.verbs.status import broker_status
 
-        about = request(data_dir)
+        about = broker_status(data_dir)
         runs = "reason" not in about
         if runs and settings.bootstrap == DEFAULT_BOOTSTRAP:
             settings = msgspec.structs.replace(settings, bootstrap=address(about["host"], about["port"]))

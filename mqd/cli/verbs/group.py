@@ -429,7 +429,7 @@ def seek(
 
     from mqd.cli.broker_lookup import Cluster
     from mqd.cli.group_listing import WITHOUT_MEMBERS
-    from mqd.cli.group_listing import describe as request
+    from mqd.cli.group_listing import describe as describe_group
     from mqd.cli.seeking import SPARK_PROGRESS_NOTE, alter, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):
@@ -437,15 +437,13 @@ def seek(
     start = parse_where(where, datetime.now().astimezone()) if where is not None else None
     requested = [parse_target(text) for text in targets]
     with Cluster(settings.bootstrap) as cluster:
-        group = request(cluster, name)
+        group = describe_group(cluster, name)
         busy = group is not None and group.state not in WITHOUT_MEMBERS
         if busy and execute:
             assert group is not None
             raise CliError(seek_refusal(group))
         if group is None and not requested:
-            raise CliError(
-                f"there is no group {name}; mqd group list shows those there are. To begin one, name the topics"
-            )
+            raise CliError(f"there is no group {name}; mqd group list shows all groups. To begin one, name the topics")
         is_share = group is not None and group.type == "share"
         moves = plan(cluster, name, requested, start, shift_by or 0, is_share)
         failed = (alter if is_share else commit)(cluster, name, moves) if execute else {}

@@ -56,7 +56,7 @@ def _describe(status: Status) -> dict[str, Any]:
     }
 
 
-def request(data_dir: Path) -> dict[str, Any]:
+def broker_status(data_dir: Path) -> dict[str, Any]:
     """The output of `mqd status --format json`; "reason" and otherwise empty fields when no
     broker runs there. Raises CliError when this user lacks the permission.
     """
@@ -135,7 +135,7 @@ def command(ctx: click.Context, data_dir: Path | None, output_format: str | None
     """
     as_json = (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json"
     places = layout(data_dir or default_data_dir())
-    about = request(places.data_dir)
+    about = broker_status(places.data_dir)
     if about["ready"]:
         from mqd.cli import offline_replicas as offline
 

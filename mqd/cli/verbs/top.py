@@ -86,9 +86,9 @@ class Sampler:
         """CPU seconds of this host's processes; lag in seconds, by group and partition."""
         if self._data_dir is None:
             return {}, {}
-        from mqd.cli.verbs.status import request
+        from mqd.cli.verbs.status import broker_status
 
-        about = request(self._data_dir)
+        about = broker_status(self._data_dir)
         cpu_s = {
             one["name"]: used
             for one in about["processes"]
@@ -209,10 +209,10 @@ def command(settings: Settings, data_dir: Path | None, every_s: float, once: boo
         data_dir = default_data_dir()
     bootstrap = settings.bootstrap
     if data_dir is not None:
-        from mqd.cli.verbs.status import request
+        from mqd.cli.verbs.status import broker_status
 
         data_dir = layout(data_dir).data_dir
-        about = request(data_dir)
+        about = broker_status(data_dir)
         if bootstrap == DEFAULT_BOOTSTRAP and about["port"]:
             bootstrap = address(about["host"], about["port"])
     is_live = not once and not settings.json

@@ -78,9 +78,9 @@ def admin(data_dir: Path | None) -> None:
     mine = secure.files(places.data_dir)
     if not secure.is_secured(places.data_dir):
         raise CliError(f"{places.data_dir} is not the data directory of a broker that mqd up --secure prepared")
-    was_made = not mine.pending.exists()
+    exists = not mine.pending.exists()
     secure.make_admin(places)
-    click.echo(f"User:{secure.ADMIN} {'exists' if was_made else 'created'}; its clients' settings are in {mine.admin}")
+    click.echo(f"User:{secure.ADMIN} {'exists' if exists else 'created'}; its clients' settings are in {mine.admin}")
 
 
 def _credentials(name: str, salted: "Salted") -> "list[ScramCredential]":

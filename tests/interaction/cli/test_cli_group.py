@@ -202,7 +202,7 @@ def test_a_member_that_does_not_release_partitions_is_named(
 
 def test_missing_groups_and_topics_are_reported(mqd: CommandLine) -> None:
     code, out, error = mqd("group", "describe", "nobody")
-    assert (code, out, error) == (1, "", "mqd: there is no group nobody; mqd group list shows those there are\n")
+    assert (code, out, error) == (1, "", "mqd: there is no group nobody; mqd group list shows all groups\n")
     code, _, error = mqd("group", "delete", "nobody")
     assert code == 1 and "there is no group nobody" in error and "--if-exists" in error
     assert mqd("group", "delete", "nobody", "--if-exists") == (0, "", "")

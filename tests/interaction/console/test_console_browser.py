@@ -157,7 +157,7 @@ def test_an_operators_tasks(start_broker: Callable[..., Broker], start_console: 
         client.poll(0.2)
     lagging = [TopicPartition("orders", index, 500 - 80 * index) for index in range(6)]
     client.commit(offsets=lagging, asynchronous=False)
-    console = start_console(broker, "--metrics", status.request(broker.data_dir)["metrics_url"])
+    console = start_console(broker, "--metrics", status.broker_status(broker.data_dir)["metrics_url"])
     with opened() as window:
         begun = time.monotonic()
         window.get(console.url)
