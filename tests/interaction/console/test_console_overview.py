@@ -28,7 +28,7 @@ def test_the_cluster_page_shows_brokers_disks_and_controllers(secured: Secured, 
 
 
 def test_rates_come_from_the_metrics_page(secured: Secured) -> None:
-    url = status.request(secured.broker.data_dir)["metrics_url"]
+    url = status.broker_status(secured.broker.data_dir)["metrics_url"]
     browser = Browser(options(secured.broker.bootstrap, metrics=(url,)))
     sampler = browser.app._app.state.console.metrics
     sampler.sample()
