@@ -352,8 +352,8 @@ def plan_batch(options: SourceOptions) -> list[Any]:
         if archive is not None:
             archived, requested = history.plan(options, starts, ends, latest, driver.ids(), archive)
         ranges = []
-        for key, (first, behind) in ((each, one) for each in keys for one in requested[each]):
-            start, end = _within(driver, key, first, behind, earliest[key], latest[key])
+        for key, (first, last) in ((each, one) for each in keys for one in requested[each]):
+            start, end = _within(driver, key, first, last, earliest[key], latest[key])
             if end > start:
                 ranges.append(Range(*key, start, end, driver.topics[key[0]].topic_id))
         return archived + driver.tasks(ranges)

@@ -95,7 +95,7 @@ class _Cursor:
             self.bytes(self.unsigned())
 
 
-_HEAD, _FRONT, _PARTITION, _PAIR, _INT32 = (
+_CORRELATION_ID, _TOP_FIELDS, _PARTITION, _ABORTED, _INT32 = (
     struct.Struct(">i"),
     struct.Struct(">ihi"),
     struct.Struct(">ihqqq"),
@@ -109,11 +109,11 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     frame. Raises ValueError for anything else, BrokerError for an error of the whole request.
     """
     cursor = _Cursor(frame)
-    (number,) = cursor.take(_HEAD)
+    (number,) = cursor.take(_CORRELATION_ID)
     if number != correlation_id:
         raise ValueError(f"a response to request {number} where {correlation_id} was expected")
     cursor.skip_tags()
-    _, error, _ = cursor.take(_FRONT)
+    _, error, _ = cursor.take(_TOP_FIELDS)
     if error:
         raise BrokerError(error, "fetch")
     if cursor.unsigned() != 2 or bytes(cursor.bytes(16)) != topic_id or cursor.unsigned() != 2:
@@ -123,7 +123,7 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
         raise ValueError(f"a response about partition {index} where {partition} was expected")
     aborted = []
     for _ in range(max(0, cursor.unsigned() - 1)):
-        aborted.append(cursor.take(_PAIR))
+        aborted.append(cursor.take(_ABORTED))
         cursor.skip_tags()
     (preferred,) = cursor.take(_INT32)
     return PartitionResponse(

@@ -219,12 +219,12 @@ class Producer:
                 return topic
             if topic.error not in _ABSENT or time.monotonic() >= deadline:
                 known = ERRORS.get(topic.error)
-                way_out = (
+                remedy = (
                     f"create it first: mqd topic create {name}" if topic.error in _ABSENT else "see the broker's log"
                 )
                 raise MqdWriteError(
                     f"topic {name} cannot be written: {known.message if known else topic.error}"
-                    f" ({known.name if known else 'unknown error'}); {way_out}"
+                    f" ({known.name if known else 'unknown error'}); {remedy}"
                 )
             time.sleep(RETRY_S)  # there is no notification when a topic is created
 

@@ -106,7 +106,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.names = names
         self._progress: Any = None
 
-    def _started(self) -> Any:
+    def _get_progress(self) -> Any:
         """Created on first use, because this object is pickled before."""
         if self._progress is None:
             from mqd.spark import driver, progress
@@ -115,7 +115,7 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._progress
 
     def initialOffset(self) -> dict:  # noqa: N802
-        return self._started().initial()
+        return self._get_progress().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark has no limit type for both limits in Python: any type other than ReadAllAvailable
@@ -130,22 +130,22 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._started().prepare_available_now()
+        self._get_progress().prepare_available_now()
 
     def latestOffset(self, start: dict, limit: ReadLimit) -> dict:  # noqa: N802
-        return self._started().latest(start, unlimited=isinstance(limit, ReadAllAvailable))
+        return self._get_progress().latest(start, unlimited=isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict | None:  # noqa: N802
-        return self._started().report()
+        return self._get_progress().report()
 
     def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:
-        return [RangePartition(one) for one in self._started().plan(start, end)]
+        return [RangePartition(one) for one in self._get_progress().plan(start, end)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _read(self.options, self.names, partition)
 
     def commit(self, end: dict) -> None:
-        self._started().publish(end)
+        self._get_progress().publish(end)
 
     def stop(self) -> None:
         if self._progress is not None:

@@ -70,7 +70,7 @@ class DelegationToken:
                 "scram.ScramLoginModule", self.token_id, base64.b64encode(self._hmac).decode(), is_token=True
             ),
         }
-        self._renewing = threading.Thread(target=self._renew_on, name="delegation-token", daemon=True)
+        self._renewing = threading.Thread(target=self._keep_renewing, name="delegation-token", daemon=True)
         self._renewing.start()
 
     def __enter__(self) -> DelegationToken:
@@ -99,7 +99,7 @@ class DelegationToken:
             RenewDelegationTokenRequest(hmac=self._hmac, renew_period_ms=-1)
         ).expiry_timestamp_ms
 
-    def _renew_on(self) -> None:
+    def _keep_renewing(self) -> None:
         """Renews after two thirds of each period, until no further renewal is possible."""
         began_ms = self._issued_ms
         while self.expires_ms < self.max_ms:
