@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def looked_up(host: str) -> Iterator[None]:
+def malformed_name_as_oserror(host: str) -> Iterator[None]:
     """Wraps a name look-up: a malformed name, with an empty or too long label, raises OSError like
     an unknown one.
     """

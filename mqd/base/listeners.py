@@ -144,9 +144,9 @@ def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Li
     if not _LOOPBACK.fullmatch(listener.host):
         lack = "where other hosts' passwords and records are not encrypted" if listener.has_sasl else ""
         lack = lack or "which other hosts can reach without authentication"
-        way_out = "ssl.client.auth=required, or " if protocol == "SSL" else ""
+        remedy = "ssl.client.auth=required, or " if protocol == "SSL" else ""
         raise ConfigError(
-            f"{where}, {lack}; use 127.0.0.1, or set {way_out}listeners.insecure.allow=true",
+            f"{where}, {lack}; use 127.0.0.1, or set {remedy}listeners.insecure.allow=true",
             "listeners",
             config["listeners"],
         )

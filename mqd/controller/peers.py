@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from mqd.base import logging
-from mqd.base.host_names import looked_up
+from mqd.base.host_names import malformed_name_as_oserror
 from mqd.cluster.membership import handshake, peer_messages
 from mqd.cluster.membership.credentials import Credentials, TurnedAway
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
@@ -248,7 +248,7 @@ class Peers:
         """A connection after the handshake. Raises HandshakeFailed, OSError, EOFError,
         TimeoutError.
         """
-        with looked_up(host):
+        with malformed_name_as_oserror(host):
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
         try:

@@ -45,7 +45,7 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
     return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
 
 
-def listen(host: str, port: int, way_out: str = "choose another with --port") -> socket.socket:
+def listen(host: str, port: int, remedy: str = "choose another with --port") -> socket.socket:
     """A listening TCP socket, not blocking. Raises ListenError."""
     where = f"{host or '*'}:{port}"
     try:
@@ -73,7 +73,7 @@ def listen(host: str, port: int, way_out: str = "choose another with --port") ->
             if error.errno == errno.EADDRINUSE:
                 break
     assert failure is not None
-    raise ListenError(failure.errno, _explain(where, port, failure, way_out)) from failure
+    raise ListenError(failure.errno, _explain(where, port, failure, remedy)) from failure
 
 
 def _do_not_pace(listener: socket.socket) -> None:
@@ -90,15 +90,15 @@ def _do_not_pace(listener: socket.socket) -> None:
             continue  # not in this kernel, or not permitted
 
 
-def _explain(where: str, port: int, error: OSError, way_out: str) -> str:
+def _explain(where: str, port: int, error: OSError, remedy: str) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port)
         return (
             f"port {port} is in use{f' by {holder}' if holder else ''} (cannot listen on {where}): stop that process,"
-            f" or {way_out.replace('another', 'another port', 1)}"
+            f" or {remedy.replace('another', 'another port', 1)}"
         )
     if error.errno == errno.EACCES:
-        return f"cannot listen on {where}: ports below 1024 need a privilege; {way_out}"
+        return f"cannot listen on {where}: ports below 1024 need a privilege; {remedy}"
     if error.errno == errno.EADDRNOTAVAIL:
         return f"cannot listen on {where}: this host has no such address; correct listeners"
     return f"cannot listen on {where}: {error.strerror}"

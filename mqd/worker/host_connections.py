@@ -9,7 +9,7 @@ import asyncio
 import socket
 from typing import NamedTuple
 
-from mqd.base.host_names import looked_up
+from mqd.base.host_names import malformed_name_as_oserror
 from mqd.cluster.membership.credentials import Credentials
 from mqd.cluster.membership.handshake import HandshakeFailed, Identity
 
@@ -32,7 +32,7 @@ async def dial(
     done = False
     try:
         async with asyncio.timeout(timeout_s):
-            with looked_up(host):
+            with malformed_name_as_oserror(host):
                 family, kind, protocol, _, address = (await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM))[0]
             connection = socket.socket(family, kind, protocol)
             _set_options(connection)

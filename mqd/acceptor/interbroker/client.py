@@ -17,7 +17,7 @@ from mqd.acceptor.interbroker.channel import Channel, authenticate, set_options
 from mqd.acceptor.interbroker.server import own_identity
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
-from mqd.base.host_names import looked_up
+from mqd.base.host_names import malformed_name_as_oserror
 from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials
@@ -193,7 +193,7 @@ class Peers:
         try:
             async with asyncio.timeout(CONNECT_S_MAX):
                 loop = asyncio.get_running_loop()
-                with looked_up(broker.inter_broker_host):
+                with malformed_name_as_oserror(broker.inter_broker_host):
                     family, kind, protocol, _, address = (
                         await loop.getaddrinfo(
                             broker.inter_broker_host, broker.inter_broker_port, type=socket.SOCK_STREAM

@@ -29,8 +29,8 @@ NESTING_MAX = 64
 TEXT_BYTES_MAX = 4096
 NAME_BYTES_MAX = 255
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=")
-BEGINS, BEGINS_NOT, EXISTS = "LIKE", "NOT LIKE", "EXISTS"
-_TEXT = (*OPERATORS, BEGINS, BEGINS_NOT)  # in the order of their instructions
+LIKE, NOT_LIKE, EXISTS = "LIKE", "NOT LIKE", "EXISTS"
+_TEXT = (*OPERATORS, LIKE, NOT_LIKE)  # in the order of their instructions
 _EXISTS, _TEXT_FIRST, _NUMBER_FIRST = 1, 2, 10
 _COMBINING = {"AND": 16, "OR": 17, "NOT": 18}
 _WORDS = ("AND", "OR", "NOT", "IN", "LIKE", "EXISTS")
@@ -41,7 +41,7 @@ _TOKEN = re.compile(
 
 
 class Compare(NamedTuple):
-    """`operator`: one of OPERATORS; BEGINS or BEGINS_NOT, with text; or EXISTS, whose value is ignored."""
+    """`operator`: one of OPERATORS; LIKE or NOT_LIKE, with text; or EXISTS, whose value is ignored."""
 
     name: str
     operator: str
@@ -166,7 +166,7 @@ class _Parser:
             return Compare(name, sign.value, self._value())
         negated = self._take("word", "NOT") is not None
         if self._take("word", "LIKE"):
-            return Compare(name, BEGINS_NOT if negated else BEGINS, self._beginning())
+            return Compare(name, NOT_LIKE if negated else LIKE, self._beginning())
         self._need("IN or LIKE" if negated else "=, !=, <, <=, >, >=, IN, LIKE or NOT", "word", "IN")
         self._need("'('", "sign", "(")
         compared: list[Node] = [Compare(name, "!=" if negated else "=", self._value())]
