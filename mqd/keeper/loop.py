@@ -90,13 +90,13 @@ class Keeper(BrokerState):
         self._leaving = ""  # reason of the leave phase before the shutdown
         self._done = False
         self._tls_secret = secrets.token_bytes(32)
-        self._proven = self._is_refusing = False
-        self._prove: Callable[..., bool] | None = None
+        self._death_reported = self._is_refusing = False
+        self._notify_voters: Callable[..., bool] | None = None
         if resources.cluster is not None:
-            # imported now, because it is urgent when it is needed; used only in a cluster
+            # imported now, because a notice is urgent; used only in a cluster
             from mqd.keeper import proof
 
-            self._prove = proof.prove
+            self._notify_voters = proof.notify_voters
         self.exit_status = 0
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -454,19 +454,19 @@ class Keeper(BrokerState):
             self.shut_down(self._leaving)
         if self._ending is None:
             log.warning("process died", process=process.name, pid=process.pid, generation=death.generation)
-            self._maybe_prove_death(process)
+            self._report_death(process)
         self._publish()
         self._maybe_end()
 
-    def _maybe_prove_death(self, ended: Process) -> None:
+    def _report_death(self, ended: Process) -> None:
         """In a cluster, reports that this host's controller has ended, and perhaps all workers: no
         other process can report it.
         """
-        if self._prove is None or self.resources.cluster is None or self._leaving:
+        if self._notify_voters is None or self.resources.cluster is None or self._leaving:
             return
         all_ended = all(process.pidfd < 0 for process in self.processes if process.role != "acceptor")
         if ended.role != "acceptor" and (all_ended or ended.role == "controller"):
-            informed = self._prove(
+            informed = self._notify_voters(
                 self.settings.config,
                 self.settings.places.run_dir,
                 self.resources.control,
@@ -474,8 +474,8 @@ class Keeper(BrokerState):
                 self._after,
                 all_ended,
             )
-            self._proven = informed and all_ended
-        if all_ended and self._proven and self._by_role["acceptor", 0].pidfd < 0:
+            self._death_reported = informed and all_ended
+        if all_ended and self._death_reported and self._by_role["acceptor", 0].pidfd < 0:
             self._set_refusing(True)
 
     def _set_refusing(self, refuse: bool, repeat: bool = False) -> None:

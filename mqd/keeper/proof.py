@@ -18,7 +18,7 @@ log = logging.get("keeper")
 After = Callable[[float, Callable[[], None]], None]
 
 
-def prove(
+def notify_voters(
     config: Mapping[str, str],
     run_dir: Path,
     control: native.Control,
@@ -26,7 +26,7 @@ def prove(
     after: After,
     all_ended: bool = True,
 ) -> bool:
-    """Sends immediately, and repeats it a few times. False if there is no recipient or nothing to
+    """Sends a notice immediately, and repeats it a few times. False if there is no recipient or nothing to
     report. Never raises, never blocks, because it runs in the keeper's own loop. `all_ended`:
     controller and workers; otherwise the controller only, which concerns other hosts only if it led
     the metadata quorum.

@@ -83,7 +83,7 @@ def test_the_keeper_revokes_the_lease_then_sends_the_notice_repeatedly(
     death_notice.write_orders(tmp_path, orders)
     control, later = Control(), []
     datagrams = Datagrams(control, fails)
-    assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append((wait_s, call)))
+    assert proof.notify_voters({}, tmp_path, control, datagrams, lambda wait_s, call: later.append((wait_s, call)))
     assert control.leases == [(5, 11, 0)]
     assert [wait_s * 1000 for wait_s, _ in later] == pytest.approx(REPEATS_MS[1:])
     for _, call in later:
@@ -108,7 +108,8 @@ def test_orders_that_are_not_for_now_are_not_followed(tmp_path: Path, orders: Or
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, **change) if change is not None else None)
     control = Control()
     assert (
-        not proof.prove({}, tmp_path, control, Datagrams(control), lambda wait_s, call: None) and control.leases == []
+        not proof.notify_voters({}, tmp_path, control, Datagrams(control), lambda wait_s, call: None)
+        and control.leases == []
     )
 
 
@@ -152,7 +153,8 @@ def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(tmp_path: P
     control.leases.append((0, 0, 0))  # Datagrams requires an entry
     datagrams, later = Datagrams(control), []
     assert (
-        proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: later.append(call), all_ended=False) == led
+        proof.notify_voters({}, tmp_path, control, datagrams, lambda wait_s, call: later.append(call), all_ended=False)
+        == led
     )
     assert control.leases == [(0, 0, 0)] and len(datagrams.sent) == (2 if led else 0) and bool(later) == led
     if led:
@@ -168,7 +170,7 @@ def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(tmp_path: P
 def test_all_processes_ended_with_a_leading_controller(tmp_path: Path, orders: Orders) -> None:
     death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=True))
     datagrams = Datagrams(control := Control())
-    assert proof.prove({}, tmp_path, control, datagrams, lambda wait_s, call: None)
+    assert proof.notify_voters({}, tmp_path, control, datagrams, lambda wait_s, call: None)
     found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])
     assert found is not None and (found.broker_epoch, found.led) == (5, True)
 
