@@ -199,14 +199,14 @@ def _completed(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> St
     """
     from pyspark.errors import StreamingQueryException
 
-    from mqd.spark.pipelines.running import OVERLOADED
+    from mqd.spark.pipelines.running import OVERLOAD_MESSAGES
 
     for left in reversed(range(TRIES)):
         try:
             query.processAllAvailable()  # one batch more than the records need: it emits the last windows
             return query
         except StreamingQueryException as error:
-            if not left or not any(message in str(error) for message in OVERLOADED):
+            if not left or not any(message in str(error) for message in OVERLOAD_MESSAGES):
                 raise
             query = again()
     raise AssertionError("unreachable")

@@ -140,10 +140,10 @@ def test_a_child_of_an_ended_transaction_gets_an_error(shared_broker: Broker) ->
     late = Producer(found, zombie, name)
     send(found, late, rows(0, 10))
     late.flush()
-    first.alive(zombie)
+    first.heartbeat(zombie)
     child = second.enlist()
     with pytest.raises(MqdWriteError, match="another run of this query has replaced this one"):
-        first.alive(zombie)
+        first.heartbeat(zombie)
     with pytest.raises(MqdWriteError, match="this task's part of the transaction has ended"):
         send(found, late, rows(10, 10))
         late.flush()

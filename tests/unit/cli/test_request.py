@@ -114,7 +114,7 @@ def test_a_late_response_is_never_taken_for_the_next_request(server: Server) -> 
 
 def test_waiting_continues_when_a_connection_is_lost(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.misbehave = lambda count, header: b"" if count in (2, 3) else None
-    monkeypatch.setattr(request, "_AGAIN_S", 0)
+    monkeypatch.setattr(request, "_RETRY_S", 0)
     monkeypatch.setattr(moves, "POLL_S", 0)
     with Broker(server.bootstrap) as broker:
         moves._watch(

@@ -14,7 +14,7 @@ import pytest
 from mqd.cli.inspection.diagnosis import Harm
 from mqd.console import rendering
 from mqd.console.audit import Audit
-from mqd.console.cache import SHARE, Cache
+from mqd.console.cache import KEEP_FACTOR, Cache
 from mqd.console.metrics import Sampler, between, clock_ahead_s, parse, quantile
 from mqd.console.options import Options
 from mqd.console.pages.moves import Pace
@@ -86,7 +86,7 @@ def test_refreshing_costs_a_twentieth_of_a_core_at_most() -> None:
         return len(looks)
 
     assert cache.get("x", 3.0, look) == 1
-    clock.now += SHARE * 2.0 - 0.1
+    clock.now += KEEP_FACTOR * 2.0 - 0.1
     assert cache.get("x", 3.0, look) == 1
     clock.now += 0.2
     assert cache.get("x", 3.0, look) == 2
@@ -120,7 +120,7 @@ def test_a_failure_is_not_cached() -> None:
     with pytest.raises(ZeroDivisionError):
         cache.get("x", 60.0, lambda: 1 // 0)
     assert cache.get("x", 60.0, lambda: 1) == 1
-    assert not cache._turns
+    assert not cache._key_locks
 
 
 # -- moves -----------------------------------------------------------------------------------------

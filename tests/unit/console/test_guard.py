@@ -148,7 +148,7 @@ def test_a_login_needs_the_token_of_its_own_form() -> None:
     assert browser.post("/login", {**form, "token": "0" * 64}).status == 403
     other = Browser(options(NOWHERE, SASL), browser.app)
     other.get("/login")
-    assert "try once more" in other.post("/login", form).words
+    assert "try again" in other.post("/login", form).words
     refused = browser.post("/login", form)
     assert refused.status == 403 and "cannot reach a broker" in refused.words
 

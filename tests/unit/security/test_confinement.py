@@ -42,18 +42,18 @@ def test_symbolic_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "sasl.oauthbearer.jwks.endpoint.url": "https://issuer.example/keys",
         "listener.name.b.sasl.oauthbearer.jwks.endpoint.url": f"file://{tmp_path}/jwks/keys.json",
     }
-    assert set(confinement._named(config)) == {*map(str, (named, real, certificates)), str(tmp_path / "jwks")}
+    assert set(confinement._named_directories(config)) == {*map(str, (named, real, certificates)), str(tmp_path / "jwks")}
 
 
 def test_the_log_line(tmp_path: Path) -> None:
     places = paths.layout(tmp_path / "data")
-    own = confinement._own({"log.dirs": f"{tmp_path}/a,{tmp_path}/b"}, places)
+    own = confinement._own_directories({"log.dirs": f"{tmp_path}/a,{tmp_path}/b"}, places)
     assert own == [str(places.data_dir), str(places.run_dir), f"{tmp_path}/a", f"{tmp_path}/b", "/dev/shm"]
 
 
 def test_bytecode_outside_the_source_tree_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.pycache_prefix", "/somewhere/bytecode")
-    assert "/somewhere/bytecode" in confinement._code()
+    assert "/somewhere/bytecode" in confinement._code_directories()
 
 
 @pytest.mark.parametrize(

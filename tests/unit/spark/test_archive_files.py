@@ -353,7 +353,7 @@ def test_a_file_compacted_meanwhile_is_reported(tmp_path: Path) -> None:
     files = files_of(tmp_path, [*range(10)], [*range(10, 20)])
     archive.commit(Commit("q", 0, files))
     compact(archive, files)
-    with pytest.raises(MqdReadError, match=r"\(t-0 0 to 9\) was compacted meanwhile, .* read it again"):
+    with pytest.raises(MqdReadError, match=r"\(t-0 0 to 9\) was compacted meanwhile, .* Read it again"):
         list(read(tasks_of(tmp_path, files)[0], ("value",)))
 
 

@@ -45,7 +45,7 @@ class _Broker:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         about = {"metrics_url": "http://h/metrics", "host": "h", "port": 9092}
-        monkeypatch.setattr(command, "request", lambda data_dir: about)
+        monkeypatch.setattr(command, "broker_status", lambda data_dir: about)
         monkeypatch.setattr(metrics_page, "text", lambda url, data_dir: PAGE.format(records=self.records))
 
 
