@@ -123,4 +123,7 @@ def test_a_missing_directory_is_only_recreated_for_one_of_several_replicas(tmp_p
     with pytest.raises(OSError, match="below offset 7"):
         directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7)
     assert not (tmp_path / "t-0").exists()
-    assert directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7, has_other_replicas=True) == (tmp_path / "t-0", None)
+    assert directories.prepare(tmp_path, "t", 0, A, PlainFiles(), 7, has_other_replicas=True) == (
+        tmp_path / "t-0",
+        None,
+    )

@@ -38,7 +38,10 @@ def test_with_a_gap_in_the_middle_one_of_several_replicas_is_offline(tmp_path: P
 @pytest.mark.parametrize("log_end", [9, 12])
 def test_the_only_replica_serves_its_remaining_records(tmp_path: Path, log_end: int) -> None:
     made = Set(tmp_path)
-    assert check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=log_end), has_other_replicas=False) == []
+    assert (
+        check(made, native.Recovery(missing_from=5, missing_to=9, log_end_offset=log_end), has_other_replicas=False)
+        == []
+    )
     assert not shortened.is_marked(made.path)
 
 
