@@ -167,13 +167,13 @@ class Consumer:
         raises KafkaException if one of them failed.
         """
         if message is not None and offsets is not None:
-            _both()
+            _raise_exclusive()
         return self._implementation.commit(message=message, offsets=offsets, asynchronous=asynchronous)
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Stores offsets for the next commit; needs enable.auto.offset.store=false."""
         if message is not None and offsets is not None:
-            _both()
+            _raise_exclusive()
         if message is not None:
             self._implementation.store_offsets(message=message)
         else:
@@ -241,7 +241,7 @@ class Consumer:
         self.close()
 
 
-def _both() -> NoReturn:
+def _raise_exclusive() -> NoReturn:
     raise ValueError("message and offsets are mutually exclusive")
 
 

@@ -109,7 +109,7 @@ class ShareConsumer:
                 while True:
                     self._serve()
                     left_ms = int(max(0, min(wait_max_ms, (deadline - time.monotonic()) * 1000)))
-                    self._runner.call(partial(core.want, limits._replace(wait_ms=left_ms)))
+                    self._runner.call(partial(core.set_limits, limits._replace(wait_ms=left_ms)))
                     until = min(deadline, time.monotonic() + max(left_ms, 1) / 1000)
                     self._runner.wait_for(lambda: core.ready or core.problems or core.outcomes or core.fatal, until)
                     found = self._taken = self._runner.call(lambda now: core.take(count, now))
@@ -118,7 +118,7 @@ class ShareConsumer:
                         self._taken = []
                         return Messages._from_list(found)
             finally:
-                self._runner.call(lambda now: core.want(None, now))
+                self._runner.call(lambda now: core.set_limits(None, now))
 
     # -- acknowledging -----------------------------------------------------------------------------
 

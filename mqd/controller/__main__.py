@@ -207,7 +207,7 @@ class Process:
                 cluster_id=cluster_id,
                 voters=",".join(str(voter.node_id) for voter in voters),
             )
-        return self.store.found(SnapshotMeta(0, 0, voters, GENERATION_FIRST))
+        return self.store.initialize(SnapshotMeta(0, 0, voters, GENERATION_FIRST))
 
     # -- this host ---------------------------------------------------------------------------------
 

@@ -61,11 +61,11 @@ def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -
 
 
 def _with_original_value(value: bytes, report: Any) -> Callable[[Any, Any], None]:
-    def show(error: Any, message: Any) -> None:
+    def with_original(error: Any, message: Any) -> None:
         message.set_value(value)
         report(error, message)
 
-    return show
+    return with_original
 
 
 def _report_of(config: Mapping[str, Any]) -> Any:

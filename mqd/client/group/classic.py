@@ -122,7 +122,7 @@ class ClassicCore:
         self._check_ms: int | None = None
         self._failures = 0
         self._polled_ms = 0
-        self._quiet = False
+        self._must_report_left = False
 
     @property
     def is_member(self) -> bool:
@@ -208,7 +208,7 @@ class ClassicCore:
             self.state = self.state if self.state is State.FATAL else State.IDLE
             actions.append(Left())
         elif self.state is State.FATAL:
-            self._quiet = True
+            self._must_report_left = True
         elif self.state is not State.LEAVING:
             self.state, self.target, self.under_way, self._failures = State.LEAVING, set(), None, 0
 
@@ -412,8 +412,8 @@ class ClassicCore:
         if self.has_lost:
             if self.owned:
                 self._call(Lost, set(self.owned), actions)
-            elif self.state is State.FATAL and self._quiet:
-                self._quiet = False
+            elif self.state is State.FATAL and self._must_report_left:
+                self._must_report_left = False
                 actions.append(Left())
         elif self.state is State.JOINING and not self.is_cooperative:
             if self.owned:

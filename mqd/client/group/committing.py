@@ -4,10 +4,9 @@ coordinator is unavailable or the member's epoch has changed.
     C1  a commit is retried before all later ones: an older offset never replaces a newer one
     C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
         serves callbacks)
-    C3  a commit is not retried for a partition that the member has lost since (stop_retrying()): the
-        member may have rejoined the group with a valid epoch, and the retry would set back the offset
-        of the partition's new owner. A commit that was sent before has the epoch in which the member
-        owned the partition
+    C3  no commit is sent for a partition that the member has lost since (drop()): the member may have
+        rejoined the group with a valid epoch, and would set back the offset of the partition's new
+        owner. A commit that was sent before has the epoch in which the member owned the partition
     C4  an offset belongs to a topic id, which is sent to the broker if it is known, so that the
         offset is not committed for a new topic of the same name. A request has either ids or names for
         all topics: names if the id of one of its partitions is unknown
@@ -52,19 +51,17 @@ OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
 class Commit:
     """`outcome`: None until the commit has ended, then (error of the commit or None, results by partition)."""
 
-    __slots__ = ("deadline", "not_retried", "offsets", "on_commit", "outcome", "result")
+    __slots__ = ("deadline", "dropped", "offsets", "on_commit", "outcome", "result")
 
     def __init__(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, deadline: float) -> None:
         self.offsets, self.on_commit, self.deadline = offsets, on_commit, deadline
         self.outcome: tuple[KafkaError | None, list[PartitionResult]] | None = None
         self.result: dict[Key, int] = {}
-        self.not_retried: set[Key] = set()  # C3
+        self.dropped: set[Key] = set()  # C3
 
     def left(self) -> dict[Key, Committed]:
         return (
-            {key: one for key, one in self.offsets.items() if key not in self.not_retried}
-            if self.not_retried
-            else self.offsets
+            {key: one for key, one in self.offsets.items() if key not in self.dropped} if self.dropped else self.offsets
         )
 
 
@@ -139,12 +136,12 @@ class Commits:
         except KafkaException as problem:
             self._end(commit, problem.args[0])
 
-    def stop_retrying(self, keys: set[Key]) -> None:
-        """Stops retries for these partitions, which have or will have another owner (C3)."""
+    def drop(self, keys: set[Key]) -> None:
+        """Drops these partitions from waiting commits and retries (C3)."""
         for commit in self._pending():
-            commit.not_retried.update(keys.intersection(commit.offsets))
+            commit.dropped.update(keys.intersection(commit.offsets))
 
-    def concern(self, keys: set[Key]) -> bool:
+    def has_pending(self, keys: set[Key]) -> bool:
         """Whether a commit for one of these partitions has not ended."""
         return any(not keys.isdisjoint(commit.left()) for commit in self._pending())
 
@@ -165,10 +162,10 @@ class Commits:
         if again:
             self._retry_or_end(commit, broker_error(again, "commit"), True)
             return
-        commit.result = {key: codes.get(key, _GONE if key in commit.not_retried else 0) for key in commit.offsets}
+        commit.result = {key: codes.get(key, _GONE if key in commit.dropped else 0) for key in commit.offsets}
         bad = next((code for code in commit.result.values() if code), 0)
         for key, code in codes.items():
-            if not code and key not in commit.not_retried:
+            if not code and key not in commit.dropped:
                 self._on_committed(key, commit.offsets[key].offset)
         # as in librdkafka, an error of one partition is the error of the commit, so that callers need
         # not check each partition
@@ -185,8 +182,8 @@ class Commits:
             if known:
                 self._attachment.metadata.refresh(known)
 
-    def _retry_or_end(self, commit: Commit, error: KafkaError, is_worth_it: bool) -> None:
-        if not is_worth_it or time.monotonic() >= commit.deadline:
+    def _retry_or_end(self, commit: Commit, error: KafkaError, is_retriable: bool) -> None:
+        if not is_retriable or time.monotonic() >= commit.deadline:
             self._end(commit, error)
             return
         self._under_way = None

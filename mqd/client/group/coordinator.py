@@ -70,11 +70,11 @@ class Coordinator:
             else getattr(response, "error_code", 0)
         )
         if error is None and not code:
-            self._known()
+            self._run_waiting()
         else:
             self._retry_at = time.monotonic() + RETRY_S
 
-    def _known(self) -> None:
+    def _run_waiting(self) -> None:
         self._is_known = True
         waiting, self._waiting = self._waiting, []
         for then in waiting:
@@ -82,7 +82,7 @@ class Coordinator:
 
     def on_turn(self, now: float) -> float | None:
         if self._waiting and now >= self._give_up_at:
-            self._known()
+            self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
         # without a broker no time is returned, because it would always be due: the first turn after

@@ -97,10 +97,10 @@ class ShareCore:
         self.ready: deque[_Ready] = deque()
         self.outcomes: deque[Outcome] = deque()
         self.problems: deque[Problem] = deque()
-        self.limits: Limits | None = None  # the application waits for records
+        self.limits: Limits | None = None  # None: the application does not wait for records
         self.fatal: Problem | None = None
         self.is_closing = False
-        self.is_informed = False  # metadata has arrived: the nodes are known
+        self.has_metadata = False  # metadata has arrived: the nodes are known
         self._sends: list[Send] = []
         self._number = 0
         self._under_way: dict[int, tuple[str, Any]] = {}
@@ -120,8 +120,8 @@ class ShareCore:
             self._metadata_due_ms = now_ms
         self.advance(now_ms)
 
-    def want(self, limits: Limits | None, now_ms: int) -> None:
-        """Called when the application begins to wait for records; None: it has stopped waiting."""
+    def set_limits(self, limits: Limits | None, now_ms: int) -> None:
+        """Sets the limits of fetches when the application waits for records; None: it has stopped waiting."""
         self.limits = limits
         if limits is not None:
             self.membership.on_polled(now_ms)
@@ -222,9 +222,9 @@ class ShareCore:
         self._maybe_heartbeat(now_ms)
         self._maybe_share(now_ms)
 
-    def _send(self, target: Target, api_key: int, message: Any, what: str, about: Any, **more: int) -> None:
+    def _send(self, target: Target, api_key: int, message: Any, what: str, context: Any, **more: int) -> None:
         self._number += 1
-        self._under_way[self._number] = what, about
+        self._under_way[self._number] = what, context
         self._sends.append(Send(self._number, target, api_key, message, **more))
 
     def _may_send(self, what: str | int, now_ms: int) -> bool:
@@ -234,7 +234,7 @@ class ShareCore:
         failures = self._failures[what] = self._failures.get(what, 0) + 1
         self._retry_ms[what] = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(failures - 1, 10))
 
-    def _succeeded(self, what: str | int) -> None:
+    def _reset_backoff(self, what: str | int) -> None:
         self._failures.pop(what, None)
         self._retry_ms.pop(what, None)
 
@@ -262,7 +262,7 @@ class ShareCore:
                 message = FindCoordinatorRequest(coordinator_keys=[group])
                 self._send(CONTROL, requests.FIND_COORDINATOR, message, "coordinator", None, version_min=4)
             return
-        heartbeat = self.membership.request(now_ms) if self.is_informed else None
+        heartbeat = self.membership.request(now_ms) if self.has_metadata else None
         if heartbeat is not None:
             target = Target("group", self.coordinator)
             self._send(target, SHARE_GROUP_HEARTBEAT, heartbeat, "heartbeat", heartbeat.member_epoch)
@@ -330,7 +330,7 @@ class ShareCore:
 
     def on_response(self, number: int, response: Any, error: KafkaError | None, now_ms: int) -> None:
         """Takes the response to request `number` of take_sends(), or the `error` instead of it."""
-        what, about = self._under_way.pop(number)
+        what, context = self._under_way.pop(number)
         if error is not None and error.code() in (KafkaError._UNSUPPORTED_FEATURE, KafkaError._AUTHENTICATION):
             self._report(Problem(error.code(), error.str(), error.code() == KafkaError._UNSUPPORTED_FEATURE))
         if what == "metadata":
@@ -338,9 +338,9 @@ class ShareCore:
         elif what == "coordinator":
             self._on_coordinator(response, error, now_ms)
         elif what == "heartbeat":
-            self._on_heartbeat(response, error, about, now_ms)
+            self._on_heartbeat(response, error, context, now_ms)
         else:
-            self._on_share(about, response, error, now_ms)
+            self._on_share(context, response, error, now_ms)
         self.advance(now_ms)
 
     def _on_metadata(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
@@ -353,7 +353,7 @@ class ShareCore:
         except KafkaException:
             self._back_off("metadata", now_ms)
             return
-        self.is_informed = True
+        self.has_metadata = True
         self.nodes.update(cluster.brokers)
         for topic in topics:
             self.topics[topic.name] = topic
@@ -365,7 +365,7 @@ class ShareCore:
             self._back_off("metadata", now_ms)
             self._metadata_due_ms = now_ms
         else:
-            self._succeeded("metadata")
+            self._reset_backoff("metadata")
             self._metadata_due_ms = now_ms + self.settings.metadata_max_age_ms
 
     def _lacks_leaders(self) -> bool:
@@ -374,7 +374,7 @@ class ShareCore:
             name not in self.topics or self.topics[name].error for name in self.subscription
         )
 
-    def _refresh(self, now_ms: int) -> None:
+    def _request_metadata(self, now_ms: int) -> None:
         self._metadata_due_ms = now_ms
 
     def _on_coordinator(self, response: Any, error: KafkaError | None, now_ms: int) -> None:
@@ -385,7 +385,7 @@ class ShareCore:
                 self._report(_problem(found.error_code, f"group {self.settings.group_id}", is_fatal=True))
             self._back_off("coordinator", now_ms)
             return
-        self._succeeded("coordinator")
+        self._reset_backoff("coordinator")
         self.coordinator = found.node_id
         self.nodes[found.node_id] = found.host, found.port
 
@@ -401,7 +401,7 @@ class ShareCore:
         if problem is not None:
             self._report(problem)
         if self.membership.assigned != before and self._lacks_leaders():
-            self._refresh(now_ms)
+            self._request_metadata(now_ms)
 
     def _on_share(self, session: Session, response: Any, error: KafkaError | None, now_ms: int) -> None:
         request, node_id = session.under_way, session.node_id
@@ -409,7 +409,7 @@ class ShareCore:
         if error is not None:
             self._add_outcomes(session.on_no_response())
             self._back_off(node_id, now_ms)
-            self._refresh(now_ms)
+            self._request_metadata(now_ms)
             return
         self._add_outcomes(session.on_response(response))
         if response.error_code:
@@ -417,7 +417,7 @@ class ShareCore:
                 self._report(_problem(response.error_code, "share fetch"))
             self._back_off(node_id, now_ms)
             return
-        self._succeeded(node_id)
+        self._reset_backoff(node_id)
         self.nodes.update({one.node_id: (one.host, one.port) for one in response.node_endpoints})
         for topic in response.responses:
             for one in topic.partitions:
@@ -433,12 +433,12 @@ class ShareCore:
             name, index = self._place(key)
             self._report(_problem(code, f"{name} [{index}]"))
         elif one.current_leader is not None and one.current_leader.leader_id >= 0:
-            self._move(key, one.current_leader.leader_id)
-        self._refresh(now_ms)
+            self._set_leader(key, one.current_leader.leader_id)
+        self._request_metadata(now_ms)
         if code:
             self._back_off(session.node_id, now_ms)
 
-    def _move(self, key: Key, leader_id: int) -> None:
+    def _set_leader(self, key: Key, leader_id: int) -> None:
         info = self.topics.get(self.names.get(key[0], ""))
         if info is not None and 0 <= key[1] < info.partition_count:
             leaders = list(info.leaders)
@@ -452,7 +452,7 @@ class ShareCore:
             for one in topic.partitions:
                 key = topic.topic_id, one.partition_index
                 if key[0] not in self.names:
-                    continue  # its locks expire
+                    continue  # a topic without metadata: the locks of its records expire
                 place = self._place(key)
                 try:
                     fetched = records.read(place, one.records, one.acquired_records, self.settings.check_crcs)
@@ -493,7 +493,7 @@ class ShareCore:
         event.
         """
         times = [self.membership.poll_deadline_ms]
-        if self.coordinator is not None and self.is_informed:
+        if self.coordinator is not None and self.has_metadata:
             times.append(self.membership.heartbeat_ms)
         elif self.coordinator is None and not self.membership.is_out and "coordinator" not in self._requested:
             times.append(self._retry_ms.get("coordinator", now_ms))

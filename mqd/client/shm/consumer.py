@@ -374,7 +374,7 @@ class ShmConsumer:
         if self._chunk is part:
             self._chunk, self._last, self._ready = None, None, _NOTHING
         self._recreated.add(part.key)
-        self._offsets.commits.stop_retrying({part.key})
+        self._offsets.commits.drop({part.key})
 
     def _has_recreated(self, found: list[Message]) -> bool:
         """Whether some of these records are of a topic that has been recreated since."""

@@ -123,10 +123,10 @@ class ConsumerOffsets:
         if not is_lost:
             core = self._consumer._runner.core
             self._consumer.wait_until(
-                lambda: core.has_lost or not self.commits.concern(keys),
+                lambda: core.has_lost or not self.commits.has_pending(keys),
                 time.monotonic() + min(CLOSE_S, self._timeout_s),
             )
-        self.commits.stop_retrying(keys)
+        self.commits.drop(keys)
 
     def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
         return {
@@ -291,7 +291,7 @@ class ConsumerOffsets:
             )
         deadline = deadline_of(timeout)
         low, high = (
-            self._list({key: timestamp}, deadline)[0]
+            self._list_offsets({key: timestamp}, deadline)[0]
             for timestamp in (offsets.EARLIEST_TIMESTAMP, offsets.LATEST_TIMESTAMP)
         )
         for result in (low, high):
@@ -303,13 +303,15 @@ class ConsumerOffsets:
         self._consumer.enter()
         found = {
             (one.topic, one.partition): one
-            for one in self._list({(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout))
+            for one in self._list_offsets(
+                {(one.topic, one.partition): one.offset for one in partitions}, deadline_of(timeout)
+            )
         }
         if found and all(one.error is not None for one in found.values()):
             raise KafkaException(next(iter(found.values())).error)
         return [found[one.topic, one.partition] for one in partitions]
 
-    def _list(self, timestamps: dict[Key, int], deadline: float) -> list[PartitionResult]:
+    def _list_offsets(self, timestamps: dict[Key, int], deadline: float) -> list[PartitionResult]:
         deadline = min(deadline, time.monotonic() + self._timeout_s)
         left_ms = int(max(deadline - time.monotonic(), 0) * 1000)
         found = offsets.read_list_offsets(

@@ -218,7 +218,7 @@ class Fetcher:
         part.reader.close()
         part.reader = part.remote_view = None
 
-    def _read_elsewhere(self, part: Part) -> None:
+    def _read_remotely(self, part: Part) -> None:
         self._close_reader(part)
         part.remote_view = self._view_of(part) or ()
         self._activate(part, part.fetched)
@@ -357,7 +357,7 @@ class Fetcher:
         partition with records that has waited longest. None: no partition has any.
         """
         if self._generation != self._data.generation:
-            self._move()
+            self._move_readers()
         for part in self._parts.turns():
             reader = part.reader
             end = reader.lag_end()
@@ -414,7 +414,7 @@ class Fetcher:
             self.advance()
             return
         if code == NO_REPLICA and not part.reader.is_remote:
-            self._read_elsewhere(part)
+            self._read_remotely(part)
             return
         if code in UNKNOWN:
             part.is_unknown = True
@@ -485,7 +485,7 @@ class Fetcher:
             return
         self._retry_later(part, broker_error(response.error_code or int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
 
-    def _move(self) -> None:
+    def _move_readers(self) -> None:
         """Moves the readers to the new data attachment after the old one was replaced."""
         self._generation = self._data.generation
         self._covered = None

@@ -42,8 +42,8 @@ _NEVER = float("inf")
 _RETRY_S = 0.02
 # How long a topic of committed offsets may be unknown, because it may be new. Each retry writes the
 # offsets of the other topics again.
-_GONE_S, _GONE_RETRY_S = 5.0, 0.25
-_WAIT_RETRIES = frozenset(
+_UNKNOWN_TOPIC_S, _UNKNOWN_TOPIC_RETRY_S = 5.0, 0.25
+_RETRIED = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
         ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -72,8 +72,6 @@ _ABORTABLE = frozenset(
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     }
 )
-
-
 _COMMITTED = ErrorCode.INVALID_TXN_STATE  # the response to an abort after a commit
 
 
@@ -96,11 +94,11 @@ class _TransactionState:
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
         self.wrote = False
-        self.joined: set[str] = set()  # topics, version 1
-        self.joining: set[str] = set()
+        self.added_topics: set[str] = set()  # version 1
+        self.topics_being_added: set[str] = set()
         self.groups: set[str] = set()
         # unknown topics of offsets to commit -> time of the first such response (time.monotonic)
-        self.gone_since: dict[str, float] = {}
+        self.unknown_since: dict[str, float] = {}
         self.commit_requested = False  # the coordinator may have decided to commit
         # an abort has begun, which may have dropped records: in version 1 the next transaction needs
         # another epoch, even if this one is committed after all
@@ -148,10 +146,10 @@ class Transactions:
             return True
         if self.state is not State.OPEN:
             return False
-        if self._version_2 or stage.topic in self._current.joined:
+        if self._version_2 or stage.topic in self._current.added_topics:
             return True
-        if stage.topic not in self._current.joining:
-            self._join(stage)
+        if stage.topic not in self._current.topics_being_added:
+            self._add_topic(stage)
         return False
 
     def mark_broken(self, error: KafkaError) -> None:
@@ -196,7 +194,7 @@ class Transactions:
         )
         identity = self._init_identity(-1, -1, deadline)
         with self._producer.attachment.lock:
-            self._take(*identity)
+            self._set_identity(*identity)
             self.state = State.READY
 
     def begin(self) -> None:
@@ -219,7 +217,7 @@ class Transactions:
             self._request(
                 requests.ADD_OFFSETS_TO_TXN,
                 None,
-                lambda: AddOffsetsToTxnRequest(**self._names(), group_id=group.group_id),
+                lambda: AddOffsetsToTxnRequest(**self._identity_fields(), group_id=group.group_id),
                 deadline,
             )
             self._current.groups.add(group.group_id)
@@ -279,7 +277,7 @@ class Transactions:
             self._end_transaction(commit, deadline)
             with self._producer.attachment.lock:
                 if self._current.next is not None:
-                    self._take(*self._current.next)
+                    self._set_identity(*self._current.next)
                 self._stop_staging()
                 self.state = State.READY
         except BaseException as problem:
@@ -299,7 +297,7 @@ class Transactions:
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
         """Does those steps with the coordinator that have not been done yet."""
-        if not (self._current.wrote or self._current.joined):
+        if not (self._current.wrote or self._current.added_topics):
             return
         # set before _drained(), which makes the C core discard the sequences
         self._current.renews |= not commit
@@ -323,7 +321,11 @@ class Transactions:
         self._current.commit_requested |= commit
         expected = _COMMITTED if self._current.commit_requested and not commit else 0
         response = self._request(
-            requests.END_TXN, None, lambda: EndTxnRequest(**self._names(), committed=commit), deadline, expected
+            requests.END_TXN,
+            None,
+            lambda: EndTxnRequest(**self._identity_fields(), committed=commit),
+            deadline,
+            expected,
         )
         if response.error_code:
             raise _too_late()
@@ -351,7 +353,7 @@ class Transactions:
         )
         return response.producer_id, response.producer_epoch
 
-    def _take(self, producer_id: int, producer_epoch: int) -> None:
+    def _set_identity(self, producer_id: int, producer_epoch: int) -> None:
         self._producer_id, self._producer_epoch = producer_id, producer_epoch
         self._set_native(producer_id, producer_epoch)
         self._producer.hold(None)
@@ -364,7 +366,7 @@ class Transactions:
             return False
         return True
 
-    def _names(self) -> dict[str, Any]:
+    def _identity_fields(self) -> dict[str, Any]:
         return {"transactional_id": self._id, "producer_id": self._producer_id, "producer_epoch": self._producer_epoch}
 
     def _offset_commit(self, offsets: list[Any], group: GroupMetadata) -> TxnOffsetCommitRequest:
@@ -381,7 +383,7 @@ class Transactions:
                 )
             )
         return TxnOffsetCommitRequest(
-            **self._names(),
+            **self._identity_fields(),
             group_id=group.group_id,
             generation_id=group.generation_id,
             member_id=group.member_id,
@@ -419,13 +421,13 @@ class Transactions:
             is_given_up = api_key == requests.TXN_OFFSET_COMMIT and self._is_given_up(response, problem)
             if response is not None and code in (0, expected):
                 return response
-            if (problem is None and code not in _WAIT_RETRIES) or is_given_up:
+            if (problem is None and code not in _RETRIED) or is_given_up:
                 raise KafkaException(
                     self._error_of(
-                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _WAIT_RETRIES else code, api_key
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _RETRIED else code, api_key
                     )
                 )
-            retry_s = _GONE_RETRY_S if is_gone else _RETRY_S
+            retry_s = _UNKNOWN_TOPIC_RETRY_S if is_gone else _RETRY_S
             if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()
                 raise failure(
@@ -437,15 +439,17 @@ class Transactions:
         """Whether, after a TxnOffsetCommit, one of its topics has been unknown for too long."""
         if response is None:
             if problem is not None and problem.code() != KafkaError._TIMED_OUT:
-                self._current.gone_since.clear()
+                self._current.unknown_since.clear()
             return False
         now = time.monotonic()
         for topic in response.topics:
             if any(partition.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION for partition in topic.partitions):
-                self._current.gone_since.setdefault(topic.name, now)
+                self._current.unknown_since.setdefault(topic.name, now)
             else:
-                self._current.gone_since.pop(topic.name, None)
-        return any(now - self._current.gone_since.get(topic.name, now) >= _GONE_S for topic in response.topics)
+                self._current.unknown_since.pop(topic.name, None)
+        return any(
+            now - self._current.unknown_since.get(topic.name, now) >= _UNKNOWN_TOPIC_S for topic in response.topics
+        )
 
     def _error_of(self, code: int, api_key: int) -> KafkaError:
         """The effect of an error code on the transaction and the producer."""
@@ -466,14 +470,14 @@ class Transactions:
 
     # -- version 1: adding a topic -----------------------------------------------------------------
 
-    def _join(self, stage: Any) -> None:
+    def _add_topic(self, stage: Any) -> None:
         """Requests to add all partitions of the topic, without waiting; lock held. An error in the
         response breaks only the transaction of the request, and only while it is open: later the
         request can be refused because its epoch is old.
         """
         current, attachment = self._current, self._producer.attachment
-        current.joining.add(stage.topic)
-        names = self._names()
+        current.topics_being_added.add(stage.topic)
+        names = self._identity_fields()
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=names["transactional_id"],
             v3_and_below_producer_id=names["producer_id"],
@@ -484,11 +488,11 @@ class Transactions:
         )
 
         def on_response(response: Any, error: KafkaError | None) -> None:
-            current.joining.discard(stage.topic)
+            current.topics_being_added.discard(stage.topic)
             code = 0 if response is None else _first_error(response)
             if error is None and not code:
-                current.joined.add(stage.topic)
-            elif error is None and code not in _WAIT_RETRIES and current is self._current and self.state is State.OPEN:
+                current.added_topics.add(stage.topic)
+            elif error is None and code not in _RETRIED and current is self._current and self.state is State.OPEN:
                 self.mark_broken(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
 

@@ -115,7 +115,9 @@ class TcpProducer:
         index = 0
         try:
             for index, record in enumerate(batch):
-                if not self._produce_one(topic, record, None if report is None else report.one(index), deadline):
+                if not self._produce_one(
+                    topic, record, None if report is None else report.callback_for(index), deadline
+                ):
                     return index
         # also on Ctrl-C and exceptions of a callback: the caller must not pass accepted records
         # again
@@ -150,7 +152,7 @@ class _Report:
     def __init__(self, topic: str, on_delivery: Any) -> None:
         self.topic, self.on_delivery, self.began = topic, on_delivery, time.monotonic()
 
-    def one(self, index: int) -> Any:
+    def callback_for(self, index: int) -> Any:
         def report(error: KafkaError | None, message: Any) -> None:
             offset = message.offset()
             known = error is None and offset is not None and offset >= 0

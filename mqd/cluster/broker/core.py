@@ -206,7 +206,7 @@ class BrokerCore(Reports):
 
     def _on_metadata_applied(self, event: MetadataApplied, now_ms: int) -> list[Action]:
         self._applied = max(self._applied, event.version)
-        return self._moved_on(now_ms)
+        return self._after_progress(now_ms)
 
     def _on_metadata_committed(self, event: MetadataCommitted, now_ms: int) -> list[Action]:
         self._committed, self._known_version = (
@@ -215,9 +215,9 @@ class BrokerCore(Reports):
         )
         self._prune()
         self._check_directories()
-        return self._moved_on(now_ms)
+        return self._after_progress(now_ms)
 
-    def _moved_on(self, now_ms: int) -> list[Action]:
+    def _after_progress(self, now_ms: int) -> list[Action]:
         actions: list[Action] = []
         was_ready = self.ready
         self._check_ready()
@@ -225,10 +225,10 @@ class BrokerCore(Reports):
         # the response to the next heartbeat has the lease
         returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
-            actions += self._heartbeat(now_ms)  # the controller waits for this version
+            actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat
         for number, change in list(self._changes.items()):
             if change.answered is not None and change.answered.version <= self.in_force_version:
-                actions += self._answered(number, change.answered)
+                actions += self._finish_change(number, change.answered)
         return actions
 
     def _check_ready(self) -> None:
@@ -352,9 +352,9 @@ class BrokerCore(Reports):
         if message.response.error == 0 and message.version > self.in_force_version and not change.request.validate_only:
             change.answered = message
             return []
-        return self._answered(message.request_id, message)
+        return self._finish_change(message.request_id, message)
 
-    def _answered(self, number: int, message: peer.ChangeResponse) -> list[Action]:
+    def _finish_change(self, number: int, message: peer.ChangeResponse) -> list[Action]:
         change = self._changes.pop(number)
         response = msgspec.structs.replace(message.response, request_id=change.request.request_id)
         return [Reply(change.client, response, message.topic_name)]
@@ -365,9 +365,9 @@ class BrokerCore(Reports):
         """
         lost = [number for number, change in self._changes.items() if change.answered is None]
         text = "The active controller has changed; whether the change was made is not known."
-        return [self._gave_up(number, ErrorCode.NOT_CONTROLLER, text) for number in lost]
+        return [self._give_up_change(number, ErrorCode.NOT_CONTROLLER, text) for number in lost]
 
-    def _gave_up(self, number: int, error: int, text: str) -> Reply:
+    def _give_up_change(self, number: int, error: int, text: str) -> Reply:
         change = self._changes.pop(number)
         return Reply(change.client, messages.Response(change.request.request_id, int(error), text))
 
@@ -426,7 +426,7 @@ class BrokerCore(Reports):
             f"The change was not answered, or not applied on this host, within {CHANGE_WAIT_MS_MAX // 1000} s; it may"
             " still take effect."
         )
-        return actions + [self._gave_up(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in late]
+        return actions + [self._give_up_change(number, ErrorCode.REQUEST_TIMED_OUT, text) for number in late]
 
     def _on_peer_received(self, event: PeerReceived, now_ms: int) -> list[Action]:
         message = event.message

@@ -62,11 +62,12 @@ class Reports:
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
         self._wait_logged = False  # whether it was logged that another host has the node id
-        # heartbeats sent before are not this process's own: a proof of death may have followed (A4)
+        # heartbeats sent before this time are not this process's own, and a proof of death may have
+        # followed them (A4)
         self._started_ms = -1
         self._sent_ms = self._answered_ms = -1  # newest heartbeat, newest one with a response
         self._heartbeats = 0
-        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # not yet reported
+        self._directories: tuple[peer.DirectoryReport, ...] | None = None  # to be reported
         self._shutdown_since_ms = -1
         self._dead = self._ended = False
         self._proposals: dict[tuple[bytes, int], Proposal] = {}
@@ -75,7 +76,7 @@ class Reports:
         self._change_number = 0
         # partition -> leader epoch that ended with a worker
         self._lost: dict[tuple[bytes, int], int] = {}
-        self._followed: dict[tuple[bytes, int], int] = {}  # partition that it followed -> partition epoch
+        self._followed: dict[tuple[bytes, int], int] = {}  # partition that a dead worker followed -> its epoch
         self._moved: dict[tuple[bytes, int], str] = {}
         self._emptied: dict[tuple[bytes, int], int] = {}
         # worker -> partitions it does not serve
@@ -118,7 +119,9 @@ class Reports:
                 and partition.directories[partition.replicas.index(self.node_id)] != directory
             )
 
-        self._proposals = {key: entry for key, entry in self._proposals.items() if self._concerns(key, entry.proposal)}
+        self._proposals = {
+            key: entry for key, entry in self._proposals.items() if self._is_pending(key, entry.proposal)
+        }
         self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
         self._followed = {
             key: epoch
@@ -128,7 +131,7 @@ class Reports:
         self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
         self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
 
-    def _concerns(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
+    def _is_pending(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
         """Whether the proposal is still pending. It ends when the metadata has a newer state of the
         partition than the proposal is based on; the worker receives that state, too.
         """

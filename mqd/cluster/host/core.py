@@ -126,12 +126,12 @@ class HostCore(TopicImages):
         # that, the slot is the only evidence of the worker's death.
         with paused():
             for topic in event.state.topics.values():
-                actions += self._put(topic, in_place)
+                actions += self._put_topic(topic, in_place)
         for seen in lost:
-            self._fenced.setdefault(seen.owner, {})[(seen.topic_id, seen.index)] = seen.leader_epoch
+            self._awaited_epochs.setdefault(seen.owner, {})[(seen.topic_id, seen.index)] = seen.leader_epoch
         if lost:
             actions.append(RaiseEpochs(tuple((seen.topic_id, seen.index) for seen in lost)))
-        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+        return actions + self._free_retired() + self._release_held_workers() + self._maybe_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
         """Assigns the torn slots, which the previous controller was writing, to partitions without a slot.
@@ -199,7 +199,7 @@ class HostCore(TopicImages):
         if event.tokens_put or event.tokens_removed:
             tokens = messages.TokensPut(self._version, list(event.tokens_put), list(event.tokens_removed))
             actions += self._broadcast(tokens, role="acceptor")
-        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+        return actions + self._free_retired() + self._release_held_workers() + self._maybe_applied()
 
     def _on_state_replaced(self, event: StateReplaced, now_ms: int) -> list[Action]:
         self._version = self._state.version
@@ -209,11 +209,11 @@ class HostCore(TopicImages):
                 self._forget(image)
         with paused():
             for topic in self._state.topics.values():
-                actions += self._put(topic, {})
+                actions += self._put_topic(topic, {})
         for subscriber in self._subscribers.values():
             if not subscriber.held:
                 actions.append(Send(subscriber.client, self._full_image(subscriber.role)))
-        return actions + self._free_retired() + self._unfence() + self._maybe_applied()
+        return actions + self._free_retired() + self._release_held_workers() + self._maybe_applied()
 
     def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
         """Informs the acceptor; workers do not need the controller's id."""
@@ -278,7 +278,7 @@ class HostCore(TopicImages):
             self._generations[index] = event.subscribe.generation
             self._alive.add(index)
         subscriber = self._subscribers[event.client] = Subscriber(event.client, role, index)
-        if role == "worker" and index in self._fenced:
+        if role == "worker" and index in self._awaited_epochs:
             subscriber.held = True
             return actions
         return [*actions, Send(event.client, self._full_image(role))]
@@ -353,20 +353,20 @@ class HostCore(TopicImages):
                         )
                     )
         if lost:
-            self._fenced[index] = lost
+            self._awaited_epochs[index] = lost
             actions.append(RaiseEpochs(tuple(lost)))
         return actions + self._free_retired()
 
-    def _unfence(self) -> list[Action]:
+    def _release_held_workers(self) -> list[Action]:
         actions: list[Action] = []
-        for index in list(self._fenced):
-            waiting = self._fenced[index]
+        for index in list(self._awaited_epochs):
+            waiting = self._awaited_epochs[index]
             for partition in list(waiting):
                 image = self._published(partition)
                 if image is None or image.leader_epoch > waiting[partition]:
                     del waiting[partition]
             if not waiting:
-                del self._fenced[index]
+                del self._awaited_epochs[index]
                 for subscriber in self._subscribers.values():
                     if subscriber.held and subscriber.index == index:
                         subscriber.held = False
@@ -414,7 +414,7 @@ class HostCore(TopicImages):
     def check(self) -> None:
         self._slots.check(self._alive)
         for subscriber in self._subscribers.values():
-            assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._fenced), "H3"
+            assert subscriber.held == (subscriber.role == "worker" and subscriber.index in self._awaited_epochs), "H3"
             assert subscriber.held or subscriber.role != "worker" or subscriber.index in self._alive, "H3"
         placed: set[Partition] = set()
         for name, image in self._images.items():

@@ -51,7 +51,7 @@ class TopicImages(HostCommands):
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
         # worker -> partition -> the leader epoch that ended with it
-        self._fenced: dict[int, dict[Partition, int]] = {}
+        self._awaited_epochs: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
         self._command_id = 0
@@ -88,7 +88,7 @@ class TopicImages(HostCommands):
             and all(index < len(old.partitions) for index in indexes)
             else None
         )
-        actions += self._put(topic, {}, only)
+        actions += self._put_topic(topic, {}, only)
         if only is not None:
             partitions = self._images[topic.name].partitions
             return [messages.PartitionsPut(self._version, topic.topic_id, [partitions[index] for index in only])]
@@ -104,7 +104,7 @@ class TopicImages(HostCommands):
                 return []
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
-    def _put(
+    def _put_topic(
         self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None
     ) -> list[Action]:
         actions: list[Action] = []
@@ -168,10 +168,10 @@ class TopicImages(HostCommands):
             self._slots.give_up(key, self._version, self._alive)
             if key not in self._choosing and self._log_dirs:
                 actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
-        return self._described(partition, slot, owner, log_dir)
+        return self._describe(partition, slot, owner, log_dir)
 
     @staticmethod
-    def _described(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
+    def _describe(partition: PartitionState, slot: int, owner: int, log_dir: int) -> messages.PartitionImage:
         return messages.PartitionImage(
             index=partition.index,
             slot=slot,
@@ -237,7 +237,7 @@ class TopicImages(HostCommands):
         for name in {self._state.topics_by_id.get(topic_id): None for topic_id, _ in self._slots.unplaced}:
             topic = self._state.topics.get(name) if name is not None else None
             if topic is not None:
-                actions += self._put(topic, {})
+                actions += self._put_topic(topic, {})
                 if not self._waits_for_slots(topic):
                     actions += self._broadcast(messages.TopicPut(self._version, self._images[topic.name]))
         return actions
@@ -260,7 +260,7 @@ class TopicImages(HostCommands):
         image = self._images.get(topic.name)
         if image is not None and image.topic_id == topic.topic_id:
             return image
-        partitions = [self._described(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
+        partitions = [self._describe(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:

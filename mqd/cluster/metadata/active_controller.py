@@ -66,7 +66,7 @@ class ActiveController(Maintenance):
         self.proposals.on_persist_failed(state.version)
         self._phases.clear()
 
-    def report(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
+    def note_directories(self, node: int, reports: Iterable[peer.DirectoryReport | Directory]) -> None:
         self._reported[node] = tuple(
             Directory(entry.directory_id, entry.path, entry.free_bytes, entry.usable) for entry in reports
         )
@@ -87,7 +87,7 @@ class ActiveController(Maintenance):
             return [], respond(refusal.error, refusal.message)
         first = records[0] if records else None
         broker = first.broker if isinstance(first, BrokerRegistered) else state.brokers[message.node_id]
-        self.report(message.node_id, message.directories)
+        self.note_directories(message.node_id, message.directories)
         self._heard[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
@@ -128,7 +128,7 @@ class ActiveController(Maintenance):
         self._heard[node] = now_ms
         self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
         if message.directories:
-            self.report(node, message.directories)
+            self.note_directories(node, message.directories)
         records: list[Record] = []
         newest = message.sent_ms >= self._sent.get(node, message.sent_ms)
         if newest:
@@ -144,7 +144,7 @@ class ActiveController(Maintenance):
             and lease_valid
             and broker_rules.has_applied_registration(message.metadata_version, message.broker_epoch)
         ):
-            records = self._return(state, node, now_ms)
+            records = self._unfence(state, node, now_ms)
         elif message.directories:
             records = self._directories_changed(state, message)
         known = committed.brokers.get(node)
@@ -158,10 +158,10 @@ class ActiveController(Maintenance):
         )
 
     def _heartbeat_response(
-        self, message: peer.Heartbeat, lease_ms: int, fenced: bool, over: bool = False, error: int = 0
+        self, message: peer.Heartbeat, lease_ms: int, fenced: bool, should_shutdown: bool = False, error: int = 0
     ) -> peer.BrokerHeartbeatResponse:
         return peer.BrokerHeartbeatResponse(
-            self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, over, error
+            self.epoch, message.node_id, message.broker_epoch, message.sent_ms, lease_ms, fenced, should_shutdown, error
         )
 
     def _directories_changed(self, state: MetadataState, message: peer.Heartbeat) -> list[Record]:
@@ -176,7 +176,7 @@ class ActiveController(Maintenance):
             else []
         )
 
-    def _return(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
+    def _unfence(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         self.sessions.heard(node, now_ms)
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
@@ -237,8 +237,8 @@ class ActiveController(Maintenance):
         return broker.epoch == message.broker_epoch
 
     def _is_for_this_controller(self, message: peer.ProofOfDeath) -> bool:
-        """Whether the proof names this controller, or its direct predecessor, which died with the
-        broker.
+        """Whether the proof has the epoch of this controller, or of its direct predecessor, which ended
+        together with the broker.
         """
         return message.controller_epoch == self.epoch or (message.led and message.controller_epoch == self._before)
 
@@ -338,7 +338,7 @@ class ActiveController(Maintenance):
 
     # -- retirement --------------------------------------------------------------------------------
 
-    def emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
+    def partitions_emptied(self, state: MetadataState, message: peer.PartitionsEmptied) -> list[Record]:
         records: list[Record] = []
         view = self.view(state)
         touched: dict[bytes, None] = {}

@@ -125,7 +125,7 @@ class MetadataCore(LogTail):
         self._directories = event.directories
         if self._active is None:
             return []
-        self._active.report(self.node_id, event.directories)
+        self._active.note_directories(self.node_id, event.directories)
         broker = self.tail.brokers.get(self.node_id)
         if broker is None:
             return []
@@ -301,7 +301,7 @@ class MetadataCore(LogTail):
         self._active = ActiveController(
             event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id, before=event.before
         )
-        self._active.report(self.node_id, self._directories)
+        self._active.note_directories(self.node_id, self._directories)
         return []
 
     def _on_cluster_founded(self, event: ClusterFounded, now_ms: int) -> list[Action]:
@@ -323,7 +323,7 @@ class MetadataCore(LogTail):
         self._active = None
         self._lease_until_ms = 0
         self._peers.clear()  # brokers repeat their requests to the next controller
-        return self._forget(
+        return self._drop_pending(
             ErrorCode.NOT_CONTROLLER,
             "This host is no longer the active controller; whether the change was made is not known.",
             [],
@@ -370,7 +370,7 @@ class MetadataCore(LogTail):
             case broker_messages.ReplicasFailed():
                 return self._persist(active.replicas_failed(self.tail, message, now_ms))
             case broker_messages.PartitionsEmptied():
-                return self._persist(active.emptied(self.tail, message))
+                return self._persist(active.partitions_emptied(self.tail, message))
         return []
 
     def _respond_to_peer(
@@ -434,7 +434,7 @@ class MetadataCore(LogTail):
         kept = [batch for batch in self._pending if batch.version <= event.kept]
         version = kept[-1].version if kept else self.committed.version
         self._peers = [entry for entry in self._peers if entry.version <= version]
-        actions = self._forget(
+        actions = self._drop_pending(
             ErrorCode.KAFKA_STORAGE_ERROR,
             f"The metadata log could not be written; the change was not made: {event.reason}",
             kept,

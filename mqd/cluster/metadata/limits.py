@@ -45,7 +45,7 @@ def check_image(state: MetadataState, partitions: int, replicas: int) -> None:
     if needed > IMAGE_BYTES_MAX:
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS,
-            f"The cluster has {state.partition_count} partitions; with {partitions} more of {replicas} replicas its"
+            f"The cluster has {state.partition_count} partitions; with {partitions} more ({replicas} replicas) its"
             f" metadata would take {needed >> 20} MiB in every process, the limit is {IMAGE_BYTES_MAX >> 20} MiB."
             " Delete topics first, or use another cluster.",
         )

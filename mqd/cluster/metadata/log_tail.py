@@ -246,7 +246,7 @@ class LogTail:
         self._lost.difference_update((record.topic_id, index) for index in record.partitions)
         return record.partitions
 
-    def _forget(self, error: int, reason: str, kept: list[Batch]) -> list[Action]:
+    def _drop_pending(self, error: int, reason: str, kept: list[Batch]) -> list[Action]:
         self._attempt += 1
         self._pending = kept
         self.tail = self.committed.copy() if self._active is not None else self.committed

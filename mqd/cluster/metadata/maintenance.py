@@ -209,8 +209,8 @@ class Maintenance:
             self._elect_leaders(state, now_ms)
             or self._retirements(state, now_ms)
             or self._cancel_replacements(state)
-            or self._replace(state, now_ms)
-            or self._grow(state, now_ms)
+            or self._replace_replicas(state, now_ms)
+            or self._grow_internal_topics(state, now_ms)
             or self._begin_moves(state)
         )
 
@@ -233,7 +233,7 @@ class Maintenance:
         ]
         return sorted({*lost, *(node for node, broker in state.brokers.items() if broker.draining)})
 
-    def _replace(self, state: MetadataState, now_ms: int) -> list[Record]:
+    def _replace_replicas(self, state: MetadataState, now_ms: int) -> list[Record]:
         nodes = self._leaving(state, now_ms)
         return (
             grouped(
@@ -257,7 +257,7 @@ class Maintenance:
         view = self.view(state)
         return grouped(change for node in sorted(nodes) for change in reassign_rules.cancel_replacements(view, node))
 
-    def _grow(self, state: MetadataState, now_ms: int) -> list[Record]:
+    def _grow_internal_topics(self, state: MetadataState, now_ms: int) -> list[Record]:
         if (
             not any(name in state.topics for name in INTERNAL_TOPICS)
             or default_replication_factor(len(self.view(state).nodes())) <= 1

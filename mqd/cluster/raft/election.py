@@ -24,12 +24,12 @@ class Election:
 
     def begin(self, now_ns: int) -> None:
         if self.core.is_alone:
-            self.stand(now_ns)
+            self.become_candidate(now_ns)
         else:
             self._request_votes(now_ns, self.core.settings.promise_ns // 8)
             self.maybe_win(now_ns)
 
-    def stand(self, now_ns: int) -> None:
+    def become_candidate(self, now_ns: int) -> None:
         """Begins a new epoch and votes for itself; its own vote counts once it is durable."""
         core = self.core
         self.is_pre_vote = False
@@ -70,7 +70,7 @@ class Election:
         if votes < majority(len(core.voters)):
             return
         if self.is_pre_vote:
-            self.stand(now_ns)
+            self.become_candidate(now_ns)
         else:
             core.elected(now_ns)
 

@@ -71,7 +71,7 @@ class Following:
     def on_tick(self, now_ns: int) -> None:
         if now_ns >= self._leader_lost_ns:
             if not self.is_flushed:
-                self._contact_ns = now_ns  # starts the timeout without a promise
+                self._contact_ns = now_ns  # restarts the time-out, without a new promise
             else:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)
@@ -141,7 +141,7 @@ class Following:
         elif response.diverging is not None:
             self._truncate_to(*response.diverging, now_ns)
         else:
-            self._take(response, now_ns)
+            self._append_fetched(response, now_ns)
         self.maybe_fetch(now_ns)
 
     def _truncate_to(self, epoch: int, end_offset: int, now_ns: int) -> None:
@@ -160,7 +160,7 @@ class Following:
                 f" {core.log.end_offset}",
             )
 
-    def _take(self, response: FetchResponse, now_ns: int) -> None:
+    def _append_fetched(self, response: FetchResponse, now_ns: int) -> None:
         core = self.core
         if response.batches:
             if not self._are_sound(response.batches):

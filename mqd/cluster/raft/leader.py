@@ -59,7 +59,8 @@ class Leadership:
         self.began_ns = now_ns
         self.is_active = False
         self.epoch_start_offset = core.log.end_offset
-        # an active leader has committed a record of its own epoch, and this log has it (I3)
+        # the last earlier epoch in which a leader can have been active: an active leader has committed
+        # a record of its own epoch, which this log has (I3)
         self.epoch_before = core.log.last_epoch
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)

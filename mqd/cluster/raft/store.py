@@ -91,7 +91,7 @@ class _File(NamedTuple):
 
 
 class QuorumStore:
-    """open() recovers the log; found() starts in an empty directory; append(), truncate(), install() and
+    """open() recovers the log; initialize() starts in an empty directory; append(), truncate(), install() and
     write_vote() carry out the quorum's effects; store_snapshot() limits the log's size.
     """
 
@@ -312,8 +312,8 @@ class QuorumStore:
 
     @staticmethod
     def _rewrite(path: Path, data: bytes, position: int) -> None:
-        """M4: rewrites the bytes before `position` in place, so that they are flushed again, and cuts off
-        the rest.
+        """M4: writes the bytes of `data` from `position` on again, so that they are flushed, and cuts off
+        the rest of the file.
         """
         fd = native.file_open_append(path, len(data))
         try:
@@ -331,9 +331,9 @@ class QuorumStore:
         if new:
             native.file_sync_directory(self.directory)
 
-    # -- founding ---------------------------------------------------------------------------------
+    # -- initializing ------------------------------------------------------------------------------
 
-    def found(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:  # noqa: B008 (frozen)
+    def initialize(self, meta: SnapshotMeta, vote: VoteState = VoteState()) -> Stored:  # noqa: B008 (frozen)
         """Starts in an empty directory with the empty state and these voters. If it raises OSError, the
         next start finds an empty directory.
         """

@@ -278,12 +278,12 @@ class World:
     def poll(self) -> list[Any]:
         limits = Limits(self.random.randint(1, 10), 50, self.random.random() < 0.3)
         self.is_waiting = True
-        self.core.want(limits, self.now_ms)
+        self.core.set_limits(limits, self.now_ms)
         self.settle(self.random.randint(10, 200))
         self.pump_sent()
         found = self.core.take(limits.records_max, self.now_ms)
         if not found:
-            self.core.want(None, self.now_ms)
+            self.core.set_limits(None, self.now_ms)
         self.core.advance(self.now_ms)
         for send in self.core._sends:
             assert send.api_key != SHARE_FETCH or not found, "C3: a fetch ahead of the application"

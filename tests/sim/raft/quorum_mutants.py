@@ -31,7 +31,7 @@ from tests.sim.raft.quorum_host import Host
 
 class EpochAtOnce(Election):
     def begin(self, now_ns: int) -> None:
-        self.stand(now_ns)
+        self.become_candidate(now_ns)
 
 
 class NoPreVote(QuorumCore):

@@ -171,7 +171,7 @@ class HandlerBroker:
         store = QuorumStore(self._directory / "metadata", key)
         stored, state, _ = store.open()
         if stored.snapshot is None:
-            stored = store.found(SnapshotMeta(0, 0, (Voter(key, "", 0),), 1))
+            stored = store.initialize(SnapshotMeta(0, 0, (Voter(key, "", 0),), 1))
         metadata = MetadataCore(state, NODE, ConfigRules(self.config), new_topic_id, PARTITIONS_MAX, active=False)
         self.shell = Shell(QuorumCore(key, stored, QUORUM_SETTINGS, random.Random(1)), metadata, store, self.control)
         self.shell.server = self  # type: ignore[assignment]

@@ -103,9 +103,9 @@ def test_a_commit_is_not_retried_for_revoked_partitions(monkeypatch: pytest.Monk
     both = commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)
     waits = commits.add({("t", 0): Committed(12)}, None, 60)
     respond(control, inbox, error=local_error(KafkaError._TRANSPORT))
-    assert commits.concern({("t", 0)}) and not commits.concern({("t", 2)})
-    commits.stop_retrying({("t", 0)})
-    assert commits.concern({("t", 1)}) and not commits.concern({("t", 0)})
+    assert commits.has_pending({("t", 0)}) and not commits.has_pending({("t", 2)})
+    commits.drop({("t", 0)})
+    assert commits.has_pending({("t", 1)}) and not commits.has_pending({("t", 0)})
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 1)
     commits.advance()
@@ -158,7 +158,7 @@ def test_the_result_of_a_commit_for_a_deleted_partition_is_not_reported_for_a_ne
     control = Control()
     commits, inbox, committed = commits_over(control)
     commits.add({("t", 0): Committed(10), ("t", 1): Committed(11)}, None, 60)
-    commits.stop_retrying({("t", 0)})
+    commits.drop({("t", 0)})
     respond(control, inbox)
     assert committed == [(("t", 1), 11)]
 

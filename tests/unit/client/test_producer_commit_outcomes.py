@@ -145,7 +145,7 @@ def _interrupted(_self: Any = None, *_arguments: Any) -> None:
 
 @pytest.mark.parametrize(
     ("target", "requested"),
-    [("producer.purge", [False]), ("transactions._stop_staging", [False]), ("transactions._take", [False])],
+    [("producer.purge", [False]), ("transactions._stop_staging", [False]), ("transactions._set_identity", [False])],
 )
 def test_a_producer_that_is_closed_after_an_interrupted_abort_aborts(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, target: str, requested: list[bool]

@@ -211,10 +211,10 @@ def test_a_handler_that_raises_the_same_exception_again_loses_no_records(make, m
 @pytest.mark.parametrize(
     ("owner", "name", "behind"),
     [
-        ("transactions", "_take", False),
+        ("transactions", "_set_identity", False),
         ("native", "set_identity", True),
         ("producer", "hold", True),
-        ("transactions", "_take", True),
+        ("transactions", "_set_identity", True),
     ],
 )
 def test_an_end_of_transaction_interrupted_after_the_response_can_be_repeated(

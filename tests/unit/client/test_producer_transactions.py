@@ -320,7 +320,7 @@ def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monke
     """By the producer, which aborts and continues; the coordinator would fence it when the
     transaction times out.
     """
-    monkeypatch.setattr(transactional, "_GONE_S", 0.3)
+    monkeypatch.setattr(transactional, "_UNKNOWN_TOPIC_S", 0.3)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     producer, _ = _begun(make)
     with pytest.raises(KafkaException) as raised:
@@ -337,7 +337,7 @@ def test_offsets_of_a_deleted_topic_are_given_up(make, broker: FakeBroker, monke
 def test_offsets_of_a_deleted_topic_are_given_up_over_several_short_calls(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactional, "_GONE_S", 1.0)
+    monkeypatch.setattr(transactional, "_UNKNOWN_TOPIC_S", 1.0)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     producer, _ = make(transactional_id="t")
     producer.init_transactions(10)
@@ -358,7 +358,7 @@ def test_offsets_of_a_deleted_topic_are_given_up_while_a_coordinator_loads(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That error comes first in the response; it does not end the producer."""
-    monkeypatch.setattr(transactional, "_GONE_S", 0.3)
+    monkeypatch.setattr(transactional, "_UNKNOWN_TOPIC_S", 0.3)
     response, codes = (
         TxnOffsetCommitResponse,
         {"a": ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "deleted": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION},
@@ -416,7 +416,7 @@ def test_the_time_limit_of_a_deleted_topic_does_not_apply_to_a_late_one(
 ) -> None:
     later = 0.0
     monkeypatch.setattr(transactional, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + later))
-    monkeypatch.setattr(transactional, "_GONE_S", 600.0)
+    monkeypatch.setattr(transactional, "_UNKNOWN_TOPIC_S", 600.0)
     _offset_answers(broker, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     producer, _ = _begun(make)
     with pytest.raises(KafkaException) as raised:

@@ -86,7 +86,7 @@ def opened(directory: Path, **options) -> tuple[QuorumStore, MetadataState]:
     log = QuorumStore(directory, KEY, **options)
     recovered = log.open()
     if recovered.stored.snapshot is None:
-        log.found(SnapshotMeta(0, 0, VOTERS_OF_ONE, 1))
+        log.initialize(SnapshotMeta(0, 0, VOTERS_OF_ONE, 1))
         return log, recovered.state
     return log, apply(recovered.state, recovered.stored.batches)
 

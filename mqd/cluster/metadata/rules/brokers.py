@@ -116,27 +116,27 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
     """
     old = state.brokers.get(message.node_id)
     _check_features(state, message)
-    same_place = old is not None and old.directory_id in ("", message.directory_id)
-    if old is not None and same_place and old.incarnation == message.incarnation:
+    same_directory = old is not None and old.directory_id in ("", message.directory_id)
+    if old is not None and same_directory and old.incarnation == message.incarnation:
         again = _registered(message, old.epoch, old)
         return [] if again == old else [BrokerRegistered(again)]
-    if old is not None and same_place and old.incarnation > message.incarnation:
+    if old is not None and same_directory and old.incarnation > message.incarnation:
         raise Refusal(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"A newer incarnation of broker {message.node_id} is registered."
         )
-    if old is not None and not same_place and not old.fenced:
+    if old is not None and not same_directory and not old.fenced:
         raise Refusal(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION,
             f"Another broker with node.id {message.node_id} is registered and alive; give this host another node.id.",
         )
     view = View(state, gone=frozenset((message.node_id,)), unable=unable)
     new = _registered(message, state.version, old)
-    clean = old is not None and same_place and message.clean_epoch == old.epoch
+    clean = old is not None and same_directory and message.clean_epoch == old.epoch
     lost, fresh = _lost(message, clean)
     changes = view.changes(
-        _targets_without(state, frozenset((message.node_id,)), lost, same_place, message.node_id, fresh)
+        _targets_without(state, frozenset((message.node_id,)), lost, same_directory, message.node_id, fresh)
     )
-    if old is not None and not same_place:
+    if old is not None and not same_directory:
         changes += _place_on_new_disks(state, message)
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
 
@@ -148,8 +148,8 @@ def _lost(message: RegisterBroker, clean: bool) -> tuple[int, frozenset[str]]:
 
 
 def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) -> BrokerState:
-    same_place = old is not None and old.directory_id in ("", message.directory_id)
-    paths = dict(old.directories) if old is not None and same_place else {}
+    same_directory = old is not None and old.directory_id in ("", message.directory_id)
+    paths = dict(old.directories) if old is not None and same_directory else {}
     paths.update({entry.directory_id: entry.path for entry in message.directories if entry.directory_id})
     return BrokerState(
         node_id=message.node_id,

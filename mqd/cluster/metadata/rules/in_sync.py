@@ -76,7 +76,7 @@ class Proposals:
             if change is None:
                 # already the current state, so no newer state will be announced
                 error = ErrorCode.OPERATION_NOT_ATTEMPTED
-        result = _after(proposal, error, partition, change)
+        result = _result_after(proposal, error, partition, change)
         # a later leader may have an older registration
         if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):
             self._handled[key] = Handled(
@@ -166,7 +166,7 @@ def _result(proposal: InSyncProposal, error: int) -> InSyncResult:
     )
 
 
-def _after(
+def _result_after(
     proposal: InSyncProposal, error: int, partition: PartitionState, change: PartitionChange | None
 ) -> InSyncResult:
     def kept(new, before):

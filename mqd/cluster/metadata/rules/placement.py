@@ -193,7 +193,7 @@ class Directories:
         kept = reserve + reserve // 4
         return max(kept if kept <= self._largest else 0, -(-self._largest // FULL_SHARE))
 
-    def of(self, node: int) -> Sequence[Directory]:
+    def of_host(self, node: int) -> Sequence[Directory]:
         known = self._reported.get(node)
         if known:
             return known
@@ -208,7 +208,7 @@ class Directories:
         """Returns a directory for one new replica on the host. "" = the host has reported none and will
         choose. None = none is writable.
         """
-        directories = self.of(node)
+        directories = self.of_host(node)
         if not directories:
             return ""
         counts = self._counts.get(node)

@@ -45,7 +45,7 @@ class Scene:
         self.core.on_response(send.number, response, error, self.now_ms)
 
     def hold(self) -> list[Any]:
-        self.core.want(LIMITS, self.now_ms)
+        self.core.set_limits(LIMITS, self.now_ms)
         for _ in range(10):
             for send in self.sent(SHARE_FETCH):
                 self.respond(send)
@@ -76,7 +76,7 @@ def test_records_lost_with_their_session_are_reported() -> None:
 
 def test_records_whose_locks_have_ended_are_not_handed_out() -> None:
     scene = Scene()
-    scene.core.want(LIMITS, 0)
+    scene.core.set_limits(LIMITS, 0)
     while not scene.core.ready:
         for send in scene.sent(SHARE_FETCH):
             scene.respond(send)
@@ -117,7 +117,7 @@ def test_a_topic_that_may_not_be_read_is_reported_once_until_it_is_taken() -> No
 
 def test_a_leader_named_in_the_response_gets_the_next_request() -> None:
     scene = Scene()
-    scene.core.want(LIMITS, 0)
+    scene.core.set_limits(LIMITS, 0)
     first = scene.sent(SHARE_FETCH)[0]
     moved = first.message.topics[0].partitions[0].partition_index
     other = 3 - first.target.node_id
@@ -133,7 +133,7 @@ def test_a_leader_named_in_the_response_gets_the_next_request() -> None:
 
 def test_a_response_with_invalid_runs_is_an_error_without_records() -> None:
     scene = Scene()
-    scene.core.want(LIMITS, 0)
+    scene.core.set_limits(LIMITS, 0)
     send = scene.sent(SHARE_FETCH)[0]
     run = ShareFetchResponse.AcquiredRecords(first_offset=9, last_offset=2, delivery_count=1)
     partition = ShareFetchResponse.Partition(partition_index=0, acquired_records=[run])
