@@ -5,8 +5,8 @@ A new identity has a new producer id, so that requests still in flight with the 
 mistaken for new ones. The C core adopts it when every batch that was sent has a response that says
 whether it was written, and numbers the remaining batches from 0. Until then stages are held, and
 batches are sent again with the old identity; with the new one they could be written twice
-(docs/decisions/clients/2026-11-26-an-identity-that-waits.md). transactional.py manages the identity
-of a transactional producer. Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
+(docs/decisions/clients/2026-11-26-producer-identity-and-unknown-outcomes.md). transactional.py manages
+the identity of a transactional producer. Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transactions of several producers at once on one connection, as in a JavaScript client: a
 producer that uses its transactional id alone is never fenced; others are.
 
-docs/decisions/coordinators/2026-11-26-one-invalid-producer-epoch.md
+docs/decisions/coordinators/2026-11-26-kafkajs-invalid-producer-epoch.md
 """
 
 from __future__ import annotations
