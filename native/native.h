@@ -389,7 +389,7 @@ int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out
 /* returns 1 when there is work (do not sleep), 0 when it is safe to block on the endpoint's
  * eventfd */
 int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint);
-void mqd_endpoint_awake(struct mqd_endpoint *endpoint);
+void mqd_endpoint_end_sleep(struct mqd_endpoint *endpoint);
 
 /* ---- arena: extents of one process's shared memory, lent to peers by descriptor ---- */
 

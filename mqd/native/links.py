@@ -183,7 +183,7 @@ class Endpoint:
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0
 
     def awake(self) -> None:
-        lib.mqd_endpoint_awake(self._endpoint)
+        lib.mqd_endpoint_end_sleep(self._endpoint)
 
     def close(self) -> None:
         if self._endpoint != ffi.NULL:

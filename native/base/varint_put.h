@@ -23,7 +23,7 @@ static inline uint8_t *mqd_put_unsigned_varint(uint8_t *at, uint64_t value)
 }
 
 /* The same in exactly `size_bytes`, which must be the required length. */
-static inline void mqd_put_varint_of(uint8_t *at, uint64_t value, uint32_t size_bytes)
+static inline void mqd_put_varint_sized(uint8_t *at, uint64_t value, uint32_t size_bytes)
 {
     for (uint32_t i = 0; i + 1 < size_bytes; i++, value >>= 7)
         at[i] = (uint8_t)(value | 0x80);

@@ -194,7 +194,7 @@ static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
     mqd_client_flush(producer->client);
-    mqd_client_take(producer->client); /* its error stays recorded in the attachment */
+    mqd_client_take_replies(producer->client); /* its error stays recorded in the attachment */
     mqd_producer_pump(producer);
     if (producer->used_bytes == before && producer->open_count == producer->live_count)
         mqd_producer_close_all(producer, INT64_MAX);
@@ -206,7 +206,7 @@ static void send_full_batch(struct mqd_producer *producer, struct mqd_producer_b
 {
     mqd_producer_batch_close(producer, batch);
     mqd_client_flush(producer->client);
-    mqd_client_take(producer->client);
+    mqd_client_take_replies(producer->client);
     mqd_producer_pump(producer);
 }
 
@@ -388,7 +388,7 @@ static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_
             memcpy(at, head, 16); /* the value overwrites the excess bytes */
         else
             memcpy(at, head, head_bytes);
-        mqd_put_varint_of(at + delta_at, offset_delta, delta_bytes);
+        mqd_put_varint_sized(at + delta_at, offset_delta, delta_bytes);
         at = (uint8_t *)memcpy(at + head_bytes, value, value_bytes) + value_bytes;
         *at++ = 0;
     }

@@ -311,7 +311,7 @@ static int take_replies(struct mqd_client *client)
     return more;
 }
 
-int mqd_client_take(struct mqd_client *client)
+int mqd_client_take_replies(struct mqd_client *client)
 {
     return take_replies(client) || take_passed(client) ? -1 : 0;
 }
@@ -365,7 +365,7 @@ int mqd_client_poll(struct mqd_client *client)
         drain(client);
     uint64_t reply_head = client->reply_head, head = client->head;
     client->polling = true;
-    int result = mqd_client_take(client);
+    int result = mqd_client_take_replies(client);
     if (result == 0 && client->producer)
         mqd_producer_pump(client->producer);
     client->polling = false;

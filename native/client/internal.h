@@ -105,7 +105,7 @@ int mqd_client_check(const struct mqd_client *client);
 int mqd_client_fail(struct mqd_client *client, int code, const char *message);
 /* Takes in replies and passed submissions; wakes no thread and frees no response that the caller
  * may hold. */
-int mqd_client_take(struct mqd_client *client);
+int mqd_client_take_replies(struct mqd_client *client);
 /* Queues one submission of bytes in `data`; false: the ring is full. Not visible before
  * mqd_client_flush. */
 bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_bytes, struct mqd_submitted submitted);

@@ -45,7 +45,7 @@ static int take_over(struct mqd_producer *producer, struct mqd_client *client)
         return mqd_error_set(MQD_E_INVALID, "the attachment already has a producer: close it first");
     if (client->head != client->tail) { /* unanswered submissions may occupy memory that new batches would use */
         mqd_client_flush(client);
-        if (mqd_client_take(client))
+        if (mqd_client_take_replies(client))
             return -1;
         for (uint64_t at = client->head; at != client->tail; at++)
             if (client->submitted[at & (client->submission_count - 1)].kind != MQD_SUBMITTED_REQUEST)
@@ -373,7 +373,7 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
         return mqd_error_set_static(
             MQD_E_INVALID,
             "a producer can move only to an attachment that never had one, in the process that opened it");
-    mqd_client_take(old); /* handles responses that arrived before the end */
+    mqd_client_take_replies(old); /* handles responses that arrived before the end */
     if (plan_move(producer, to, &move)) {
         free(move.first_chunks);
         mqd_client_memory_close(&move.memory);

@@ -158,7 +158,7 @@ static int16_t check_verified(struct mqd_partition *partition, const struct mqd_
     const struct mqd_verification *verification = mqd_verifications_find(&partition->verifications, batch, guard);
     if (!verification)
         return MQD_KAFKA_NOT_ENOUGH_REPLICAS;
-    if (kind.from_zero && batch->base_sequence != 0 && !mqd_producers_sequenced(&partition->producers, batch))
+    if (kind.from_zero && batch->base_sequence != 0 && !mqd_producers_has_sequences(&partition->producers, batch))
         return MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER;
     return batch->base_sequence > verification->lowest_sequence ? MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER : 0;
 }
@@ -169,10 +169,10 @@ static int16_t check_producer(struct mqd_partition *partition, const struct mqd_
 {
     int16_t error = mqd_producers_check(&partition->producers, batch, kind, &result->duplicate, &result->base_offset);
     if (__builtin_expect(kind.known, 0) && !error && !result->duplicate &&
-        !mqd_producers_sequenced(&partition->producers, batch))
+        !mqd_producers_has_sequences(&partition->producers, batch))
         return MQD_STAGE_UNKNOWN;
     if (error || result->duplicate || kind.coordinator || !(batch->attributes & ATTRIBUTE_TRANSACTIONAL) ||
-        !partition->options.transaction_verification || mqd_producers_ongoing(&partition->producers, batch))
+        !partition->options.transaction_verification || mqd_producers_is_ongoing(&partition->producers, batch))
         return error;
     return check_verified(partition, batch, kind, guard, now_ms, result);
 }
@@ -324,10 +324,10 @@ void mqd_partition_note_refused(struct mqd_partition *partition, const struct mq
 
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch)
 {
-    const struct mqd_verification *refused = mqd_verifications_of(&partition->verifications, batch);
+    const struct mqd_verification *refused = mqd_verifications_find_producer(&partition->verifications, batch);
     /* a known producer's state determines the next sequence */
     return refused && batch->base_sequence > refused->lowest_sequence &&
-           !mqd_producers_sequenced(&partition->producers, batch);
+           !mqd_producers_has_sequences(&partition->producers, batch);
 }
 
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id)

@@ -188,14 +188,14 @@ int16_t mqd_producers_check(const struct mqd_producers *producers, const struct 
     return error;
 }
 
-bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch)
+bool mqd_producers_is_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch)
 {
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     return index != MQD_PRODUCER_NONE && producers->entries[index].transaction &&
            producers->entries[index].epoch == batch->producer_epoch;
 }
 
-bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch)
+bool mqd_producers_has_sequences(const struct mqd_producers *producers, const struct mqd_batch *batch)
 {
     uint32_t index = mqd_producers_find(producers, batch->producer_id);
     return index != MQD_PRODUCER_NONE && producers->entries[index].epoch == batch->producer_epoch &&

@@ -128,9 +128,9 @@ struct mqd_producer_batch_kind {     /* facts that the header of a batch does no
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
                             struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset);
 /* Whether this batch belongs to a transaction that its producer has begun here. */
-bool mqd_producers_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch);
+bool mqd_producers_is_ongoing(const struct mqd_producers *producers, const struct mqd_batch *batch);
 /* Whether sequences of the batch's producer in the batch's epoch are known. */
-bool mqd_producers_sequenced(const struct mqd_producers *producers, const struct mqd_batch *batch);
+bool mqd_producers_has_sequences(const struct mqd_producers *producers, const struct mqd_batch *batch);
 bool mqd_producers_in_transaction(const struct mqd_producers *producers, int64_t producer_id);
 /* Adds a batch that passed the check (or that is already in the log). -1: no memory, nothing
  * changed. */

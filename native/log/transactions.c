@@ -241,8 +241,8 @@ const struct mqd_verification *mqd_verifications_find(const struct mqd_verificat
     return entry && entry->guard == guard && entry->epoch == batch->producer_epoch ? entry : NULL;
 }
 
-const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications,
-                                                    const struct mqd_batch *batch)
+const struct mqd_verification *mqd_verifications_find_producer(const struct mqd_verifications *verifications,
+                                                               const struct mqd_batch *batch)
 {
     const struct mqd_verification *entry = entry_of(verifications, batch->producer_id);
     return entry && entry->epoch == batch->producer_epoch ? entry : NULL;

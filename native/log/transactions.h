@@ -91,8 +91,8 @@ int64_t mqd_verifications_begin(struct mqd_verifications *verifications, const s
 const struct mqd_verification *mqd_verifications_find(const struct mqd_verifications *verifications,
                                                       const struct mqd_batch *batch, int64_t guard);
 /* The entry of the batch's producer and epoch, whatever its guard; or NULL. */
-const struct mqd_verification *mqd_verifications_of(const struct mqd_verifications *verifications,
-                                                    const struct mqd_batch *batch);
+const struct mqd_verification *mqd_verifications_find_producer(const struct mqd_verifications *verifications,
+                                                               const struct mqd_batch *batch);
 void mqd_verifications_revoke(struct mqd_verifications *verifications, int64_t producer_id);
 void mqd_verifications_expire(struct mqd_verifications *verifications, int64_t before_ms);
 

@@ -98,7 +98,7 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
         *out = (struct mqd_replica_step){MQD_REPLICA_APPEND, fetch->fetch_offset};
 }
 
-int mqd_replica_followed(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
+int mqd_replica_take_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark)
 {
     int64_t known = minimum(high_watermark, replica->log_end);
     if (replica->role != MQD_REPLICA_FOLLOWER || leader_epoch != replica->leader_epoch ||

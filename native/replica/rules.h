@@ -231,8 +231,8 @@ int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t rep
  * and the next one waits until again_ms; any other: unknown outcome, the proposal still counts and
  * is repeated from again_ms on. A response to another proposal is ignored. Returns bits of enum
  * mqd_replica_change. */
-int mqd_replica_answered(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
-                         int64_t now_ms, int64_t again_ms);
+int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
+                            int64_t now_ms, int64_t again_ms);
 
 /* ---- the follower ---- */
 
@@ -244,7 +244,7 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
 enum mqd_replica_action {
     MQD_REPLICA_IGNORE, /* from another epoch than the current one */
     /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
-     * mqd_replica_followed */
+     * mqd_replica_take_high_watermark */
     MQD_REPLICA_APPEND,
     /* truncate the log to `offset` (with producers, transactions and epochs), call mqd_replica_set_log,
      * fetch again */
@@ -261,7 +261,7 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
                       struct mqd_replica_step *out);
 /* Called after the records of a response are in the log: takes over the leader's high watermark.
  * Returns bits of enum mqd_replica_change. */
-int mqd_replica_followed(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark);
+int mqd_replica_take_high_watermark(struct mqd_replica *replica, int32_t leader_epoch, int64_t high_watermark);
 
 /* ---- leader epochs ---- */
 

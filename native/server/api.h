@@ -151,7 +151,7 @@ int mqd_reactor_tls_principal(struct mqd_reactor *reactor, uint64_t token, uint6
 struct mqd_replica_assignment;
 int mqd_reactor_replica_set(struct mqd_reactor *reactor, uint64_t token, uint32_t slot,
                             const struct mqd_replica_assignment *assignment, int32_t leader_worker);
-/* The controller's response to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_answered. */
+/* The controller's response to MQD_EVENT_PROPOSE_IN_SYNC: mqd_replica_on_response. */
 int mqd_reactor_in_sync_response(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, uint64_t sequence,
                                  int32_t leader_epoch, int32_t error);
 #define MQD_FETCHER_COUNT_MAX 2048

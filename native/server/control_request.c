@@ -350,8 +350,9 @@ void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor 
     uint64_t arena_bytes = r->options.arena_bytes[from];
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
-    bool good = inside && (!request || mqd_request_reply(r, request, r->options.arenas[from] + descriptor->offset,
-                                                         descriptor->size_bytes));
+    bool good =
+        inside && (!request || mqd_request_reply_append(r, request, r->options.arenas[from] + descriptor->offset,
+                                                        descriptor->size_bytes));
     struct mqd_descriptor release = {
         .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
     if (!(descriptor->flags & MQD_RESPONSE_NONE))
@@ -541,7 +542,7 @@ bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const
     struct mqd_request *request;
     if (!found || !(request = mqd_request_new(r, c, header, MQD_REQUEST_READY)))
         return false;
-    if (!mqd_request_reply(r, request, found->bytes, found->size_bytes)) {
+    if (!mqd_request_reply_append(r, request, found->bytes, found->size_bytes)) {
         mqd_connection_fail(r, c, "no memory for another response (queued.max.request.bytes)");
         return true;
     }

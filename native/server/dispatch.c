@@ -17,7 +17,8 @@ static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const s
     }
     uint32_t id = (uint32_t)header->correlation_id;
     uint8_t correlation_id[4] = {(uint8_t)(id >> 24), (uint8_t)(id >> 16), (uint8_t)(id >> 8), (uint8_t)id};
-    if (!mqd_request_reply(r, request, correlation_id, 4) || !mqd_request_reply(r, request, body, size_bytes)) {
+    if (!mqd_request_reply_append(r, request, correlation_id, 4) ||
+        !mqd_request_reply_append(r, request, body, size_bytes)) {
         mqd_connection_fail(r, c, "no memory for another response (queued.max.request.bytes)");
         return;
     }

@@ -53,7 +53,7 @@ void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)
 
 static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    mqd_time(r, MQD_TIME_SYNC, r->now_ns - owned->sync_started_ns);
+    mqd_observe_time(r, MQD_TIME_SYNC, r->now_ns - owned->sync_started_ns);
     mqd_partition_sync_done(owned->partition, error);
     if (error) {
         mqd_stat(r, MQD_COUNT_SYNC_FAILURES, 1);
@@ -213,7 +213,7 @@ void mqd_flush_background(struct mqd_reactor *r)
     }
     for (uint32_t i = 0; i < MQD_LOG_DIR_COUNT_MAX; i++)
         r->log_dirs[i].busy_count = busy_count[i];
-    mqd_gauge(r, MQD_GAUGE_SYNC_OLDEST_NS, (uint64_t)oldest_ns);
+    mqd_set_gauge(r, MQD_GAUGE_SYNC_OLDEST_NS, (uint64_t)oldest_ns);
 }
 
 /* ---- preallocation ---- */

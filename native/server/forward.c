@@ -158,7 +158,7 @@ static void on_release(struct mqd_reactor *r, const struct mqd_descriptor *descr
     if (!append)
         return;
     mqd_append_unpin(r, append);
-    mqd_check_decided(r, append);
+    mqd_check_end_order(r, append);
 }
 
 static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *descriptor)

@@ -78,7 +78,7 @@ static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
 
 /* Moves the whole response or closes the connection: a part of a response must not be sent, nor
  * anything after it. */
-void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_output_take_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint64_t base = c->out_base + c->out.size_bytes;
     uint32_t pushed = 0;

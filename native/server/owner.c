@@ -145,7 +145,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
                           (uint64_t)batch->size_bytes);
     await_write(r, owned, append); /* also for a duplicate, because the original may be staged in this turn */
     if (append->ordered)
-        mqd_check_decided(r, append);
+        mqd_check_end_order(r, append);
 }
 
 /* A sender that died while its bytes were being written may have overwritten them. No part of this
@@ -157,10 +157,10 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
         const struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (!append->request && mqd_load_acquire(&mqd_control_worker(r->options.control, append->peer)->generation) !=
                                     append->peer_generation) {
-            fprintf(
-                stderr,
-                "mqd-worker-%u: endpoint %u died while its batch was written; restarting to truncate the unpublished end\n",
-                r->options.self, append->peer);
+            fprintf(stderr,
+                    "mqd-worker-%u: endpoint %u died while its batch was written; restarting to truncate the "
+                    "unpublished end\n",
+                    r->options.self, append->peer);
             abort();
         }
     }
@@ -172,7 +172,7 @@ static bool out_of_descriptors(const struct mqd_owned *owned, int error)
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
 }
 
-void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
+void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text)
 {
     struct mqd_event event = {
         .kind = MQD_EVENT_LOG_DIR_FULL, .slot = owned->slot, .error = error, .log_dir = owned->log_dir};
@@ -197,7 +197,7 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
     }
     if (full) {
-        mqd_owner_dir_full(r, owned, error, mqd_error_message());
+        mqd_owner_note_dir_full(r, owned, error, mqd_error_message());
     } else if (out_of_descriptors(owned, error)) {
         mqd_log(r, 3, 0, owned->slot,
                 "a batch could not be written, its producer must retry: %s; raise the limit of open files (ulimit -n)",

@@ -193,7 +193,7 @@ static void route(struct mqd_reactor *r, struct mqd_request *request, struct mqd
     append->pinned = MQD_PIN_FRAME;
     request->arena_pins++;
     if (batch.attributes & MQD_ATTRIBUTE_TRANSACTIONAL)
-        mqd_check_order(r, append);
+        mqd_check_begin_order(r, append);
     if (!mqd_check_records(r, append, &batch))
         return;
     mqd_append_deliver(r, append, &batch);
@@ -391,7 +391,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     if (append->relayed)
         mqd_relay_untrack(r, append);
     if (append->ordered)
-        mqd_check_leave(r, append);
+        mqd_check_remove_append(r, append);
     mqd_append_unpin(r, append);
     MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches has more outcomes than batches",
                (unsigned long long)request->id, request->append_count);
@@ -504,5 +504,5 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
     mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes,
                                    mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, 0);
-    mqd_output_scratch(r, request->connection);
+    mqd_output_take_scratch(r, request->connection);
 }

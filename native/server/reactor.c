@@ -41,7 +41,7 @@
 #define STOP_RESPONSE_MS_MAX 1000
 #define SCRATCH_KEEP_BYTES (1u << 20)
 
-void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns)
+void mqd_observe_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns)
 {
     uint64_t us = elapsed_ns > 0 ? (uint64_t)elapsed_ns / 1000 : 0;
     if (us > UINT32_MAX)
@@ -259,19 +259,19 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
     mqd_subjects_tick(r);
     if (r->fetchers)
         mqd_fetchers_adopt_log_starts(r);
-    mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
-    mqd_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
-    mqd_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
-    mqd_gauge(r, MQD_GAUGE_LARGE_REQUEST_BYTES,
-              r->large ? (uint64_t)mqd_arena_extents_used(r->large) * MQD_EXTENT_BYTES : 0);
-    mqd_gauge(r, MQD_COUNT_WAKEUPS_SENT, mqd_endpoint_wake_count(r->endpoint));
+    mqd_set_gauge(r, MQD_GAUGE_ARENA_EXTENTS_USED, mqd_arena_extents_used(r->arena));
+    mqd_set_gauge(r, MQD_GAUGE_ARENA_EXTENTS_TOTAL, mqd_arena_extents_total(r->arena));
+    mqd_set_gauge(r, MQD_GAUGE_HEAP_BYTES, r->heap_bytes);
+    mqd_set_gauge(r, MQD_GAUGE_LARGE_REQUEST_BYTES,
+                  r->large ? (uint64_t)mqd_arena_extents_used(r->large) * MQD_EXTENT_BYTES : 0);
+    mqd_set_gauge(r, MQD_COUNT_WAKEUPS_SENT, mqd_endpoint_wake_count(r->endpoint));
     if (r->scratch.capacity_bytes > SCRATCH_KEEP_BYTES)
         mqd_buffer_free(&r->scratch);
     uint64_t producers = 0;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
-    mqd_gauge(r, MQD_GAUGE_PRODUCERS, producers);
+    mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
     mqd_store_release(&r->quiet, (uint32_t)(!r->active && nothing_due(r)));
     r->active = false;
 }
@@ -340,7 +340,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     housekeeping(r, count);
     mqd_turn_end(r);
     if (count || r->now_ns - began_ns > 1000000)
-        mqd_time(r, MQD_TIME_LOOP, r->now_ns - began_ns);
+        mqd_observe_time(r, MQD_TIME_LOOP, r->now_ns - began_ns);
 }
 
 static int64_t sleep_ns(struct mqd_reactor *r)
@@ -398,7 +398,7 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
     if (mqd_endpoint_prepare_sleep(r->endpoint) || mqd_locals_waiting(r))
         timeout_ns = 0;
     int count = mqd_poll_wait(r->poll, events, EVENTS_PER_WAIT, timeout_ns);
-    mqd_endpoint_awake(r->endpoint);
+    mqd_endpoint_end_sleep(r->endpoint);
     return count;
 }
 

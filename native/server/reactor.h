@@ -319,11 +319,11 @@ static inline void mqd_stat(struct mqd_reactor *r, enum mqd_counter counter, uin
 {
     mqd_count(&r->stats->counter[counter], amount);
 }
-static inline void mqd_gauge(struct mqd_reactor *r, enum mqd_counter counter, uint64_t value)
+static inline void mqd_set_gauge(struct mqd_reactor *r, enum mqd_counter counter, uint64_t value)
 {
     mqd_store_relaxed(&r->stats->counter[counter], value);
 }
-void mqd_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns);
+void mqd_observe_time(struct mqd_reactor *r, enum mqd_histogram histogram, int64_t elapsed_ns);
 
 /* server/reactor.c */
 void mqd_reactor_refresh_clock(struct mqd_reactor *r);
@@ -438,7 +438,7 @@ void mqd_arena_sort_free_extents(struct mqd_arena *arena);
 /* server/output.c */
 void mqd_output_append(struct mqd_reactor *r, struct mqd_connection *c, const void *bytes, uint32_t size_bytes);
 /* moves r->scratch and its chunks into the output */
-void mqd_output_scratch(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_output_take_scratch(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c);
 uint64_t mqd_output_pending_bytes(const struct mqd_connection *c);
 /* whether another response may be queued */
@@ -513,7 +513,7 @@ void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t 
 /* wakes every waiter; waiters see what was stored before the call */
 void mqd_owner_wake_slot(struct mqd_reactor *r, uint32_t slot);
 /* the log directory of `owned` counts as full until Python reports that it has room */
-void mqd_owner_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);
+void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owned, int error, const char *text);
 void mqd_owner_fence_dir(struct mqd_reactor *r, uint32_t log_dir, int error, const char *what);
 
 /* server/flush.c */

@@ -44,7 +44,8 @@ bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64
     return true;
 }
 
-bool mqd_request_reply(struct mqd_reactor *r, struct mqd_request *request, const void *bytes, uint32_t size_bytes)
+bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request, const void *bytes,
+                              uint32_t size_bytes)
 {
     uint32_t before = request->reply.capacity_bytes;
     if (request->heap_bytes + size_bytes > r->options.heap_bytes_max)
@@ -186,7 +187,7 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_connection *c = request->connection;
     switch (request->kind) {
     case MQD_REQUEST_PRODUCE:
-        mqd_time(r, MQD_TIME_PRODUCE, r->now_ns - request->started_ns);
+        mqd_observe_time(r, MQD_TIME_PRODUCE, r->now_ns - request->started_ns);
         if (!request->no_reply)
             mqd_produce_encode(r, request);
         /* with acks=0 there is no other way to report a failure, and Kafka does the same */
@@ -194,15 +195,15 @@ static void encode(struct mqd_reactor *r, struct mqd_request *request)
             mqd_output_close_after(r, c);
         break;
     case MQD_REQUEST_FETCH:
-        mqd_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
+        mqd_observe_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
         mqd_fetch_encode(r, request);
         break;
     case MQD_REQUEST_SHARE:
-        mqd_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
+        mqd_observe_time(r, MQD_TIME_FETCH, r->now_ns - request->started_ns);
         mqd_share_encode(r, request);
         break;
     default: {
-        mqd_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
+        mqd_observe_time(r, MQD_TIME_CONTROL, r->now_ns - request->started_ns);
         if (request->disconnect)
             mqd_output_close_after(r, c);
         if (request->no_reply)

@@ -266,7 +266,7 @@ void mqd_share_set_log_start(struct mqd_share *share, int64_t log_start)
         struct mqd_share_page *page = page_of(share, share->start);
         if (page->cells && !cell_finished(page->cells[share->start & PAGE_MASK]))
             finish(share, page, share->start, 1, MQD_SHARE_GAP, 0);
-        mqd_share_pass(share);
+        mqd_share_advance_one(share);
     }
     if (share->end < log_start) {
         mqd_share_page_drop(share, share->end);

@@ -24,7 +24,7 @@ static bool may_open(const struct mqd_share *share)
 
 int64_t mqd_share_next(struct mqd_share *share)
 {
-    if (!mqd_share_fifo_follow(share))
+    if (!mqd_share_fifo_apply_settings(share))
         return -1;
     int64_t offset = share->first_maybe;
     while (offset < share->end) {
@@ -116,7 +116,7 @@ static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 {
     if (!archive(share, first, last))
         return false;
-    mqd_share_fifo_pass(share, last + 1);
+    mqd_share_fifo_advance(share, last + 1);
     return true;
 }
 
@@ -312,7 +312,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
                "S3: a limit of %d deliveries", share->settings.delivery_limit);
     MQD_ASSERT(from <= share->end, "S4: read from %lld, beyond the end %lld", (long long)from, (long long)share->end);
     int64_t position = from > share->start ? from : share->start;
-    if (!mqd_share_fifo_follow(share))
+    if (!mqd_share_fifo_apply_settings(share))
         return 0;
     for (uint32_t index = 0; index < batch_count; index++) {
         const struct mqd_share_batch *batch = &batches[index];

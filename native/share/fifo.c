@@ -222,7 +222,7 @@ static void make_available(struct mqd_share *share, int64_t offset)
         share->first_maybe = offset;
 }
 
-bool mqd_share_fifo_follow(struct mqd_share *share)
+bool mqd_share_fifo_apply_settings(struct mqd_share *share)
 {
     if ((share->fifo ? share->fifo->id : 0) == share->settings.fifo)
         return true;
@@ -247,7 +247,7 @@ bool mqd_share_fifo_follow(struct mqd_share *share)
 
 /* ---- keys ---- */
 
-void mqd_share_fifo_pass(struct mqd_share *share, int64_t offset)
+void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset)
 {
     if (share->fifo && offset > share->fifo->hashed)
         share->fifo->hashed = offset;

@@ -122,17 +122,17 @@ void mqd_share_extend(struct mqd_share *share, int64_t new_end);
 /* Moves the start over finished offsets. */
 void mqd_share_advance(struct mqd_share *share);
 /* Moves the start by one, whatever the state of the offset. */
-void mqd_share_pass(struct mqd_share *share);
+void mqd_share_advance_one(struct mqd_share *share);
 void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
 
 /* ---- fifo.c ---- */
 /* Begins or ends FIFO according to the current settings. false: the pool is used up, and nothing
  * may be acquired. */
-bool mqd_share_fifo_follow(struct mqd_share *share);
+bool mqd_share_fifo_apply_settings(struct mqd_share *share);
 /* Adds the key of the next open offset, which is in a split page. false: the pool is used up. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
 /* All keys below `offset` are known: mqd_share_hashed moves there. */
-void mqd_share_fifo_pass(struct mqd_share *share, int64_t offset);
+void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
 /* Cells were replaced: records that waited for them become Available, or they themselves wait. */
 void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
 /* Called when no offset of the page is open any more. */

@@ -164,7 +164,7 @@ void mqd_share_extend(struct mqd_share *share, int64_t new_end)
     share->end = new_end;
 }
 
-void mqd_share_pass(struct mqd_share *share)
+void mqd_share_advance_one(struct mqd_share *share)
 {
     int64_t offset = share->start;
     uint64_t cell = cell_of(share, offset);
@@ -189,7 +189,7 @@ void mqd_share_advance(struct mqd_share *share)
         if (!cell_finished(cell)) /* S4 */
             break;
         if (page->cells || page_end(share->start) > share->end) {
-            mqd_share_pass(share);
+            mqd_share_advance_one(share);
             continue;
         }
         /* the rest of a uniform page */

@@ -225,11 +225,11 @@ int mqd_endpoint_prepare_sleep(struct mqd_endpoint *endpoint)
     mqd_fence_full();                         /* S2 */
     if (!mqd_endpoint_waiting(endpoint))      /* S3 */
         return 0;
-    mqd_endpoint_awake(endpoint);
+    mqd_endpoint_end_sleep(endpoint);
     return 1;
 }
 
-void mqd_endpoint_awake(struct mqd_endpoint *endpoint)
+void mqd_endpoint_end_sleep(struct mqd_endpoint *endpoint)
 {
     mqd_store_relaxed(endpoint->sleeping, 0);
 }

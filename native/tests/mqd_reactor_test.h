@@ -269,7 +269,7 @@ static bool bench_take(struct bench *b, uint32_t endpoint, struct mqd_descriptor
             continue;
         struct pollfd wait = {b->eventfds[endpoint], POLLIN, 0};
         poll(&wait, 1, (int)((end_ns - test_now_ns()) / 1000000) + 1);
-        mqd_endpoint_awake(own);
+        mqd_endpoint_end_sleep(own);
         if (eventfd_read(b->eventfds[endpoint], &value) < 0)
             continue;
     }

@@ -225,7 +225,7 @@ ssize_t mqd_tls_receive(struct mqd_tls *tls)
     return -1;
 }
 
-bool mqd_tls_plain(const struct mqd_tls *tls)
+bool mqd_tls_is_plain(const struct mqd_tls *tls)
 {
     return tls->first_seen && !tls->first_is_record;
 }

@@ -45,7 +45,7 @@ void mqd_tls_free(struct mqd_tls *tls);
  * the peer has closed the connection (errno 0). */
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
 /* the first bytes are not a TLS record */
-bool mqd_tls_plain(const struct mqd_tls *tls);
+bool mqd_tls_is_plain(const struct mqd_tls *tls);
 /* Computes, without a system call that waits: 1 established, 0 more bytes are needed, -1 failed
  * with the reason. Call flush after all three. */
 int mqd_tls_handshake(struct mqd_tls *tls);

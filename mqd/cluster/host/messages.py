@@ -213,7 +213,7 @@ class Several(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
-    """To the worker that sent ProposeInSync: the result (mqd_replica_answered). `error`: Kafka's code, or
+    """To the worker that sent ProposeInSync: the result (mqd_replica_on_response). `error`: Kafka's code, or
     0: committed; the TopicPut with the new partition epoch follows or was sent before.
     """
 

@@ -320,7 +320,7 @@ static bool may_be_replaced(const struct mqd_partition *partition, int64_t last)
            last < partition->durable.segment;
 }
 
-int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t first, int64_t last)
+int mqd_partition_count_replaceable(const struct mqd_partition *partition, int64_t first, int64_t last)
 {
     uint32_t i = 0, j;
     while (i < partition->segment_count && partition->segments[i] < first)
@@ -335,7 +335,7 @@ int mqd_partition_may_replace(const struct mqd_partition *partition, int64_t fir
 
 int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last)
 {
-    int removed = mqd_partition_may_replace(partition, first, last);
+    int removed = mqd_partition_count_replaceable(partition, first, last);
     if (removed <= 0)
         return removed;
     uint32_t i = 0;

@@ -24,13 +24,13 @@ static int by_first_offset(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* 0, with *complete set when no later segment can overlap; or a code of mqd_reader_aborted. */
+/* 0, with *complete set when no later segment can overlap; or a code of mqd_reader_find_aborted. */
 static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset,
                        int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {
     int found = mqd_txn_index_collect(slot->path, base_offset, from_offset, to_offset, stable_offset, out);
     if (found < 0 && errno == EBADMSG) /* EBADMSG is also returned while a compaction is replacing the file */
-        return mqd_reader_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
+        return mqd_reader_report_missing(slot, "a .txnindex that agrees with its .txnsum", base_offset);
     if (found < 0) {
         mqd_error_system(errno, "%s: cannot read the aborted transactions of segment %lld", slot->path,
                          (long long)base_offset);
@@ -49,9 +49,9 @@ bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot_number)
     return true;
 }
 
-int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
-                           uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
-                           struct mqd_aborted_list *out)
+int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot_number, const struct mqd_positions *positions,
+                                uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
+                                struct mqd_aborted_list *out)
 {
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     bool complete = false;

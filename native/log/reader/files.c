@@ -98,7 +98,7 @@ static int open_counted(struct mqd_reader *reader, const char *path, const struc
     return fd;
 }
 
-int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset)
+int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset)
 {
     if (!slot->missed || slot->missed_generation != slot->generation || slot->missed_offset != base_offset) {
         slot->missed = true;
@@ -140,7 +140,7 @@ static int16_t open_new(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         int error = errno;
         free(segment);
         errno = error;
-        return error == ENOENT ? mqd_reader_missing(slot, "the segment's .log", entry->base_offset)
+        return error == ENOENT ? mqd_reader_report_missing(slot, "the segment's .log", entry->base_offset)
                                : storage_error(path, "cannot open");
     }
     if (fstat(segment->fd, &status)) {
@@ -328,7 +328,7 @@ int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot,
         slot->segment_count = 0;
         slot->listed = false;
         errno = error;
-        return error == ENOENT ? mqd_reader_missing(slot, "the partition's directory", 0)
+        return error == ENOENT ? mqd_reader_report_missing(slot, "the partition's directory", 0)
                                : storage_error(slot->path, "cannot list");
     }
     struct mqd_reader_segment *segments = names.segments;

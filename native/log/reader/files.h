@@ -105,7 +105,7 @@ int mqd_reader_open_index(struct mqd_reader *reader, struct mqd_segment_ref *seg
 int64_t mqd_reader_sealed_bytes(struct mqd_reader_slot *slot, uint32_t number);
 /* The error for a file that the table names but the directory lacks: MQD_READER_STALE the first
  * time in this generation, then MQD_KAFKA_STORAGE_ERROR. */
-int16_t mqd_reader_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset);
+int16_t mqd_reader_report_missing(struct mqd_reader_slot *slot, const char *what, int64_t base_offset);
 void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *segment);
 
 #endif

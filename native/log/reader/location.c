@@ -11,7 +11,7 @@ static int16_t locate_end(struct mqd_reader *reader, struct mqd_reader_slot *slo
     int32_t number = mqd_reader_segment_below(slot, positions->high_watermark_segment);
     out->position = positions->high_watermark_position;
     if (number < 0 || slot->segments[number].base_offset != positions->high_watermark_segment)
-        return mqd_reader_missing(slot, "the segment", positions->high_watermark_segment);
+        return mqd_reader_report_missing(slot, "the segment", positions->high_watermark_segment);
     if ((uint32_t)number + 1 < slot->segment_count &&
         slot->segments[number + 1].base_offset == positions->high_watermark) {
         number++; /* the log was rolled exactly at the high watermark */
@@ -26,7 +26,7 @@ static int16_t fill_extent(struct mqd_reader_slot *slot, const struct mqd_positi
     out->base_offset = out->segment->base_offset;
     int32_t number = mqd_reader_segment_below(slot, out->base_offset);
     if (number < 0 || slot->segments[number].base_offset != out->base_offset)
-        return mqd_reader_missing(slot, "the segment", out->base_offset);
+        return mqd_reader_report_missing(slot, "the segment", out->base_offset);
     bool last = (uint32_t)number + 1 == slot->segment_count;
     out->next_base_offset = last ? INT64_MAX : slot->segments[number + 1].base_offset;
     if (out->base_offset >= positions->high_watermark_segment) {

@@ -248,7 +248,7 @@ static int16_t limit_of(struct mqd_reader_slot *slot, const struct mqd_positions
     int64_t size_bytes = mqd_reader_sealed_bytes(slot, number);
     if (size_bytes < 0)
         return mqd_error_code() == ENOENT
-                   ? mqd_reader_missing(slot, "the segment's .log", slot->segments[number].base_offset)
+                   ? mqd_reader_report_missing(slot, "the segment's .log", slot->segments[number].base_offset)
                    : MQD_KAFKA_STORAGE_ERROR;
     *limit = size_bytes > UINT32_MAX ? UINT32_MAX : (uint32_t)size_bytes;
     return 0;
@@ -303,7 +303,7 @@ static int16_t list_segments(struct mqd_reader *reader, struct mqd_reader_slot *
             return 0;
         }
     }
-    return mqd_reader_missing(slot, "the segment of the high watermark", positions->high_watermark_segment);
+    return mqd_reader_report_missing(slot, "the segment of the high watermark", positions->high_watermark_segment);
 }
 
 static int16_t open_location(struct mqd_reader *reader, struct mqd_reader_slot *slot,

@@ -75,9 +75,9 @@ bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as
  * published, because their markers may be after the last stable offset. Overwrites `out` and reuses
  * its memory; the caller frees entries. Codes as mqd_reader_find. */
-int16_t mqd_reader_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
-                           uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
-                           struct mqd_aborted_list *out);
+int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
+                                uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
+                                struct mqd_aborted_list *out);
 struct mqd_segment_location {
     struct mqd_segment_ref *segment; /* referenced: mqd_segment_location_release */
     /* INT64_MAX: there is no next segment, or this one's end is not below the high watermark yet */

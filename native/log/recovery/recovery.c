@@ -54,7 +54,7 @@ static int make_active(struct recovery *recovery, struct tail *tail, int64_t now
         recovery->changed = true;
     }
     int changed = mqd_index_finish_load(&partition->active.index, partition->path, tail->base_offset);
-    if (changed < 0 && !tolerable(errno))
+    if (changed < 0 && !is_tolerable(errno))
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
     recovery->changed |= changed == 1 && recovery->mode != MODE_CLEAN;
@@ -252,7 +252,7 @@ static int update_epochs(struct recovery *recovery, bool changed)
     int fd = mqd_epochs_write(&partition->epochs, partition->path);
     if (fd < 0) {
         partition->epochs_unwritten = true;
-        return tolerable(errno) ? 0 : mqd_error_system(errno, "%s: cannot write the leader epochs", partition->path);
+        return is_tolerable(errno) ? 0 : mqd_error_system(errno, "%s: cannot write the leader epochs", partition->path);
     }
     recovery->changed = true;
     int error = mqd_file_sync(fd, false) < 0 ? errno : 0;

@@ -56,7 +56,7 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
         return -1;
     if (mqd_index_add(&tail->index, tail->base_offset, partition->options.index_interval_bytes, batch,
                       (uint32_t)position) &&
-        mqd_index_flush(&tail->index, partition->path, tail->base_offset) < 0 && !tolerable(errno))
+        mqd_index_flush(&tail->index, partition->path, tail->base_offset) < 0 && !is_tolerable(errno))
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
@@ -180,7 +180,7 @@ int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bo
 int mqd_tail_finish_indexes(struct recovery *recovery, struct tail *tail)
 {
     int changed = mqd_index_finish_load(&tail->index, recovery->partition->path, tail->base_offset);
-    if (changed < 0 && !tolerable(errno))
+    if (changed < 0 && !is_tolerable(errno))
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", recovery->partition->path,
                                 (long long)tail->base_offset);
     return changed == 1 && recovery->mode != MODE_CLEAN ? mqd_index_sync(recovery->partition->path, tail->base_offset)

@@ -44,7 +44,7 @@ struct bounds {
 
 /* A full or read-only disk that refuses an index write is no reason to refuse the partition: it can
  * be read without the index. */
-static inline bool tolerable(int error)
+static inline bool is_tolerable(int error)
 {
     return error == ENOSPC || error == EDQUOT || error == EROFS;
 }

@@ -131,7 +131,7 @@ static void fill_order(struct mqd_reactor *r, struct mqd_request *request)
         request->order.response_by_ms = r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
 
-void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append)
+void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append)
 {
     fill_order(r, append->request);
     if (!append->ordered)
@@ -154,7 +154,7 @@ void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request)
     maybe_submit(r, request);
 }
 
-void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append)
+void mqd_check_end_order(struct mqd_reactor *r, struct mqd_append *append)
 {
     struct mqd_request *request = append->request;
     if (!append->ordered)
@@ -172,7 +172,7 @@ void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append)
     request->blocks = 0;
 }
 
-void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append)
+void mqd_check_remove_append(struct mqd_reactor *r, struct mqd_append *append)
 {
     struct mqd_check *check = append->check;
     append->check = NULL;
@@ -181,7 +181,7 @@ void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append)
     append->awaits_verification = 0;
     if (check && mqd_list_empty(&check->parked) && !check->sent)
         mqd_check_end(r, check); /* it was never sent */
-    mqd_check_decided(r, append);
+    mqd_check_end_order(r, append);
 }
 
 void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request)

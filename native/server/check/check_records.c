@@ -219,7 +219,7 @@ static void submit(struct mqd_reactor *r, struct mqd_append *append, uint16_t ki
                    const struct mqd_batch *batch, bool by_acceptor)
 {
     struct mqd_request *request = append->request;
-    mqd_check_order(r, append);
+    mqd_check_begin_order(r, append);
     struct mqd_check *check = park(r, append, kind, compression);
     if (check && !by_acceptor && start_job(r, check, batch))
         mqd_check_arm(r, check, request);

@@ -15,15 +15,15 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
 /* holds the record errors of a refused batch; NULL: no memory */
 struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *append);
 /* called while the append is routed: later requests of its connection must not overtake it */
-void mqd_check_order(struct mqd_reactor *r, struct mqd_append *append);
+void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append);
 /* ends the ordering: the append's place in the log is certain, or it gets none */
-void mqd_check_decided(struct mqd_reactor *r, struct mqd_append *append);
+void mqd_check_end_order(struct mqd_reactor *r, struct mqd_append *append);
 /* called when all appends of a request are routed but some are still undecided */
 void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);
 /* the owner requires that the append's transaction is verified */
 void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard);
 /* the append is done; removes it from its check */
-void mqd_check_leave(struct mqd_reactor *r, struct mqd_append *append);
+void mqd_check_remove_append(struct mqd_reactor *r, struct mqd_append *append);
 /* the client has disconnected: parked appends are not written. May free the request */
 void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
 /* true: the append was parked and is refused */

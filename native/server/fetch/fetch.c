@@ -392,7 +392,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     else if (has_data && !request->positions_only && (*budget > 0 || *first))
         mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
     if (__builtin_expect(entry->skipped > 0, 0) && !entry->outcome.error && !entry->range.size_bytes)
-        mqd_view_pass(request, entry);
+        mqd_view_add_empty(request, entry);
     bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
     entry->outcome.high_watermark = bare                            ? -1
                                     : request->set->replica_id >= 0 ? entry->high_watermark

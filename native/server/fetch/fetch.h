@@ -134,7 +134,7 @@ bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct m
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
 /* Called when the view selected no records: adds an empty batch for a client that advances past
  * empty batches. */
-void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry);
+void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entry *entry);
 /* Appends the batches that the view selected to r->scratch. */
 void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 
@@ -183,7 +183,7 @@ int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, 
                          struct mqd_fetch_set **set, bool *full, bool *create);
 void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set);
 /* whether the set is a session that the connection's principal may use */
-bool mqd_session_belongs(const struct mqd_fetch_set *set, const struct mqd_connection *c);
+bool mqd_session_may_use(const struct mqd_fetch_set *set, const struct mqd_connection *c);
 void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set);
 
 #endif

@@ -155,7 +155,7 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
     mqd_list_offsets_response_end(out, version);
     /* the reply begins with the correlation id; its length word is written when it is sent */
     uint32_t length = out->size_bytes - 4;
-    if (out->failed || !mqd_request_reply(r, request, out->bytes + 4, length)) {
+    if (out->failed || !mqd_request_reply_append(r, request, out->bytes + 4, length)) {
         out->failed = false;
         mqd_connection_fail(r, request->connection, "no memory for another response (queued.max.request.bytes)");
         return;

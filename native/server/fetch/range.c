@@ -81,8 +81,8 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
         mqd_fetch_entry_release(r, entry);
         return 0;
     }
-    code = mqd_reader_aborted(r->reader, slot, positions, generation, mqd_fetch_position(entry), entry->cursor.offset,
-                              &entry->aborted);
+    code = mqd_reader_find_aborted(r->reader, slot, positions, generation, mqd_fetch_position(entry),
+                                   entry->cursor.offset, &entry->aborted);
     if (code == 0 && entry->aborted.count > ABORTED_COUNT_MAX && size_max > 1) {
         mqd_fetch_entry_release(r, entry);
         entry->cursor = cursor;
@@ -155,8 +155,8 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
         mqd_slot_positions(mqd_control_partition(r->options.control, slot), positions);
         end_offset = positions->last_stable_offset;
-        error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
-                                   &entry->aborted);
+        error = mqd_reader_find_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
+                                        &entry->aborted);
         if (mqd_reader_is_swapping(r->reader, slot)) { /* nothing for now */
             mqd_fetch_entry_release(r, entry);
             end_offset = entry->fetch_offset;
@@ -165,8 +165,8 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
         }
         while (error == 0 && entry->aborted.count > ABORTED_COUNT_MAX && end_offset > entry->fetch_offset + 1) {
             end_offset = entry->fetch_offset + (end_offset - entry->fetch_offset) / 2;
-            error = mqd_reader_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
-                                       &entry->aborted);
+            error = mqd_reader_find_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
+                                            &entry->aborted);
         }
         if (error == 0 &&
             mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)

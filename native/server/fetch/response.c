@@ -125,5 +125,5 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
                 "a segment could not be read while answering a fetch; closing the connection");
         out->failed = true; /* the bytes so far are not a complete response: output closes the connection instead */
     }
-    mqd_output_scratch(r, request->connection);
+    mqd_output_take_scratch(r, request->connection);
 }

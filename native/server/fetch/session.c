@@ -262,13 +262,13 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
     set->session_id = 0;
     r->session_heap_bytes -= set->heap_bytes;
     r->session_count--;
-    mqd_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
+    mqd_set_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
     if (set->request_count)
         return; /* its request frees it */
     mqd_fetch_set_free(r, set);
 }
 
-bool mqd_session_belongs(const struct mqd_fetch_set *set, const struct mqd_connection *c)
+bool mqd_session_may_use(const struct mqd_fetch_set *set, const struct mqd_connection *c)
 {
     return !set->principal == !c->principal &&
            (!set->principal || (set->principal_bytes == c->principal_bytes &&
@@ -307,7 +307,7 @@ void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, s
         set->session_epoch = 1;
         r->session_heap_bytes += set->heap_bytes;
         r->session_count++;
-        mqd_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
+        mqd_set_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
         mqd_list_append(&r->sessions, &set->session_node);
         rehash(set);
         return;
@@ -321,7 +321,7 @@ int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, 
     *full = true;
     *create = fetch->session_epoch == 0;
     struct mqd_fetch_set *session = fetch->session_id ? session_by_id(r, fetch->session_id) : NULL;
-    if (session && (session->replica_id != fetch->replica_id || !mqd_session_belongs(session, c)))
+    if (session && (session->replica_id != fetch->replica_id || !mqd_session_may_use(session, c)))
         session = NULL;              /* the session belongs to another client */
     if (fetch->session_epoch <= 0) { /* 0 opens a new session, -1 ends the session: in both cases the old one ends */
         if (session)

@@ -81,7 +81,7 @@ static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const str
     memcpy(kept->batch, found->empty, sizeof kept->batch);
 }
 
-void mqd_view_pass(const struct mqd_request *request, struct mqd_fetch_entry *entry)
+void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     if (!entry->skipped_known || !request->connection || !request->connection->passes_empty)
         return;
@@ -175,7 +175,7 @@ static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_
         return; /* no memory: the partition is empty in this response */
     if (!found->size_bytes) {
         skip(r, entry, found);
-        mqd_view_pass(request, entry);
+        mqd_view_add_empty(request, entry);
         return;
     }
     entry->filtered = *found;

@@ -243,8 +243,8 @@ static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 
 static void update_gauges(struct mqd_reactor *r)
 {
-    mqd_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, r->local_count);
-    mqd_gauge(r, MQD_GAUGE_LOCAL_BYTES, r->local_bytes);
+    mqd_set_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, r->local_count);
+    mqd_set_gauge(r, MQD_GAUGE_LOCAL_BYTES, r->local_bytes);
 }
 
 static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_local *local)

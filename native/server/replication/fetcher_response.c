@@ -109,8 +109,8 @@ static struct mqd_followed *requested_partition(struct mqd_reactor *r, const str
 static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *followed, int64_t high_watermark)
 {
     struct mqd_owned *owned = followed->owned;
-    mqd_replication_changed(r, owned,
-                            mqd_replica_followed(owned->replica, followed->sent.current_leader_epoch, high_watermark));
+    mqd_replication_changed(
+        r, owned, mqd_replica_take_high_watermark(owned->replica, followed->sent.current_leader_epoch, high_watermark));
 }
 
 /* Handles a partition without records. */
@@ -215,7 +215,8 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         return;
     }
     mqd_replication_update(r, owned);
-    if (mqd_replica_followed(owned->replica, followed->sent.current_leader_epoch, followed->leader_high_watermark) &
+    if (mqd_replica_take_high_watermark(owned->replica, followed->sent.current_leader_epoch,
+                                        followed->leader_high_watermark) &
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
         /* it is published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);

@@ -221,7 +221,7 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
         /* also for sessions without a fetch in flight, because partitions that are read to the end
          * are evaluated only on an event */
         struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, session_node);
-        if (set->replica_id < 0 && mqd_session_belongs(set, any))
+        if (set->replica_id < 0 && mqd_session_may_use(set, any))
             mqd_fetch_wake_set(r, set);
     }
     MQD_LIST_EACH(node, next, &subject->connections)

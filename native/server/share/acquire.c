@@ -65,8 +65,8 @@ static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
         walk_end(w);
         return 0;
     }
-    code =
-        mqd_reader_aborted(reader, w->slot, &w->positions, generation, w->from, w->owned->cursor.offset, &w->aborted);
+    code = mqd_reader_find_aborted(reader, w->slot, &w->positions, generation, w->from, w->owned->cursor.offset,
+                                   &w->aborted);
     if (!code &&
         mqd_load_acquire(&mqd_control_partition(w->r->options.control, w->slot)->segments_generation) == generation)
         return 0;

@@ -100,7 +100,7 @@ void mqd_shares_destroy(struct mqd_reactor *r)
 
 static void count_sessions(struct mqd_reactor *r)
 {
-    mqd_gauge(r, MQD_GAUGE_SHARE_SESSIONS, r->shares->sessions.count);
+    mqd_set_gauge(r, MQD_GAUGE_SHARE_SESSIONS, r->shares->sessions.count);
 }
 
 static bool is_full(const struct mqd_reactor *r)

@@ -105,5 +105,5 @@ void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
                 "a segment could not be read while answering a share group's fetch; closing the connection");
         out->failed = true; /* the response is incomplete: the connection is closed instead */
     }
-    mqd_output_scratch(r, request->connection);
+    mqd_output_take_scratch(r, request->connection);
 }

@@ -113,5 +113,5 @@ void mqd_turn_end(struct mqd_reactor *r)
     r->turn.waited_ns = end.waited_ns;
     for (enum mqd_histogram cause = MQD_TIME_LOOP_WRITE; cause <= MQD_TIME_LOOP_SCHEDULING; cause++)
         if (spent_ns[cause] >= SPENT_NS_MIN)
-            mqd_time(r, cause, spent_ns[cause]);
+            mqd_observe_time(r, cause, spent_ns[cause]);
 }

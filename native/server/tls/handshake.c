@@ -122,7 +122,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     }
     c->last_active_ms = r->now_ms;
-    if (mqd_tls_plain(c->tls)) {
+    if (mqd_tls_is_plain(c->tls)) {
         mqd_connection_fail(r, c,
                             c->peer_node >= 0
                                 ? "plain text from another host, which agreed on TLS"

@@ -76,7 +76,7 @@ static int handshake(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
         return mqd_error_set(ECONNRESET, "the other host closed the connection during the TLS handshake");
     if (n < 0)
         return mqd_error_system(errno, "the TLS handshake failed");
-    if (mqd_tls_plain(outgoing->tls))
+    if (mqd_tls_is_plain(outgoing->tls))
         return mqd_error_set(EPROTO, "plain text from the other host, which agreed on TLS");
     if (n == 0) {
         outgoing->readable = 0;

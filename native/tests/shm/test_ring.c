@@ -313,7 +313,7 @@ TEST(only_sleepers_are_woken_and_only_once)
     mqd_endpoint_flush(c);
     mqd_endpoint_flush(c); /* nothing staged */
     CHECK_EQUAL(wakeups(&host, 1), 1);
-    mqd_endpoint_awake(b);
+    mqd_endpoint_end_sleep(b);
     CHECK_EQUAL(mqd_endpoint_drain(b, out, from, 8), 3);
     /* the endpoint does not sleep with staged descriptors */
     CHECK_EQUAL(mqd_endpoint_prepare_sleep(c), 0);
@@ -506,7 +506,7 @@ static void *party_run(void *argument)
             uint64_t value;
             CHECK_OR(read(party->host->eventfd[party->self], &value, sizeof value) == sizeof value, return NULL);
         }
-        mqd_endpoint_awake(endpoint);
+        mqd_endpoint_end_sleep(endpoint);
     }
     mqd_endpoint_close(endpoint);
     return NULL;
@@ -553,7 +553,7 @@ static void *pong_run(void *argument)
             uint64_t value;
             if (mqd_endpoint_prepare_sleep(endpoint) == 0)
                 CHECK_OR(read(pong->host->eventfd[pong->self], &value, sizeof value) == sizeof value, return NULL);
-            mqd_endpoint_awake(endpoint);
+            mqd_endpoint_end_sleep(endpoint);
         }
         CHECK_OR(out.token == (uint64_t)round, return NULL);
         if (pong->self == 1) {

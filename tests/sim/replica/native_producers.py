@@ -180,7 +180,7 @@ class ProducerState:
             or coordinator
             or not info.transactional
             or "verify" in off
-            or lib.mqd_producers_ongoing(self._producers, batch)
+            or lib.mqd_producers_is_ongoing(self._producers, batch)
         ):
             return Verdict(error)
         return self._verified(batch, guard, now_ms)

@@ -132,7 +132,7 @@ class NativeReplica:
         return Proposal(out.sequence, out.broker_epoch, out.leader_epoch, out.partition_epoch, members)
 
     def answered(self, sequence: int, leader_epoch: int, error: int, now_ms: int, again_ms: int) -> int:
-        return lib.mqd_replica_answered(self.native, sequence, leader_epoch, error, now_ms, again_ms)
+        return lib.mqd_replica_on_response(self.native, sequence, leader_epoch, error, now_ms, again_ms)
 
     # -- the follower ------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class NativeReplica:
         return _step.action, _step.offset
 
     def followed(self, leader_epoch: int, high_watermark: int) -> int:
-        return lib.mqd_replica_followed(self.native, leader_epoch, high_watermark)
+        return lib.mqd_replica_take_high_watermark(self.native, leader_epoch, high_watermark)
 
     # -- state -------------------------------------------------------------------------------------
 
