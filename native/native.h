@@ -372,7 +372,7 @@ struct mqd_descriptor {
 size_t mqd_links_size_bytes(uint32_t endpoint_count);
 int mqd_links_format(void *links, size_t size_bytes, uint32_t endpoint_count);
 
-struct mqd_endpoint; /* one process's end of all its links */
+struct mqd_endpoint; /* the ends of one process's links */
 /* eventfds[i] wakes endpoint i. The endpoint resets nothing: descriptors in flight to a dead
  * predecessor are drained and checked by generation. */
 struct mqd_endpoint *mqd_endpoint_open(void *control, void *links, uint32_t self, uint32_t endpoint_count,

@@ -194,7 +194,7 @@ static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
     mqd_client_flush(producer->client);
-    mqd_client_take_replies(producer->client); /* its error stays recorded in the attachment */
+    mqd_client_take_replies(producer->client); /* an error stays recorded in the attachment */
     mqd_producer_pump(producer);
     if (producer->used_bytes == before && producer->open_count == producer->live_count)
         mqd_producer_close_all(producer, INT64_MAX);

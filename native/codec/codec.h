@@ -19,7 +19,7 @@ enum mqd_codec { MQD_CODEC_NONE, MQD_CODEC_GZIP, MQD_CODEC_SNAPPY, MQD_CODEC_LZ4
 
 enum mqd_codec_error {
     MQD_CODEC_DAMAGED = -1,   /* the bytes are not of that format */
-    MQD_CODEC_TOO_LARGE = -2, /* they decompress to more than allowed */
+    MQD_CODEC_TOO_LARGE = -2, /* the bytes decompress to more than size_max */
     MQD_CODEC_NO_MEMORY = -3
 };
 

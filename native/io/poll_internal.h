@@ -55,7 +55,7 @@ struct mqd_poll {
     uint32_t interrupted;
 };
 
-/* They set calls and body; wake_fd exists already and they watch it. -1 with the reason. */
+/* Both set `calls` and `body`, and watch wake_fd, which must exist. -1 with the reason. */
 int mqd_poll_epoll_create(struct mqd_poll *poll);
 int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max);
 /* Sizes of io_uring's two queues for polls created from now on; tests make them tiny, so that they

@@ -107,7 +107,8 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     partition->directory_dirty = true;
     int error = queue_sealed(partition) < 0 ? errno : 0;
     mqd_txn_index_close(&active->txn_index); /* S5: its unflushed part is in the queue */
-    mqd_index_close_files(&active->index);   /* these two remain if a flush has failed before they were queued */
+    /* the two files are still open if a flush failed before they were queued */
+    mqd_index_close_files(&active->index);
     mqd_file_close(active->fd);
     *active = (struct mqd_active){.fd = fd,
                                   .base_offset = partition->log_end_offset,

@@ -192,7 +192,7 @@ static struct mqd_replica_follower follower_from(const struct mqd_replica_member
         follower = *known;
     follower.member = *member;
     if (member->in_sync && follower.caught_up_ms == NEVER)
-        follower.caught_up_ms = now_ms; /* its lag time begins now */
+        follower.caught_up_ms = now_ms; /* the lag time begins now */
     return follower;
 }
 

@@ -88,7 +88,9 @@ struct mqd_replica_assignment {
     /* not used by the core: while not in sync, this node's replica is fetched at the rate of the
      * throttled lane */
     uint8_t throttled;
-    uint32_t member_count; /* all replicas including this node, at most MQD_REPLICA_COUNT_MAX; the preferred first */
+    /* all replicas including this node, at most MQD_REPLICA_COUNT_MAX; the preferred replica
+     * first */
+    uint32_t member_count;
     struct mqd_replica_member members[16];
 };
 
@@ -101,8 +103,8 @@ struct mqd_replica_follower {
     struct mqd_replica_member member;
     int64_t position;             /* -1 = has not fetched in this leader epoch */
     int64_t fetched_broker_epoch; /* the broker epoch of its last fetch; -1 = none */
-    int64_t caught_up_ms;         /* when it last had everything */
-    int64_t fetched_ms;           /* its last fetch, and the leader's log end at that time */
+    int64_t caught_up_ms;         /* when it last had all records */
+    int64_t fetched_ms;           /* time of its last fetch; fetched_log_end: the leader's log end at that time */
     int64_t fetched_log_end;
     int64_t behind_ms; /* since when it has lagged by more than lag_records_max; INT64_MAX = it does not lag by more */
     uint8_t proposed;  /* member of the outstanding proposal, with this broker epoch */

@@ -101,7 +101,7 @@ bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_conne
     if (c->fd < 0 || c->closing || c->blocked || c->muted || c->inflight >= r->options.inflight_count_max ||
         !mqd_output_has_room(r, c) || (c->control_count && mqd_control_under_pressure(r)))
         return false;
-    /* it becomes readable again when its responses are sent */
+    /* the connection becomes readable again when its responses are sent */
     return c->held_bytes == 0 || (c->held_bytes <= MQD_HELD_BYTES_MAX && !mqd_heap_under_pressure(r));
 }
 

@@ -376,7 +376,7 @@ void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *de
     if (!request)
         return;
     struct mqd_connection *c = request->connection;
-    request->sent = 0; /* it is answered: orphaning then frees it */
+    request->sent = 0; /* the request is answered, so mqd_request_orphan frees it */
     if (c)
         mqd_connection_close(r, c, "closed by the acceptor");
     else
@@ -416,7 +416,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
     uncount(r, request);
     if (request->connection && is_kept_when_parked(request->api_key)) {
         if (!mqd_heap_take(r, request->frame_bytes))
-            return; /* it stays in the arena */
+            return; /* the frame stays in the arena */
         if (!(request->frame = malloc(request->frame_bytes))) {
             mqd_heap_release(r, request->frame_bytes);
             return;

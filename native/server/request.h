@@ -71,8 +71,8 @@ struct mqd_forward_entry {
     uint32_t sequence, next_free;
 };
 
-/* what an append pins: the request's frame (request->arena_offset), its own bytes in the control
- * arena, or its own run of extents */
+/* the memory that an append pins: the request's frame (request->arena_offset), its own bytes in the
+ * control arena, or its own run of extents */
 enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN }; /* RUN: a run of extents of its own */
 
 /* ---- checks: queries to the acceptor before a batch may be written (server/check/check.c) ---- */
@@ -107,7 +107,7 @@ struct mqd_check {
 struct mqd_refusal {
     uint32_t index_count;
     int32_t index[MQD_RECORD_ERROR_COUNT_MAX]; /* indexes in the batch; Kafka's batch_index */
-    char record_message[352];                  /* one for each of them */
+    char record_message[352];                  /* one message for all of these records */
     char message[200];
 };
 

@@ -25,7 +25,7 @@ struct mqd_topic {
     uint32_t partition_count;
     struct mqd_view *view;                  /* NULL: an ordinary topic; otherwise `slots` are of its base topic */
     uint32_t *slots;                        /* of this host's replicas; MQD_SLOT_NONE = none here */
-    struct mqd_topic_partition *partitions; /* the same partitions: where their leaders are */
+    struct mqd_topic_partition *partitions; /* the locations of the leaders, for the same partitions */
     uint32_t name_bytes;
     char name[MQD_TOPIC_NAME_BYTES_MAX + 1];
 };

@@ -70,7 +70,7 @@ enum mqd_share_record_state {
     MQD_SHARE_AVAILABLE = 0,
     MQD_SHARE_ACQUIRED = 1,
     MQD_SHARE_ACKNOWLEDGED = 2,
-    MQD_SHARE_ARCHIVING = 3, /* its dead letter is to be written */
+    MQD_SHARE_ARCHIVING = 3, /* a dead letter must be written for it */
     MQD_SHARE_ARCHIVED = 4,
     /* mqd's own; to Kafka, and as persisted, both are Available */
     MQD_SHARE_DELAYED = 5,

@@ -5,7 +5,7 @@
 #include "tls/api.h"
 #include "tls/library.h"
 
-/* one more holder, until mqd_tls_context_free */
+/* adds a reference, which mqd_tls_context_free releases */
 SSL_CTX *mqd_tls_context_hold(struct mqd_tls_context *context);
 
 #endif

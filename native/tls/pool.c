@@ -23,7 +23,7 @@
 
 #define THREAD_COUNT_MAX 8
 #define STACK_BYTES (512u << 10)
-/* lower than the reactor's: many new clients must not delay the established ones */
+/* priority below the reactor's: many new clients must not delay established connections */
 #define NICE 10
 
 struct mqd_tls_pool {
@@ -79,7 +79,7 @@ static void step(struct mqd_tls *tls)
 {
     struct mqd_tls_link *link = mqd_tls_link(tls);
     if (__atomic_load_n(&link->abandoned, __ATOMIC_RELAXED)) {
-        link->result = -1; /* its client has disconnected */
+        link->result = -1; /* the client has disconnected */
         return;
     }
     link->result = mqd_tls_handshake(tls);
@@ -90,9 +90,10 @@ static void step(struct mqd_tls *tls)
 static void *thread_main(void *argument)
 {
     struct mqd_tls_pool *pool = argument;
-    pthread_setname_np(
-        pthread_self(),
-        "mqd-tls"); /* its own name: the name of another thread is set through a file, which the sandbox denies */
+    pthread_setname_np(pthread_self(),
+                       /* the thread names itself: another thread could do so only through a file, which the
+                        * sandbox denies */
+                       "mqd-tls");
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     for (;;) {
         while (sem_wait(&pool->waiting) != 0)

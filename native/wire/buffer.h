@@ -113,7 +113,7 @@ static inline void mqd_put_topic_key(struct mqd_buffer *buffer, bool compact, bo
  * wire/nodes.c. */
 void mqd_put_current_leader(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_current_leader *current);
 void mqd_put_nodes(struct mqd_buffer *buffer, uint32_t tag, const struct mqd_node_endpoint *nodes, uint32_t node_count);
-/* the same as an ordinary field */
+/* the node endpoints as an ordinary field instead of a tagged one */
 void mqd_put_node_list(struct mqd_buffer *buffer, const struct mqd_node_endpoint *nodes, uint32_t node_count);
 
 /* An empty set of tagged fields, if the version has one. */

@@ -24,8 +24,8 @@
 #define MQD_RECORD_GROWTH_BYTES_MAX 13
 
 struct mqd_record {
-    const uint8_t *bytes;           /* its length's first byte */
-    uint32_t size_bytes;            /* of all of it */
+    const uint8_t *bytes;           /* the first byte of the record, which begins with its length */
+    uint32_t size_bytes;            /* of the whole record */
     const uint8_t *body;            /* after the length: attributes */
     const uint8_t *offset_delta_at; /* after the timestamp delta */
     int64_t timestamp_delta;

@@ -163,7 +163,7 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
         if (error || consumed_bytes < piece->size_bytes)
             return -error;
         if (out->next_offset >= piece->next_offset)
-            return 1; /* its last batch, perhaps without records at or above from_offset */
+            return 1; /* the piece's last batch, perhaps without records at or above from_offset */
     }
     out->next_offset = piece->next_offset;
     out->has_empty = piece->has_empty;

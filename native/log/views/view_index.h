@@ -52,7 +52,7 @@ struct mqd_view_read {
     int64_t from_offset;
     uint64_t output_bytes_max;     /* the last batch may exceed it */
     const uint64_t *generation_at; /* X1; NULL: the file is never truncated */
-    uint64_t generation;           /* its value when the limit was found */
+    uint64_t generation;           /* the value of *generation_at when the limit was found */
     /* the outcome */
     uint32_t end_position; /* where to continue; 0: at an unknown position within what was read */
     uint64_t filtered_bytes;

@@ -180,7 +180,7 @@ void mqd_check_remove_append(struct mqd_reactor *r, struct mqd_append *append)
         append->request->awaiting--;
     append->awaits_verification = 0;
     if (check && mqd_list_empty(&check->parked) && !check->sent)
-        mqd_check_end(r, check); /* it was never sent */
+        mqd_check_end(r, check); /* the check was never sent */
     mqd_check_end_order(r, append);
 }
 

@@ -252,7 +252,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
                 return false;
             if (!compression)
                 return true;
-            kind = MQD_CHECK_PARSE; /* its keys are present */
+            kind = MQD_CHECK_PARSE; /* the keys were checked above */
             by_acceptor = true;
         }
     }

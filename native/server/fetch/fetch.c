@@ -182,7 +182,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
         return MQD_KAFKA_UNKNOWN_TOPIC_OR_PARTITION;
     *slot_index = topic->slots[entry->partition_index];
     if (topic->view && entry->set->replica_id >= 0)
-        return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* it has no log */
+        return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* a view has no log to replicate */
     if (topic->view && entry->set->local)
         /* a local client would read the base topic's files; after this error it fetches by TCP */
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;

@@ -157,7 +157,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
         end_offset = positions->last_stable_offset;
         error = mqd_reader_find_aborted(r->reader, slot, positions, generation, entry->fetch_offset, end_offset,
                                         &entry->aborted);
-        if (mqd_reader_is_swapping(r->reader, slot)) { /* nothing for now */
+        if (mqd_reader_is_swapping(r->reader, slot)) { /* returns nothing now */
             mqd_fetch_entry_release(r, entry);
             end_offset = entry->fetch_offset;
             error = 0;

@@ -264,7 +264,7 @@ void mqd_session_remove(struct mqd_reactor *r, struct mqd_fetch_set *set)
     r->session_count--;
     mqd_set_gauge(r, MQD_GAUGE_SESSIONS, r->session_count);
     if (set->request_count)
-        return; /* its request frees it */
+        return; /* mqd_fetch_cancel frees the set when its request ends */
     mqd_fetch_set_free(r, set);
 }
 

@@ -2,9 +2,9 @@
  * memory. Layout of that memory: shm/local_layout.h.
  *
  * The connection's `fd` is the Unix socket: it carries the welcome and queries
- * (server/local/query.c), and its end shows that the client has gone. Requests are copied from the
- * client's memory into the receive window and are then handled exactly as if they had arrived by
- * TCP; responses are written to the reply ring instead of a socket (server/local/ring.c).
+ * (server/local/query.c), and when it closes, the client has disconnected. Requests are copied from
+ * the client's memory into the receive window and are then handled exactly as if they had arrived
+ * by TCP; responses are written to the reply ring instead of a socket (server/local/ring.c).
  *
  *   adopt -> welcome -> poll ... read ... send -> hung up: submitted requests are taken, responses
  *   are discarded -> closed

@@ -53,7 +53,7 @@ struct mqd_topic;
 /* Takes the append if its leader is another host and its client is local. False: not taken. */
 bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_topic *topic,
                       const struct mqd_produce_partition *partition);
-/* the append is done: a response that arrives later is ignored */
+/* called when the append is done: a response that arrives later is ignored */
 void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
 /* put, refuse, remove; emits the MQD_EVENT_DONE */

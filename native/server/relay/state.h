@@ -52,7 +52,8 @@ struct mqd_relays {
     struct mqd_relayed *free;
 };
 
-void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry); /* all of it was given to the socket */
+/* the whole request was given to the socket */
+void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry);
 /* removes the oldest entry; the caller completes the returned append; NULL: the outcome is not
  * awaited */
 struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay);

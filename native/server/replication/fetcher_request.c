@@ -125,7 +125,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         mqd_buffer_free(&fetcher->out);
 }
 
-/* One more response is due. */
+/* Sends the request in fetcher->out; one more response is due. */
 static void send_request(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     if (fetcher->out.failed) {

@@ -218,7 +218,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
     if (mqd_replica_take_high_watermark(owned->replica, followed->sent.current_leader_epoch,
                                         followed->leader_high_watermark) &
         MQD_REPLICA_CHANGED_HIGH_WATERMARK)
-        /* it is published together with the log's end */
+        /* the high watermark is published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
     mqd_followed_update_storing(followed);
     mqd_followed_changed(followed);

@@ -47,7 +47,8 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
                                 .wall_ms = r->wall_ms};
     owned->cut = job;
     owned->truncating = MQD_TRUNCATION_DUE;
-    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) { /* it no longer needs a flush of its own */
+    /* the partition no longer needs a flush of its own */
+    if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) {
         mqd_list_remove(&owned->sync_node);
         r->log_dirs[owned->log_dir].to_sync_count--;
     }

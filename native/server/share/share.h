@@ -101,7 +101,7 @@ struct mqd_share_part {
     uint8_t unreported;   /* the session has not reported it yet: it is in the response even without records */
     uint8_t reads;        /* records are acquired from it */
     uint8_t ready;        /* the owner may have records for it */
-    uint8_t joins;        /* its next request is the session's first */
+    uint8_t joins;        /* the next request to its owner is the session's first */
     uint8_t rank;         /* records are requested from parts of a higher rank first (share.priority) */
     int16_t error, acknowledge_error;
     uint32_t available; /* MEASURE */
@@ -132,11 +132,11 @@ struct mqd_share_job {
     uint8_t strict;
     uint8_t opens;    /* the session: its partitions are reported even without records */
     uint8_t accepts;  /* at least one acknowledgement is well-formed and for a partition that the client may read */
-    uint8_t fetches;  /* it requests records */
+    uint8_t fetches;  /* the request asks for records */
     uint8_t measures; /* bytes_min is not reached yet */
     uint8_t acquired; /* records were acquired */
     uint8_t failed;   /* an owner refused: the response is sent immediately */
-    uint8_t expired;  /* it does not wait any longer */
+    uint8_t expired;  /* the job's wait time is over */
     uint8_t ended;    /* nothing more is acquired; acknowledgements may still be awaited */
 };
 
@@ -147,7 +147,7 @@ struct mqd_share_keys {
     int64_t first, last; /* the batch's */
     int32_t leader_epoch;
     uint32_t fifo; /* identifies the key that the settings use */
-    int16_t error; /* they cannot be read */
+    int16_t error; /* the error if the keys cannot be read */
     uint8_t header_bytes, codec;
     uint8_t header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
     uint8_t *bytes; /* of the batch */
@@ -183,7 +183,7 @@ struct mqd_shares {
     struct mqd_node waiting[MQD_SHARE_WAIT_BUCKET_COUNT]; /* parts, by slot */
     struct mqd_node runnable;                             /* jobs with something to do */
     bool is_running;
-    struct mqd_share_call **calls; /* each allocated once */
+    struct mqd_share_call **calls; /* pointers to calls, each allocated once */
     uint32_t call_count, call_capacity, call_free;
     struct mqd_node unsent;
     struct mqd_share_owned **owned; /* by index */

@@ -8,9 +8,9 @@
  *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
- *   T2  a lent session is not touched: its connection is not read (`blocked`) and has nothing to
- *       send, for a session is lent only when all its output has been sent.
- *       When the connection closes meanwhile, the session is freed when it comes back.
+ *   T2  the reactor does not use a session while it is lent: the connection is not read (`blocked`)
+ *       and has nothing to send, because a session is lent only when all its output has been sent.
+ *       If the connection closes meanwhile, the session is freed when the pool returns it.
  *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is sealed only when everything sealed before it has been sent; what the socket
  *       did not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
