@@ -32,6 +32,7 @@ struct mqd_arrow_blobs {
     uint32_t data_capacity; /* at most INT32_MAX */
     uint32_t data_bytes, nulls;
 };
+/* which buffer was full */
 enum mqd_arrow_full {
     MQD_ARROW_ROWS,
     MQD_ARROW_KEYS,

@@ -50,8 +50,8 @@ struct mqd_ids {
 };
 
 enum mqd_id_state {
-    MQD_ID_FREE,
-    MQD_ID_USED,
+    MQD_ID_FREE, /* no record has the id */
+    MQD_ID_USED, /* a record has it */
     /* the id is of an undecided transaction of another producer */
     MQD_ID_UNDECIDED
 };

@@ -39,7 +39,7 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
 {
     struct mqd_cut_job *job = owned->truncating ? NULL : calloc(1, sizeof *job);
     if (!job)
-        return; /* no memory; retried when the leader gives the same response to the next fetch */
+        return; /* due already, or no memory: the leader gives the same response to the next fetch */
     *job = (struct mqd_cut_job){.partition = owned->partition,
                                 .offset = offset,
                                 .batch_offset = batch_offset,
