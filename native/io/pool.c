@@ -179,10 +179,9 @@ static void *thread_main(void *argument)
     struct start start = *(struct start *)argument;
     free(argument);
     struct mqd_pool *pool = start.pool;
-    pthread_setname_np(pthread_self(),
-                       /* the thread names itself: another thread could do so only through a file, which the
-                        * sandbox denies */
-                       "mqd-file");
+    /* the thread names itself: another thread could do so only through a file, which the sandbox
+     * denies */
+    pthread_setname_np(pthread_self(), "mqd-file");
     pthread_mutex_lock(&pool->mutex);
     for (;;) {
         uint32_t index = take_job(pool);

@@ -90,10 +90,9 @@ static void step(struct mqd_tls *tls)
 static void *thread_main(void *argument)
 {
     struct mqd_tls_pool *pool = argument;
-    pthread_setname_np(pthread_self(),
-                       /* the thread names itself: another thread could do so only through a file, which the
-                        * sandbox denies */
-                       "mqd-tls");
+    /* the thread names itself: another thread could do so only through a file, which the sandbox
+     * denies */
+    pthread_setname_np(pthread_self(), "mqd-tls");
     setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), NICE);
     for (;;) {
         while (sem_wait(&pool->waiting) != 0)

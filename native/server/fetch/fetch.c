@@ -142,11 +142,9 @@ void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
     if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
         /* a follower that sends another request needs the response to this one now */
         mqd_fetch_evaluate(r, c->head, true);
+    /* evaluated when the connection's responses are sent, in this turn */
     if (c->head == request && !mqd_list_linked(&c->response_node))
-        mqd_list_append(&r->to_respond,
-                        /* the request is evaluated when the connection's responses are sent, in
-                         * this turn */
-                        &c->response_node);
+        mqd_list_append(&r->to_respond, &c->response_node);
 }
 
 /* ---- one entry ---- */

@@ -95,10 +95,8 @@ static bool is_warm(struct walk *w)
     struct mqd_reactor *r = w->r;
     if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
         return true;
-    if (w->owned->warmed ==
-        /* the range was read ahead, which must suffice where the kernel cannot report which pages
-         * are in memory */
-        w->from + 1)
+    /* a range that was read ahead counts as in memory where the kernel cannot report it */
+    if (w->owned->warmed == w->from + 1)
         return true;
     if (w->owned->reads_ahead)
         return false;

@@ -337,8 +337,8 @@ static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, 
     if (job->bytes_min > job->bytes_max)
         job->bytes_min = job->bytes_max;
     job->strict = wire->acquire_mode == 1;
+    /* the client's bytes_max: if a quota sets job->bytes_max to 0, one batch is still returned */
     job->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
-                   /* a quota may set bytes_max to 0: one batch is still returned */
                    job->records_max && wire->bytes_max;
     job->expired = wire->wait_ms_max <= 0;
     job->measures = job->bytes_min > 1 && !job->expired;
