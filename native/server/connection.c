@@ -27,7 +27,8 @@
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
-#define RUN_STEP_BYTES (256u << 10) /* of a large frame in one turn, so that others are served too */
+/* bytes of a large frame read in one turn, so that other connections are served too */
+#define RUN_STEP_BYTES (256u << 10)
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200 /* applies while other connections wait for room in the arena or for memory */
 #define RELIEVE_MS 10
@@ -37,8 +38,10 @@
 /* long enough that a short stall of the threads that answer does not drop requests of a client that
  * has closed */
 #define GONE_MS 2000
-#define WINDOW_SHARE 16         /* this fraction of the arena is not available to large frames */
-#define TLS_RECORD_BEGIN 0x1603 /* a handshake record, where a frame has the upper half of its length */
+#define WINDOW_SHARE 16 /* this fraction of the arena is not available to large frames */
+/* the first two bytes of a TLS handshake record; in a Kafka frame they are the upper half of the
+ * length */
+#define TLS_RECORD_BEGIN 0x1603
 
 /* ---- closing ---- */
 
@@ -583,7 +586,7 @@ static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_connections_sweep(struct mqd_reactor *r)
 {
     int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
-    for (uint32_t i = r->local_count; i-- > 0;) /* closing moves the last one to this index */
+    for (uint32_t i = r->local_count; i-- > 0;) /* closing an attachment moves the last one to this index */
         if (mqd_local_overdue(r->locals[i]))
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     for (uint32_t i = 0; i < r->connection_end; i++)

@@ -14,8 +14,8 @@
  *
  *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its acquisition
  *
- * An acquisition is a row: its range, member, deadline. Locks last equally long, so the rows form a
- * queue in the order of their deadlines.
+ * An acquisition is a row: its range, member, deadline. All locks last equally long, so the rows
+ * form a queue in the order of their deadlines.
  *
  * A released record waits for its backoff (Delayed, persisted as Available), also in a row.
  * Backoffs of equal delivery counts last equally long, so each count has a queue of its own. A new
@@ -28,8 +28,9 @@
  *
  * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
  *   S1  an offset is acquired by at most one member: its cell names one row.
- *   S2  what is finished is never acquired again.
- *   S3  a delivery count never falls, and nothing is acquired whose count has reached the limit.
+ *   S2  a finished offset is never acquired again.
+ *   S3  a delivery count never falls, and an offset whose count has reached the limit is not
+ *       acquired.
  *   S4  the start never falls; every offset below it is finished or no longer in the log.
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never fall; a
  *       row without acquired offsets is freed immediately.
@@ -42,10 +43,10 @@
  *   L1  with dead letters, a record that is rejected, or may not be delivered again, is Archiving
  *       until mqd_share_archive, or until it is no longer in the log. It is open, counts for S7,
  *       and is never acquired.
- *   S9  what is released is not acquired before its backoff has ended, not even for lack of memory:
- *       a row is kept free for each queue of backoffs that is empty.
- *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. What is released
- *       keeps its place. Keys with equal hashes wait for each other, with no other effect.
+ *   S9  a released offset is not acquired before its backoff has ended, not even for lack of
+ *       memory: a row is reserved for each queue of backoffs that is empty.
+ *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. A released
+ *       record keeps its place. Keys with equal hashes wait for each other, with no other effect.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H

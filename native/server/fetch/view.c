@@ -144,7 +144,7 @@ bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct m
     return true;
 }
 
-/* ---- what it found ---- */
+/* ---- the outcome of a job ---- */
 
 static void fail(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry, int16_t error)
 {

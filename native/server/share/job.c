@@ -93,7 +93,7 @@ static void request_records(struct mqd_reactor *r, struct mqd_share_part *part)
     }
 }
 
-/* ---- what was acquired ---- */
+/* ---- acquired records ---- */
 
 static void forget_runs(struct mqd_share_part *part)
 {

@@ -16,7 +16,7 @@
 #define MEMBER_ID_CHARACTERS_MAX 36
 
 /* One partition that a request names. */
-struct named {
+struct named_partition {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t order, range_count, range_at, range_bytes;
@@ -26,7 +26,7 @@ struct arrival {
     struct mqd_request *request;
     struct mqd_share_fetch_request wire;
     struct mqd_share_session *session;
-    struct named *named;
+    struct named_partition *named;
     uint32_t named_count;
     struct mqd_buffer ranges;
     bool acknowledges;
@@ -143,7 +143,7 @@ void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c
     mqd_share_pump(r);
 }
 
-/* ---- what a request names ---- */
+/* ---- the partitions that a request names ---- */
 
 void mqd_share_range_put(struct mqd_buffer *ranges, int64_t first, int64_t last, const uint8_t *types,
                          uint32_t type_count)
@@ -168,7 +168,7 @@ static bool is_valid(const struct mqd_share_fetch_acknowledgement *given, int64_
     return given->type_count > 0;
 }
 
-/* -1: no memory; the wire was verified. */
+/* -1: no memory. The request was parsed before, so parsing cannot fail. */
 static int take_partition(struct arrival *a, const struct mqd_share_fetch_topic *topic, uint32_t *capacity)
 {
     struct mqd_share_fetch_partition partition;
@@ -178,17 +178,17 @@ static int take_partition(struct arrival *a, const struct mqd_share_fetch_topic 
         return -1;
     if (a->named_count == *capacity) {
         uint32_t more = *capacity ? *capacity * 2 : 8;
-        struct named *grown = realloc(a->named, more * sizeof *grown);
+        struct named_partition *grown = realloc(a->named, more * sizeof *grown);
         if (!grown)
             return -1;
         a->named = grown;
         *capacity = more;
     }
-    struct named *named = &a->named[a->named_count];
-    *named = (struct named){.partition_index = partition.partition_index,
-                            .order = a->named_count,
-                            .range_count = (uint32_t)partition.acknowledgement_count,
-                            .range_at = a->ranges.size_bytes};
+    struct named_partition *named = &a->named[a->named_count];
+    *named = (struct named_partition){.partition_index = partition.partition_index,
+                                      .order = a->named_count,
+                                      .range_count = (uint32_t)partition.acknowledgement_count,
+                                      .range_at = a->ranges.size_bytes};
     memcpy(named->topic_id, topic->topic_id, sizeof named->topic_id);
     a->named_count++;
     a->acknowledges |= partition.acknowledgement_count > 0;
@@ -212,7 +212,7 @@ static int compare_names(const uint8_t *left_id, int32_t left, const uint8_t *ri
 
 static int by_name(const void *left, const void *right)
 {
-    const struct named *a = left, *b = right;
+    const struct named_partition *a = left, *b = right;
     int order = compare_names(a->topic_id, a->partition_index, b->topic_id, b->partition_index);
     return order ? order : a->order < b->order ? -1 : 1;
 }
@@ -403,7 +403,7 @@ void mqd_share_rejoin(struct mqd_reactor *r, const struct mqd_share_part *part)
 }
 
 static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_share_part *part,
-                        const struct named *named)
+                        const struct named_partition *named)
 {
     struct mqd_share_job *job = part->job;
     struct mqd_buffer ranges = {.bytes = a->ranges.bytes + named->range_at, .size_bytes = named->range_bytes};
@@ -439,7 +439,7 @@ static void acknowledge(struct mqd_reactor *r, struct arrival *a, struct mqd_sha
 
 /* Whether a ShareFetch reads the partition. It does not if the request ends the session or forgets
  * the partition; then the response has only the outcome of its acknowledgements. */
-static bool is_read(const struct arrival *a, const struct named *named)
+static bool is_read(const struct arrival *a, const struct named_partition *named)
 {
     return a->wire.api_key != MQD_API_SHARE_FETCH ||
            (a->wire.session_epoch != FINAL_EPOCH &&
@@ -469,7 +469,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
     uint32_t entry_count = a->session && job->fetches ? a->session->entry_count : 0;
     for (uint32_t e = 0, n = 0; e < entry_count || n < a->named_count;) {
         struct mqd_share_entry *entry = e < entry_count ? &a->session->entries[e] : NULL;
-        struct named *named = n < a->named_count ? &a->named[n] : NULL;
+        struct named_partition *named = n < a->named_count ? &a->named[n] : NULL;
         int order =
             !entry   ? 1
             : !named ? -1
