@@ -78,7 +78,7 @@ static void wake(int fd)
         ;
 }
 
-/* ---- out ---- */
+/* ---- sending requests ---- */
 
 void mqd_client_flush(struct mqd_client *client)
 {
@@ -193,7 +193,7 @@ int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t 
     return 0;
 }
 
-/* ---- in ---- */
+/* ---- receiving replies ---- */
 
 static void copy_out(const struct mqd_client *client, uint64_t from, uint8_t *to, uint32_t size_bytes)
 {

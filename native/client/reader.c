@@ -128,7 +128,7 @@ static void leave(struct mqd_segment_reader *reader)
         reader->source.leave(reader->source.context);
 }
 
-/* ---- how far it may read ---- */
+/* ---- the readable range ---- */
 
 struct bounds {
     int64_t end_offset; /* high watermark, or last stable offset */

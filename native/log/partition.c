@@ -465,7 +465,7 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
     return 1;
 }
 
-/* ---- options and the rest ---- */
+/* ---- options, fencing, snapshots ---- */
 
 static int64_t at_least(int64_t value, int64_t least)
 {

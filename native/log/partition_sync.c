@@ -254,7 +254,7 @@ void mqd_partition_trim(struct mqd_partition *partition)
         active->allocated_bytes = active->size_bytes;
 }
 
-/* ---- periodic ---- */
+/* ---- periodic work ---- */
 
 static void release_idle(struct mqd_partition *partition)
 {

@@ -172,7 +172,7 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
                                        too_old(partition, segment, batch->max_timestamp_ms, now_ms));
 }
 
-/* ---- one segment's share ---- */
+/* ---- writing to one segment ---- */
 
 /* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow`
  * simulates the segment's growth (its index is not used). */

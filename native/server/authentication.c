@@ -158,7 +158,7 @@ bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *r
     return c->fd >= 0;
 }
 
-/* ---- the rest ---- */
+/* ---- closing, and the principal of control requests ---- */
 
 const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
 {

@@ -237,7 +237,7 @@ static void on_produce(struct mqd_reactor *r, const struct mqd_descriptor *descr
     mqd_owner_stage(r, append, &batch, bytes, false);
 }
 
-/* ---- both ---- */
+/* ---- both sides ---- */
 
 static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {

@@ -255,7 +255,7 @@ static int on_server_name(SSL *ssl, int *alert, void *argument)
     return SSL_TLSEXT_ERR_NOACK; /* the first identity, as Kafka */
 }
 
-/* ---- all of it ---- */
+/* ---- a context with its identities ---- */
 
 static int add_member(struct mqd_tls_context *context, const struct mqd_tls_settings *settings, uint32_t index)
 {

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "log/compaction/compact.h"
 
-/* ---- one batch into the new segment ---- */
+/* ---- writing a batch to the new segment ---- */
 
 static int write_batch(struct mqd_compact *compact, const struct mqd_batch *batch, const void *header,
                        uint32_t header_bytes, const void *records, uint32_t records_bytes)

@@ -279,7 +279,7 @@ void mqd_ids_decide(struct mqd_ids *ids, int64_t high_watermark)
     }
 }
 
-/* ---- all together ---- */
+/* ---- operations on queue, table and transactions ---- */
 
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset)

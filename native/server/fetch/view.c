@@ -41,7 +41,7 @@ struct mqd_view_job {
     uint8_t filter[];
 };
 
-/* ---- how far the view has been read ---- */
+/* ---- skipped offsets ---- */
 
 static struct mqd_view_skip *place_of(struct mqd_reactor *r, const struct mqd_fetch_entry *entry)
 {

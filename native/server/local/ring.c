@@ -89,7 +89,7 @@ void mqd_local_publish(struct mqd_local *local)
         wake(local);
 }
 
-/* ---- requests in ---- */
+/* ---- taking requests ---- */
 
 /* Finds the arena offset to which a request of size_bytes is copied; -1: the connection is stalled
  * until there is room. *run: the request has a run of its own. */
@@ -186,7 +186,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
         c->readable = 0;
 }
 
-/* ---- responses out ---- */
+/* ---- writing responses ---- */
 
 /* Free bytes in the reply ring; updates reply_head_seen. -1: the client's word is impossible. */
 static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)

@@ -443,7 +443,7 @@ int mqd_reactor_relay_remove(struct mqd_reactor *r, uint64_t token, int32_t lead
     return post(r, token, MQD_COMMAND_RELAY_REMOVE, -1, &options);
 }
 
-/* ---- the end ---- */
+/* ---- closing and destruction ---- */
 
 void mqd_relays_close(struct mqd_reactor *r)
 {

@@ -240,7 +240,7 @@ void mqd_share_on_acknowledged(struct mqd_reactor *r, struct mqd_share_part *par
     mqd_share_schedule(r, job);
 }
 
-/* ---- the end ---- */
+/* ---- completion ---- */
 
 static void read_cold(struct mqd_reactor *r, struct mqd_share_job *job)
 {

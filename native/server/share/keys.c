@@ -148,7 +148,7 @@ static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned,
     return 0;
 }
 
-/* ---- what the owner calls ---- */
+/* ---- the interface for the owner ---- */
 
 static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint32_t size_bytes)
 {

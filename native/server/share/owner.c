@@ -249,7 +249,7 @@ void mqd_share_acceptor_died(struct mqd_reactor *r)
     mqd_share_pump(r);
 }
 
-/* ---- what is due ---- */
+/* ---- due work ---- */
 
 static void expire(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {

@@ -32,7 +32,7 @@ struct arrival {
     bool acknowledges;
 };
 
-/* ---- the module ---- */
+/* ---- creation and destruction ---- */
 
 bool mqd_shares_enabled(const struct mqd_reactor *r)
 {

@@ -204,7 +204,7 @@ struct mqd_shares {
 #define MQD_SHARE_TOKEN_KEYS                                                                                           \
     (1ull << 32) /* token flag, with the index of the share-partition: a thread has read its keys */
 
-/* ---- what the reactor calls ---- */
+/* ---- the interface for the reactor ---- */
 
 bool mqd_shares_enabled(const struct mqd_reactor *r); /* share.version is 1 */
 void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,

@@ -103,7 +103,7 @@ int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing)
     return mqd_tls_established(outgoing->tls) ? 0 : handshake(r, outgoing);
 }
 
-/* ---- ready ---- */
+/* ---- established connections ---- */
 
 static ssize_t set_broken(int error, const char *what)
 {
