@@ -260,15 +260,14 @@ enum mqd_descriptor_kind {
 /* flags of REQUEST: the frame is preceded by a struct mqd_request_principal and the principal's
  * bytes */
 #define MQD_REQUEST_PRINCIPAL 1
-/* the frame is a raw SASL token, without a header, of a client that sent SaslHandshake 0; the
- * response is one too */
+/* the frame, like its response, is a raw SASL token without a header (after SaslHandshake 0) */
 #define MQD_REQUEST_RAW_TOKEN 2
 #define MQD_PRODUCE_CONTROL 1 /* flags of PRODUCE: written by a coordinator; may hold control batches */
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
 /* with CONTROL: a marker of transactions v2. Its producer epoch is above that of the transaction
- * that it ends (KIP-890). A marker that is refused because its epoch is not above the known one
- * gets the response once the existing marker is below the high watermark */
+ * that it ends (KIP-890). If it is not above the known epoch, it is refused, once the existing marker
+ * is below the high watermark */
 #define MQD_PRODUCE_MARKER_BUMPED 8
 /* sent to the partition that takes the records of a retired one, whose index is in `error`: the
  * producer id is rewritten (server/redirect.h) */
@@ -493,8 +492,7 @@ struct mqd_log_options {
     uint8_t compression;
     int32_t compression_level;
     uint8_t transaction_verification; /* by the coordinator, before a transaction begins here (KIP-890) */
-    /* for how long a record's id (the value of a header) is remembered; 0 = no deduplication */
-    int64_t dedup_window_ms;
+    int64_t dedup_window_ms; /* how long a record's id (the value of a header) is remembered; 0 = no deduplication */
     uint32_t dedup_count_max;
     char dedup_header[64];  /* ends with a NUL */
     uint8_t share_priority; /* share groups deliver records of partitions with a higher priority first */

@@ -27,21 +27,16 @@
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
-/* bytes of a large frame read in one turn, so that other connections are served too */
-#define RUN_STEP_BYTES (256u << 10)
+#define RUN_STEP_BYTES (256u << 10) /* read of a large frame in one turn; then others are served */
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200 /* applies while other connections wait for room in the arena or for memory */
 #define RELIEVE_MS 10
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-/* long enough that a short stall of the threads that answer does not drop requests of a client that
- * has closed */
-#define GONE_MS 2000
-#define WINDOW_SHARE 16 /* this fraction of the arena is not available to large frames */
-/* the first two bytes of a TLS handshake record; in a Kafka frame they are the upper half of the
- * length */
-#define TLS_RECORD_BEGIN 0x1603
+#define GONE_MS 2000            /* longer than a short stall of the threads that answer */
+#define WINDOW_SHARE 16         /* this fraction of the arena is not available to large frames */
+#define TLS_RECORD_BEGIN 0x1603 /* of a TLS handshake record; in a Kafka frame the upper half of the length */
 
 /* ---- closing ---- */
 
