@@ -266,8 +266,8 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
 /* with CONTROL: a marker of transactions v2. Its producer epoch is above that of the transaction
- * that it ends (KIP-890). If it is not above the known epoch, it is refused, once the existing marker
- * is below the high watermark */
+ * that it ends (KIP-890). If it is not above the known epoch, the marker is refused, but only
+ * once the existing marker is below the high watermark */
 #define MQD_PRODUCE_MARKER_BUMPED 8
 /* sent to the partition that takes the records of a retired one, whose index is in `error`: the
  * producer id is rewritten (server/redirect.h) */

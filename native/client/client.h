@@ -192,8 +192,8 @@ struct mqd_delivery {
  * An idempotent producer reports only the first error of a partition: later batches that failed
  * after it are sent again after it. A broker that already has the batch (46) counts as success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
-/* Sends the batch again, in its original order before all later batches of its partition; later batches
- * that failed because of it follow automatically. */
+/* Sends the batch again, in its original order before all later batches of its partition; later
+ * batches that failed because of it follow automatically. */
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
 /* Forgets a batch: open, waiting, failed, or sent (it may still be written; its outcome is not
  * reported). If a sent batch is dropped from an idempotent producer its sequences are missing: the

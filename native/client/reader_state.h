@@ -12,8 +12,8 @@
  *       `viewed`, each hold is one more.
  *   S4  everything in a segment is untrusted (a producer wrote the records, a disk stored them):
  *       every length is checked against the remaining bytes before use.
- *   S5  data and aborted transactions are of the same version of the files. A compaction may drop an
- *       ABORT marker together with the data of its transaction: a list from before it would
+ *   S5  data and aborted transactions are of the same version of the files. A compaction may drop
+ *       an ABORT marker together with the data of its transaction: a list from before it would
  *       leave out later transactions of that producer, one from after it would return aborted
  *       records of an older file.
  */

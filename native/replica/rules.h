@@ -3,8 +3,8 @@
  * arguments), no allocation (one struct of fixed size). The broker links it and the simulator loads
  * it by cffi: it is the same code.
  *
- * It holds no log. The caller reports where the log ends (mqd_replica_set_log) and passes the leader
- * epochs of the log where needed.
+ * It holds no log. The caller reports where the log ends (mqd_replica_set_log) and passes the
+ * leader epochs of the log where needed.
  *
  * Terms: the position of a replica is the end of the part of its log that counts: its durable
  * offset with flush_on_ack, otherwise its log end. A follower's position at the leader is the
@@ -151,13 +151,13 @@ enum mqd_replica_change {
     MQD_REPLICA_CHANGED_ROLE = 2,
     MQD_REPLICA_CHANGED_HIGH_WATERMARK = 4,
     MQD_REPLICA_CHANGED_STALE = 8, /* older than the current assignment: ignored */
-    /* the committed set now has fewer than min_insync members, and no spares that may join: appends that wait for
-     * acknowledgement get NOT_ENOUGH_REPLICAS_AFTER_APPEND */
+    /* the committed set now has fewer than min_insync members, and no spares that may join: appends
+     * that wait for acknowledgement get NOT_ENOUGH_REPLICAS_AFTER_APPEND */
     MQD_REPLICA_CHANGED_BELOW_MIN = 16
 };
 /* Applies the metadata. Before the first call the caller must report the log's end by
- * mqd_replica_set_log, and a known high watermark by mqd_replica_restore. -1: invalid assignment (too
- * many members, this node listed twice, ...). */
+ * mqd_replica_set_log, and a known high watermark by mqd_replica_restore. -1: invalid assignment
+ * (too many members, this node listed twice, ...). */
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms);
 /* when a log is opened: sets its known high watermark; 0 or the log's start when none is known */
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark);
@@ -248,8 +248,8 @@ enum mqd_replica_action {
     /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
      * mqd_replica_take_high_watermark */
     MQD_REPLICA_APPEND,
-    /* truncate the log to `offset` (with producers, transactions and epochs), call mqd_replica_set_log,
-     * fetch again */
+    /* truncate the log to `offset` (with producers, transactions and epochs), call
+     * mqd_replica_set_log, fetch again */
     MQD_REPLICA_TRUNCATE,
     MQD_REPLICA_RESTART, /* the leader's log begins after this one's end: empty the log, begin at `offset` */
     MQD_REPLICA_LATER    /* fetch again after a pause; the metadata or the leader are not up to date */

@@ -93,8 +93,8 @@ struct mqd_topic_partition {
 int mqd_reactor_topic_put_partitions(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16],
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count);
-/* The same for a view: it has the partitions of the topic `base`, and those of its records that the filter
- * selects. */
+/* The same for a view: it has the partitions of the topic `base`, and those of its records that the
+ * filter selects. */
 int mqd_reactor_view_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                          const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,
                          const uint8_t *filter, uint32_t filter_bytes);
@@ -195,8 +195,8 @@ int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int3
 int mqd_reactor_set_fetcher_rate(struct mqd_reactor *reactor, uint64_t token, int64_t bytes_per_second_max);
 
 /* Produce of local clients for partitions that other hosts lead (server/relay/relay.h).
- * MQD_EVENT_RELAY_REQUESTED requests a connection: offset = the leader's node id, log_dir = which of
- * its workers, level = enum mqd_relay_lane. Answer it with relay_put or relay_refuse. */
+ * MQD_EVENT_RELAY_REQUESTED requests a connection: offset = the leader's node id, log_dir = which
+ * of its workers, level = enum mqd_relay_lane. Answer it with relay_put or relay_refuse. */
 #define MQD_RELAY_COUNT_MAX 4096
 enum mqd_relay_lane { MQD_RELAY_LANE_PLAIN, MQD_RELAY_LANE_TRANSACTIONS, MQD_RELAY_LANE_COUNT };
 struct mqd_relay_options {
@@ -263,8 +263,8 @@ enum mqd_event_kind {
      * connections wait */
     MQD_EVENT_SUBJECT_REQUESTED,
     MQD_EVENT_SUBJECT_GONE, /* subject `token` is no longer used */
-    /* subject `token` was denied operation `level` on the resource of type `offset` that text names.
-     * `log_dir` = the number of such denials */
+    /* subject `token` was denied operation `level` on the resource of type `offset` that text
+     * names. `log_dir` = the number of such denials */
     MQD_EVENT_DENIED,
     /* a slow request of API `offset`, version `level`, was answered after `token` microseconds,
      * spent as in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` =

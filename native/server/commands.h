@@ -42,8 +42,8 @@ struct mqd_command {
     int64_t offset, last_offset;
     uint8_t topic_id[16];
     char *text;
-    /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address, or slots; or the tables of a
-     * subject, the second one at `offset` */
+    /* malloc'd: `number` entries of struct mqd_topic_partition or mqd_broker_address, or slots; or
+     * the tables of a subject, the second one at `offset` */
     void *list;
     struct mqd_partition *partition;
     struct mqd_log_options options;

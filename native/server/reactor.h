@@ -13,8 +13,10 @@
  *   R2  a batch is acknowledged only after mqd_slot_publish made it visible, and with acks=all and
  *       flush.on.ack only after its flush.
  *   R3  arena bytes are held from the receive until the last pwritev that reads them, not longer.
- *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots go through mqd_poll.
- *   R5  every list, queue and buffer has a bound; a connection that reaches it is not read until there is room.
+ *   R4  nothing here blocks on a disk: flushes, preallocation, read-ahead and snapshots go through
+ *       mqd_poll.
+ *   R5  every list, queue and buffer has a bound; a connection that reaches it is not read until
+ *       there is room.
  */
 #ifndef MQD_REACTOR_H
 #define MQD_REACTOR_H

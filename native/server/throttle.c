@@ -86,7 +86,8 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
 }
 
 /* Finds the limits that apply to the connection: those of its user and of the client id in this
- * request's header. False: there are none, or the header cannot be read; its parser reports that. */
+ * request's header. False: there are none, or the header cannot be read; its parser reports
+ * that. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)

@@ -9,8 +9,8 @@
  *   FAILED    `error` is the reason; nothing is kept. _restart loads it again
  *
  * Invariants
- *   P1  one request is in flight at a time; a WRITE is repeated, byte for byte, until its outcome is
- *       definite.
+ *   P1  one request is in flight at a time; a WRITE is repeated, byte for byte, until its outcome
+ *       is definite.
  *   P2  (S6) a response is sent after the success of a WRITE that was encoded after its change, or
  *       when there is nothing to write. Responses to changes made while a WRITE is in flight wait
  *       for the next.

@@ -1,5 +1,5 @@
-/* Memory for share states: blocks of one size from a region that the owner provides, e.g. a mapping of
- * share.memory.max.bytes. All share-partitions of a worker use one pool.
+/* Memory for share states: blocks of one size from a region that the owner provides, e.g. a mapping
+ * of share.memory.max.bytes. All share-partitions of a worker use one pool.
  *
  * Blocks that were never taken are never touched, so the region costs only what is used.
  * Concurrency: one thread; the states that use it belong to the same one.

@@ -133,7 +133,8 @@ struct mqd_local_query {
     int64_t offset; /* below the high watermark, or at it in the active segment */
 };
 
-/* a compaction is putting new files in the place of old ones: the version of this one is not known */
+/* a compaction is putting new files in the place of old ones: the version of this one is not
+ * known */
 #define MQD_LOCAL_CHANGING UINT64_MAX
 /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
 struct mqd_local_segment {

@@ -9,10 +9,11 @@
  * connections that reach two workers at the same time, both may be refused.
  *
  * Invariants
- *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key again
- *       afterwards; one that changes the key locks it first and then reads the counts again.
- *       (So a key in use may be locked for a moment.) If two workers count a key that has no tally at
- *       the same moment, it may get two; what is counted in one is then not limited by the other.
+ *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key
+ *       again afterwards; one that changes the key locks it first and then reads the counts again.
+ *       (So a key in use may be locked for a moment.) If two workers count a key that has no tally
+ *       at the same moment, it may get two; what is counted in one is then not limited by the
+ *       other.
  *   T2  a worker's counts are those of its open connections; a new process of it begins with none.
  * Bounds: when all eight of a set are in use, the key is not counted (and not limited). A process
  * that dies while it changes a key leaves that tally locked until the broker is restarted.

@@ -1,5 +1,5 @@
-/* Opens libssl.so.3 and fills the table of its functions. dlsym on libssl also finds what libcrypto,
- * which it depends on, defines. */
+/* Opens libssl.so.3 and fills the table of its functions. dlsym on libssl also finds what
+ * libcrypto, which it depends on, defines. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>

@@ -24,8 +24,8 @@
 #define MQD_TLS_SCRATCH_BYTES (MQD_TLS_WRITE_BYTES_MAX + 4096u)
 #define MQD_TLS_UNSENT_BYTES_MAX 262144u
 #define MQD_TLS_READ_BYTES_MAX 98304u
-/* TLS 1.3: records sealed by one key, far below the bound of RFC 8446, section 5.5 (2^24.5 for AES-GCM);
- * tests make it small */
+/* TLS 1.3: records sealed by one key, far below the bound of RFC 8446, section 5.5 (2^24.5 for
+ * AES-GCM); tests make it small */
 extern _Atomic uint32_t mqd_tls_key_records_max;
 
 struct mqd_tls;

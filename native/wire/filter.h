@@ -5,8 +5,10 @@
  * instruction is a byte, followed by its operands; it pushes a truth value on the stack, or
  * replaces the values on top by their combination.
  *
- *   comparison with text     name (uint8 size, bytes), value (uint16 size, bytes): the header's bytes
- *   comparison with number   name, value (int64): the header as a decimal number of at most 18 digits
+ *   comparison with text     name (uint8 size, bytes), value (uint16 size, bytes): the header's
+ *                            bytes
+ *   comparison with number   name, value (int64): the header as a decimal number of at most 18
+ *                            digits
  *   EXISTS                   name
  *   AND, OR, NOT             nothing
  *

@@ -40,8 +40,8 @@ static bool add(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_by
     return true;
 }
 
-/* Appends space for the header, then the selected records. Returns their count; -1: they cannot be parsed,
- * or *no_memory. */
+/* Appends space for the header, then the selected records. Returns their count; -1: they cannot be
+ * parsed, or *no_memory. */
 static int64_t select_records(struct work *work, struct mqd_batch *batch, const uint8_t *bytes, uint64_t size_bytes,
                               bool *no_memory)
 {
@@ -66,7 +66,8 @@ static int64_t select_records(struct work *work, struct mqd_batch *batch, const 
     return more < 0 ? -1 : count;
 }
 
-/* Appends one batch with the selected records; nothing if there are none. Returns 0 or an error code. */
+/* Appends one batch with the selected records; nothing if there are none. Returns 0 or an error
+ * code. */
 static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     struct mqd_filtered *out = work->out;

@@ -62,8 +62,8 @@ struct mqd_compact_group {
 };
 
 struct mqd_compact;
-/* `bases` ascending: the segments to clean, from the log's first on, then all others up to the segment
- * that holds the high watermark. */
+/* `bases` ascending: the segments to clean, from the log's first on, then all others up to the
+ * segment that holds the high watermark. */
 struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases,
                                      const struct mqd_compact_options *options);
 void mqd_compact_close(struct mqd_compact *compact); /* deletes incomplete files */

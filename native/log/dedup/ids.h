@@ -17,7 +17,8 @@
  *       except for what has expired.
  *
  * Memory: 14 bytes an id, in chunks that are freed as ids expire, and 4 bytes for each slot of the
- * table, which is at most three quarters full. When the table grows, one call moves all of it. Concurrency: one thread.
+ * table, which is at most three quarters full. When the table grows, one call moves all of it.
+ * Concurrency: one thread.
  */
 #ifndef MQD_IDS_H
 #define MQD_IDS_H
@@ -61,8 +62,8 @@ int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max);
 void mqd_ids_close(struct mqd_ids *ids);
 
 void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_bytes, struct mqd_id_hash *hash);
-/* producer_id: of the transactional batch; -1: it is not transactional. *offset: of the record, with
- * USED. */
+/* producer_id: of the transactional batch; -1: it is not transactional. *offset: of the record,
+ * with USED. */
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset);
 /* Adds an id, in place of the entry that has it; offsets must increase. producer_id: of the

@@ -18,8 +18,8 @@
  *   records       undecided -> parked on a check of records -> sent on -> one of the above
  *
  * Parked batches must not hold the receive window, which all connections share. Batches of up to
- * MQD_CHECK_COPY_BYTES_MAX are copied into the control arena next to the payload (where a remote owner can
- * read them too); larger ones arrived in a run of extents of their own and stay there.
+ * MQD_CHECK_COPY_BYTES_MAX are copied into the control arena next to the payload (where a remote
+ * owner can read them too); larger ones arrived in a run of extents of their own and stay there.
  *
  * Invariants
  *   C1  connection->blocked counts its requests that are undecided after their routing; the

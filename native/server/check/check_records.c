@@ -1,5 +1,5 @@
-/* Checks of records: a batch whose records cannot be parsed would stop every consumer at its offset,
- * and a compacted topic needs a key in every record.
+/* Checks of records: a batch whose records cannot be parsed would stop every consumer at its
+ * offset, and a compacted topic needs a key in every record.
  *
  *   uncompressed   walked here, while the bytes are in the cache
  *   compressed     decompressed here if it is small, also when decompressed; otherwise on a thread

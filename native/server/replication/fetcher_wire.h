@@ -80,7 +80,8 @@ struct mqd_response_parser {
 void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t frame_bytes);
 /* Parses the next step at `bytes` and consumes *taken of them. RECORDS: the caller processes
  * min(available, parser->records_left) bytes after *taken and reports by
- * mqd_response_parser_records_taken how many it consumed; until records_left is 0 the next step is RECORDS again. */
+ * mqd_response_parser_records_taken how many it consumed; until records_left is 0 the next step is
+ * RECORDS again. */
 enum mqd_parsed_step mqd_response_parser_next(struct mqd_response_parser *parser, const uint8_t *bytes,
                                               uint32_t size_bytes, uint32_t *taken);
 void mqd_response_parser_records_taken(struct mqd_response_parser *parser, uint32_t count);

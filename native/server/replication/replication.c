@@ -10,8 +10,8 @@
  *              (mqd_replica_fetch)
  *   follower   waiting producers are refused; server/replication/fetcher.h fetches
  *
- * Every publish of positions calls mqd_replication_update first, so that the core knows the log's end
- * and the log knows the core's high watermark.
+ * Every publish of positions calls mqd_replication_update first, so that the core knows the log's
+ * end and the log knows the core's high watermark.
  */
 #include <errno.h>
 #include <stdlib.h>

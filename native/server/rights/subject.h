@@ -3,7 +3,8 @@
  * share it.
  *
  *   requested  MQD_EVENT_SUBJECT_REQUESTED was emitted; its connections are not read
- *   known      mqd_reactor_subject_put has brought its tables; replaced as a whole when rules change
+ *   known      mqd_reactor_subject_put has brought its tables; replaced as a whole when rules
+ *              change
  *   unused     no connection has it; kept for the next one, within bounds, then dropped
  *              (MQD_EVENT_SUBJECT_GONE)
  *
@@ -18,8 +19,9 @@
  *       it (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; requests
  *       that they forward for clients were checked by the host that received them.
- *   S6  an active segment that a local client has mapped, perhaps from before this worker was started, is rolled by
- *       mqd_reactor_revoke: a mapping also shows later appends, and cannot be revoked.
+ *   S6  an active segment that a local client has mapped, perhaps from before this worker was
+ *       started, is rolled by mqd_reactor_revoke: a mapping also shows later appends, and cannot be
+ *       revoked.
  * Bounds: subjects with connections are bounded by the number of connections; unused ones by
  * UNUSED_COUNT_MAX and UNUSED_BYTES_MAX. Cost without rights: one predictable branch. Concurrency:
  * the reactor's thread.

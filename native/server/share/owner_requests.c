@@ -24,7 +24,8 @@ int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner
     return serves ? 0 : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
 }
 
-/* ---- the table of calls: a token is an index (24 bits), its sequence number (24) and our generation (16) ---- */
+/* ---- the table of calls: a token is an index (24 bits), its sequence number (24) and our
+ * generation (16) ---- */
 
 static struct mqd_share_call *call_new(struct mqd_shares *shares)
 {

@@ -1,5 +1,5 @@
-/* Share groups in the reactor: ShareFetch and ShareAcknowledge of this worker's connections, and the
- * share-partitions of the partitions that it owns (docs/design/share-groups.md).
+/* Share groups in the reactor: ShareFetch and ShareAcknowledge of this worker's connections, and
+ * the share-partitions of the partitions that it owns (docs/design/share-groups.md).
  *
  *   request.c   turns a frame into a struct mqd_share_job ("job"), with one part for each partition
  *               that the request names

@@ -1,8 +1,8 @@
 /* The parts into which the time of a slow request is divided; they add up to the total:
  *
  *   Produce          queue (a check, or a large batch)  begun  disk | owner  flushed  replicas  completed  turn
- *   Fetch            wait (for records)                 begun  disk                             completed  turn
- *   for the acceptor queue                              begun  acceptor                         completed  turn
+ *   Fetch            wait (for records) begun disk completed turn
+ *   for the acceptor queue                              begun acceptor completed turn
  *
  * `turn` is the time spent waiting for earlier requests of the connection. `throttle` is added by
  * quotas: the connection is not read for that long after the response.

@@ -1,5 +1,5 @@
-/* A connection that this host has opened to another host's worker: plain text, or TLS with this host
- * as the client. Its owner (a fetcher, a relay) reads and writes it as a socket.
+/* A connection that this host has opened to another host's worker: plain text, or TLS with this
+ * host as the client. Its owner (a fetcher, a relay) reads and writes it as a socket.
  *
  *   plain   ready immediately
  *   TLS     lent to the pool -> taken back -> ... -> established: ready; mqd_outgoing_run makes the
