@@ -3,8 +3,8 @@
  *
  * Sockets are edge-triggered: an event means "changed since you last drained it"; the caller keeps
  * its own list of ready sockets. File operations run off the calling thread (io_uring: async;
- * epoll: MQD_POOL_THREAD_COUNT threads) and complete as events. Preallocation, snapshot writing and
- * other arbitrary jobs run on the pool with both backends.
+ * epoll: at most MQD_POOL_THREAD_COUNT_MAX threads) and complete as events. Preallocation, snapshot
+ * writing and other arbitrary jobs run on the pool with both backends.
  *
  * Single caller, except for mqd_poll_interrupt, which any thread may call: the thread that waits
  * first is the only one that adds, removes and waits from then on. Another thread may create and

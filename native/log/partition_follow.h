@@ -15,7 +15,7 @@
  *       Recovery completes it.
  *   F4  a truncation below what was flushed leaves a file truncated.NUMBER: recovery trusts no
  *       recovery point above the offset in it. The file is removed when a checkpoint that was taken
- *       afterwards is on disk (mqd_truncation_forget).
+ *       afterwards is on disk (mqd/worker/maintenance.py).
  *   F5  only mqd_partition_raise_high_watermark moves a replicated partition's high watermark; it
  *       never exceeds log end, and decreases only with a truncation below it.
  * Concurrency: as in log/partition.h. mqd_partition_truncate and _restart_at block (they flush and

@@ -355,7 +355,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 /* ---- range ---- */
 
 /* Finds the last batch boundary within `requested_limit` by walking where the index has none; with
- * whole_first, at least the first batch. */
+ * min_one_batch, at least the first batch. */
 static int16_t walk_range(struct mqd_reader *reader, const struct location *location, uint64_t requested_limit,
                           bool min_one_batch, struct mqd_cursor *end)
 {

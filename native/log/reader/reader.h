@@ -46,14 +46,14 @@ void mqd_reader_destroy(struct mqd_reader *reader);
 int mqd_reader_set_path(struct mqd_reader *reader, uint32_t slot, const char *path);
 
 /* Finds what a consumer at `offset` may read below the high watermark in `positions`, at most
- * size_bytes_max. If the first batch alone is larger, it is returned whole (whole_first) or nothing
- * is. At most one segment per call. A returned range starts with the batch that holds `offset`.
- * Updates *cursor to the end of the range. Returns 0 (range.size_bytes is 0 at or above the high
- * watermark and when nothing fits), 1 OFFSET_OUT_OF_RANGE (below the log start or above the log
- * end), 2 CORRUPT_MESSAGE (the message names file and position), 3 UNKNOWN_TOPIC_OR_PARTITION (no
- * path is set), 56 KAFKA_STORAGE_ERROR, or -1 MQD_E_STALE: segments changed meanwhile; read
- * positions and generation again and retry. A file that is still missing in the same generation is
- * a KAFKA_STORAGE_ERROR. */
+ * size_bytes_max. If the first batch alone is larger, it is returned whole (min_one_batch) or
+ * nothing is. At most one segment per call. A returned range starts with the batch that holds
+ * `offset`. Updates *cursor to the end of the range. Returns 0 (range.size_bytes is 0 at or above
+ * the high watermark and when nothing fits), 1 OFFSET_OUT_OF_RANGE (below the log start or above
+ * the log end), 2 CORRUPT_MESSAGE (the message names file and position), 3
+ * UNKNOWN_TOPIC_OR_PARTITION (no path is set), 56 KAFKA_STORAGE_ERROR, or -1 MQD_E_STALE: segments
+ * changed meanwhile; read positions and generation again and retry. A file that is still missing in
+ * the same generation is a KAFKA_STORAGE_ERROR. */
 int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                         uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool min_one_batch,
                         struct mqd_cursor *cursor, struct mqd_range *out);

@@ -21,7 +21,7 @@ uint32_t mqd_view_planted;
 #define SIZE_AT 8       /* of a batch, in its header */
 #define LENGTH_BYTES (SIZE_AT + 4)
 #define NOT_KNOWN 2
-#define STOPPED 3 /* like 0 from `take`, but the position is after the last batch taken */
+#define STOPPED 3 /* like 0 from `take_piece`, but the position is after the last batch taken */
 
 struct piece {
     struct piece *next;
@@ -171,7 +171,7 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* Takes the cached selection of the piece, from *position on. Returns like `take`, or NOT_KNOWN. */
+/* Takes the cached selection of the piece, from *position on. Returns like `take_piece`, or NOT_KNOWN. */
 static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position)
 {
     int taken = NOT_KNOWN;
@@ -352,7 +352,7 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
 }
 
 /* Of the batches in found.bytes from `began` on, drops those that exceed output_bytes_max. Returns
- * like `take`. */
+ * like `take_piece`. */
 static int trim_selection(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;
@@ -373,7 +373,7 @@ static int trim_selection(struct mqd_view_read *read, uint64_t began)
 }
 
 /* Reads the piece from *position on, selects from it, and keeps the selection if it is small.
- * Returns like `take`, or STOPPED. */
+ * Returns like `take_piece`, or STOPPED. */
 static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position,
                         struct buffer **buffer)
 {
