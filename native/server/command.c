@@ -207,9 +207,9 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
 static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (command->offset >= 0)
-        owned->held = command->offset > 0;
+        owned->truncation_held = command->offset > 0;
     mqd_command_done(r, command->token, 0, command->slot, owned->cut_count, NULL, "");
-    if (!owned->held)
+    if (!owned->truncation_held)
         mqd_truncation_maybe(r, owned);
 }
 
@@ -352,7 +352,7 @@ static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
                         command->kind != MQD_COMMAND_BROKERS_PUT && command->kind != MQD_COMMAND_ENDPOINT_DIED &&
                         command->kind < MQD_COMMAND_FETCHER_PUT;
     struct mqd_owned *owned = of_partition ? r->owned[command->slot] : NULL;
-    if (owned && owned->held && owned->truncating == MQD_TRUNCATION_DUE &&
+    if (owned && owned->truncation_held && owned->truncating == MQD_TRUNCATION_DUE &&
         (command->kind == MQD_COMMAND_SEGMENTS_REPLACED || command->kind == MQD_COMMAND_SEGMENTS_HOLD))
         return false; /* the truncation waits for these */
     struct mqd_command *kept = owned && owned->truncating ? malloc(sizeof *kept) : NULL;

@@ -53,7 +53,7 @@ struct mqd_owned {
     struct mqd_command *deferred;  /* in order, by `next` */
     struct mqd_cut_job *cut;       /* while the log is truncated */
     uint32_t cut_count;            /* truncations that removed something or restarted the log */
-    uint8_t held;                  /* compaction is replacing files: no truncation begins */
+    uint8_t truncation_held;       /* compaction is replacing files: no truncation begins */
 };
 
 struct mqd_log_directory {

@@ -182,7 +182,7 @@ struct mqd_request {
     int8_t isolation_level;
     uint8_t positions_only; /* from a local client that reads the files itself */
     uint8_t evaluated;      /* ranges are determined; only cold reads are awaited */
-    uint8_t full;           /* the response includes every partition */
+    uint8_t lists_all;      /* the response includes every partition */
     int16_t fetch_error;
     /* ShareFetch, ShareAcknowledge, with some fields of Fetch */
     int16_t share_error; /* error of the whole request */
@@ -257,12 +257,12 @@ struct mqd_connection {
     uint16_t local_port;                   /* host order */
     int32_t address_tally, listener_tally; /* tallies in which the connection is counted (shm/tally.h) */
     uint16_t listener_id;
-    int32_t peer_node;       /* the authenticated host at the other end; -1 = a client */
-    struct mqd_local *local; /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
-    struct mqd_tls *tls;     /* seals what is sent (server/tls/secure.h); NULL = plain */
-    uint32_t sealed_bytes;   /* sealed and not sent */
-    int64_t secure_by_ms;    /* with tls: when its handshake must have ended */
-    uint8_t naming;          /* with tls: waits until the name in its certificate is mapped to a principal */
+    int32_t peer_node;        /* the authenticated host at the other end; -1 = a client */
+    struct mqd_local *local;  /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
+    struct mqd_tls *tls;      /* seals what is sent (server/tls/secure.h); NULL = plain */
+    uint32_t sealed_bytes;    /* sealed and not sent */
+    int64_t secure_by_ms;     /* with tls: when its handshake must have ended */
+    uint8_t awaits_principal; /* with tls: waits until the name in its certificate is mapped to a principal */
     int64_t last_active_ms;
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */

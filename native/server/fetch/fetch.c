@@ -88,7 +88,7 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
         return mqd_error_set(ENOMEM, "out of memory for a fetch");
     request->set = set;
     set->request_count++;
-    request->full = full;
+    request->lists_all = full;
     set->by_id = fetch->version >= 13;
     set->leader_only = fetch->version <= LEADER_ONLY_VERSION;
     set->local = request->connection->local != NULL;
@@ -399,7 +399,7 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
     entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
     bool changed = has_changed(entry, entry->outcome.error, entry->outcome.high_watermark,
                                entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
-    bool must_report = request->full || entry->outcome.diverges || entry->outcome.has_preferred ||
+    bool must_report = request->lists_all || entry->outcome.diverges || entry->outcome.has_preferred ||
                        entry->range.size_bytes || entry->outcome.records_bytes || entry->outcome.error || changed ||
                        (request->positions_only && has_data);
     if (must_report && !include(request->set, entry))
@@ -424,7 +424,7 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
     int64_t budget = request->bytes_max;
     bool first = true;
     set->included_count = 0;
-    if (request->full) {
+    if (request->lists_all) {
         for (uint32_t i = 0; i < set->entry_count; i++)
             collect_one(r, request, set->entries[i], &budget, &first);
         return;

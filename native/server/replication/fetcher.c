@@ -119,7 +119,7 @@ static void untrack(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key
         uint32_t capacity = fetcher->forgotten_capacity ? fetcher->forgotten_capacity * 2 : 16;
         struct mqd_fetch_key *grown = realloc(fetcher->forgotten, capacity * sizeof *grown);
         if (!grown) {
-            fetcher->full = 1; /* a new session does not include the partition either */
+            fetcher->starts_session = 1; /* a new session does not include the partition either */
             return;
         }
         fetcher->forgotten = grown;
@@ -283,7 +283,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         if (mqd_poll_add(r->poll, moved->socket.fd, poll_token(moved)) < 0)
             shutdown(moved->socket.fd, SHUT_RDWR); /* the fetcher ends at its next use */
     }
-    fetcher->full = 1; /* a new session replaces forgetting them one by one */
+    fetcher->starts_session = 1; /* a new session replaces forgetting them one by one */
     while (!mqd_list_empty(&fetcher->members)) {
         struct mqd_followed *followed = MQD_CONTAINER(fetcher->members.next, struct mqd_followed, member);
         followed->in_session = 0;
@@ -331,7 +331,7 @@ static struct mqd_fetcher *fetcher_new(struct mqd_reactor *r, struct mqd_fetcher
     fetcher->in_capacity = MQD_FETCHER_BUFFER_BYTES;
     fetcher->index = fetchers->count;
     fetcher->generation = ++fetchers->generation;
-    fetcher->socket.readable = fetcher->socket.writable = fetcher->full = 1;
+    fetcher->socket.readable = fetcher->socket.writable = fetcher->starts_session = 1;
     mqd_list_init(&fetcher->members);
     mqd_list_init(&fetcher->changes);
     mqd_list_init(&fetcher->put_off);

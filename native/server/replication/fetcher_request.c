@@ -163,12 +163,12 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     struct mqd_node *node;
     uint32_t count = 0;
     fetcher->urgent = 0;
-    if (fetcher->full)
+    if (fetcher->starts_session)
         begin_session(fetcher);
     while (items_room(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
         count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
     drop_returned(fetchers, fetcher);
-    if (fetcher->full ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
+    if (fetcher->starts_session ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
         return; /* nothing to fetch */
     struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.session_id = fetcher->session_id;
@@ -176,7 +176,7 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     mqd_fetch_request_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten,
                              fetcher->forgotten_count);
     fetcher->forgotten_count = 0;
-    fetcher->full = 0;
+    fetcher->starts_session = 0;
     send_request(r, fetcher);
 }
 
@@ -236,7 +236,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             send_some(r, fetcher);
         else if (!r->stop && may_fetch(r, fetchers, fetcher))
             send_fetch(r, fetcher);
-        else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->urging && !fetcher->in_frame &&
+        else if (fetcher->urgent && fetcher->outstanding == 1 && !fetcher->awaits_urgent && !fetcher->in_frame &&
                  !fetcher->out.size_bytes)
             request_response_now(r, fetcher);
     }

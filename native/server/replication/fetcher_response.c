@@ -252,7 +252,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         mqd_fetcher_end(r, fetcher, EPROTO, "a response to another request");
         return false;
     }
-    if (fetcher->urging) { /* this is the response to the urgent request, which was empty */
+    if (fetcher->awaits_urgent) { /* this is the response to the urgent request, which was empty */
         bool nothing = parser->error == 0 && parser->topics_left == 0;
         if (!nothing)
             mqd_fetcher_end(r, fetcher, EPROTO, "a response with partitions, or an error, to a request for nothing");
@@ -261,7 +261,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     if (parser->error == MQD_KAFKA_FETCH_SESSION_ID_NOT_FOUND ||
         parser->error == MQD_KAFKA_INVALID_FETCH_SESSION_EPOCH ||
         parser->error == MQD_KAFKA_FETCH_SESSION_TOPIC_ID_ERROR) {
-        fetcher->full = 1;
+        fetcher->starts_session = 1;
         fetcher->not_before_ms = r->now_ms + (fetcher->session_epoch == 0 ? fetcher->options.backoff_ms : 0);
         fetcher->session_id = 0;
         return true;
@@ -275,7 +275,7 @@ static bool on_head(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->session_id = parser->session_id;
     fetcher->session_epoch = fetcher->session_epoch == INT32_MAX ? 1 : fetcher->session_epoch + 1;
     if (parser->session_id == 0)
-        fetcher->full = 1; /* the leader has no room for a session: every request must be a full one */
+        fetcher->starts_session = 1; /* the leader has no room for a session: every request must be a full one */
     return true;
 }
 
@@ -283,7 +283,7 @@ static void on_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     fetcher->in_frame = 0;
     fetcher->outstanding--;
-    fetcher->urging = fetcher->outstanding > 0;
+    fetcher->awaits_urgent = fetcher->outstanding > 0;
 }
 
 static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)

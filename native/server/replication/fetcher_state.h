@@ -44,9 +44,9 @@ struct mqd_fetcher {
     /* responses that are due: none, one, or two when an urgent request was sent while one was
      * due */
     uint8_t outstanding;
-    uint8_t urging; /* the next response is for the urgent request */
-    uint8_t urgent; /* a request must be sent before the leader's response arrives */
-    uint8_t full;   /* the next request creates a new session */
+    uint8_t awaits_urgent;  /* the next response is for the urgent request */
+    uint8_t urgent;         /* a request must be sent before the leader's response arrives */
+    uint8_t starts_session; /* the next request creates a new session */
     uint8_t in_frame;
     struct mqd_node members, changes, put_off; /* put_off is ordered by time */
     uint32_t session_count, storing_count;

@@ -2,7 +2,7 @@
  * helper thread truncates it (log/recovery/truncation.c), and the reactor takes it back.
  *
  * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
- * commands wait in owned->deferred. Compaction that is replacing files (`held`) also ends first, so
+ * commands wait in owned->deferred. Compaction that is replacing files (`truncation_held`) also ends first, so
  * the two commands that end it are not deferred. UNDER WAY: only the helper thread uses the
  * partition. For readers the partition stays as published: the high watermark and the files below
  * it do not change, except after an unclean election, when committed records are removed too.
@@ -57,7 +57,7 @@ void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t
 
 void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    if (owned->truncating != MQD_TRUNCATION_DUE || owned->held || owned->syncs_pending || owned->in_syncfs ||
+    if (owned->truncating != MQD_TRUNCATION_DUE || owned->truncation_held || owned->syncs_pending || owned->in_syncfs ||
         owned->preallocating || owned->snapshotting)
         return;
     owned->truncating = MQD_TRUNCATION_UNDER_WAY;

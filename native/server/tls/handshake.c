@@ -152,7 +152,7 @@ static bool request_principal(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_connection_fail(r, c, "too many clients wait for their principals");
         return false;
     }
-    c->naming = 1;
+    c->awaits_principal = 1;
     c->blocked++;
     return true;
 }
@@ -161,8 +161,8 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
 {
     struct mqd_connection *c = mqd_connection_by_token(r, (uint64_t)command->offset);
     size_t size_bytes = strlen(command->text);
-    if (c && c->tls && c->naming) {
-        c->naming = 0;
+    if (c && c->tls && c->awaits_principal) {
+        c->awaits_principal = 0;
         c->blocked--;
         if (!size_bytes || size_bytes > MQD_PRINCIPAL_BYTES_MAX) {
             mqd_connection_fail(r, c, "the client's certificate maps to no principal (ssl.principal.mapping.rules)");
@@ -230,7 +230,7 @@ const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_con
     if (!c->tls || r->now_ms < c->secure_by_ms)
         return NULL;
     return !mqd_secure_established(c) ? "the TLS handshake did not end in time"
-           : c->naming                ? "its certificate was not mapped to a principal in time"
+           : c->awaits_principal      ? "its certificate was not mapped to a principal in time"
                                       : NULL;
 }
 

@@ -4,7 +4,7 @@
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
  *
  * A client that has authenticated by a certificate waits until the worker's Python has mapped its
- * name to a principal (`naming`), unless the listener has SASL, which provides the principal.
+ * name to a principal (`awaits_principal`), unless the listener has SASL, which provides the principal.
  *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
