@@ -253,7 +253,7 @@ static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token
     submission->fd = fd;
     submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
     submission->user_data = operation_data(body, KIND_SYNC, operation);
-    /* before the kernel starts: later writes do not count as covered */
+    /* recorded before the kernel starts, so that later writes do not count as covered */
     mqd_file_sync_begin(fd);
     body->running_count++;
     return 0;

@@ -13,7 +13,7 @@
  *       snapshots follow. Wherever it is interrupted, the log is a prefix of the old one and not
  *       shorter than the new one, and the files beside it contain nothing about removed records.
  *       Recovery completes it.
- *   F4  a truncation below what was flushed leaves a file truncated.NUMBER: recovery trusts no
+ *   F4  a truncation below the flushed end leaves a file truncated.NUMBER: recovery trusts no
  *       recovery point above the offset in it. The file is removed when a checkpoint that was taken
  *       afterwards is on disk (mqd/worker/maintenance.py).
  *   F5  only mqd_partition_raise_high_watermark moves a replicated partition's high watermark; it
@@ -34,10 +34,11 @@
  * durable or log end by itself. When it becomes replicated, the high watermark stays unchanged. */
 void mqd_partition_set_replicated(struct mqd_partition *partition, bool replicated);
 bool mqd_partition_replicated(const struct mqd_partition *partition);
-/* A partition opened as replicated (struct mqd_recovery) starts with the high watermark given
- * there. */
-/* Raises it to `offset`, at most log end; never lowers it. An offset inside a batch counts as its
- * beginning. Returns whether it moved. Transactions whose markers are below it become decided. */
+/* A partition that is opened as replicated starts with the high watermark in struct
+ * mqd_recovery. */
+/* Raises the high watermark to `offset`, at most to log end; never lowers it. An offset inside a
+ * batch counts as its beginning. Returns whether it moved. Transactions whose markers are below it
+ * become decided. */
 bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t offset);
 
 /* ---- appending ---- */
@@ -50,7 +51,7 @@ enum mqd_follow_error {
     MQD_FOLLOW_CORRUPT, /* the batch after taken_bytes is invalid, or its CRC is wrong */
     MQD_FOLLOW_OFFSET,  /* ... does not begin where the log ends */
     /* ... begins below the end of an empty log and extends beyond it (the leader's log start is
-     * inside it): restart there, with its base offset (next_offset) */
+     * inside it): restart the log with the batch's base offset (next_offset) */
     MQD_FOLLOW_BEFORE,
     MQD_FOLLOW_EPOCH, /* ... has a higher epoch than the leader's */
     MQD_FOLLOW_FAILED /* the partition is fenced, or out of memory */

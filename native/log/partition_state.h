@@ -190,11 +190,11 @@ void mqd_partition_stage_free(struct mqd_partition *partition);
 /* Transactions whose markers are below the high watermark are decided, and so are their ids. */
 void mqd_partition_decide(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
-/* high_watermark follows durable or log end; a mark at the end of a deleted sealed segment moves to
- * the beginning of the next one. */
+/* One replica: moves the high watermark to durable_offset or log end. A mark at the end of a
+ * deleted segment moves to the beginning of the next one. */
 void mqd_partition_advance_marks(struct mqd_partition *partition);
-/* The end of one segment and the beginning of the next are the same offset; normalised to the later
- * segment, which is deleted later. */
+/* Moves a mark at the end of a segment to the beginning of the next one, which has the same offset
+ * and is deleted later. */
 void mqd_partition_normalise_mark(const struct mqd_partition *partition, struct mqd_mark *mark);
 /* Replicated: records the log's end as a position to which the high watermark may move. */
 void mqd_partition_note_mark(struct mqd_partition *partition);

@@ -46,7 +46,7 @@ struct mqd_quota_rules {
 };
 
 struct mqd_quota_bucket {
-    uint64_t key;          /* of struct mqd_quota_match; 0 = free */
+    uint64_t key;          /* from struct mqd_quota_match; 0 = free */
     int64_t used_ns;       /* last charge; used only to order eviction */
     int64_t arrival_ns[4]; /* theoretical arrival time, by kind */
     uint8_t pad[16];
@@ -64,7 +64,8 @@ _Static_assert(sizeof(struct mqd_quota_rules) % 64 == 0, "copied by words; the b
 
 struct mqd_quota_table *mqd_control_quotas(void *control); /* shm/layout.c */
 
-/* One relaxed load: differs from that of the limits when mqd_quota_refresh is needed. */
+/* The version of the rules, by one relaxed load. If it differs from mqd_quota_limits_version,
+ * mqd_quota_refresh is needed. */
 uint64_t mqd_quota_version(void *control);
 uint64_t mqd_quota_limits_version(const struct mqd_quota_limits *limits);
 int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits, uint32_t kind);
@@ -72,7 +73,7 @@ int64_t mqd_quota_limits_burst_ns(const struct mqd_quota_limits *limits, uint32_
 /* The limits of one client, by kind. */
 struct mqd_quota_match {
     uint64_t interval[MQD_QUOTA_KIND_COUNT]; /* 0 = no limit */
-    uint64_t bucket[MQD_QUOTA_KIND_COUNT];   /* key of the bucket that it is charged to */
+    uint64_t bucket[MQD_QUOTA_KIND_COUNT];   /* key of the bucket to charge */
 };
 void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, uint64_t client_key,
                      struct mqd_quota_match *match);

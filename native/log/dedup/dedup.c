@@ -123,7 +123,7 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
                   "the partition has dedup.ids.max ids in its window; the client may retry");
 }
 
-/* Second pass: a record stays if its id has its own offset. */
+/* Second pass: keeps a record if its id is stored with the record's own offset. */
 static int write_rest(const struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
                       int64_t base_offset, struct mqd_dedup_taken *taken)
 {
@@ -188,7 +188,7 @@ static inline bool is_known(const struct mqd_dedup *dedup, const struct mqd_id_h
     return mqd_ids_find(&dedup->ids, hash, -1, &offset) != MQD_ID_FREE;
 }
 
-/* A record with the id of an older one was written because the leader had forgotten the older
+/* A record with the id of an older one is in the log if the leader no longer remembered the older
  * one. */
 void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes)
 {
