@@ -229,8 +229,8 @@ enum mqd_descriptor_kind {
     /* worker -> acceptor: the client of the parked request `token` has disconnected, so the request
      * need not wait any longer; error as in REQUEST */
     MQD_LINK_CANCEL,
-    /* owner -> workers and acceptor: a flush of the slot ended, or it is no longer served; see
-     * mqd_slot_await_flush */
+    /* owner -> workers and acceptor: a flush of the slot ended, or the slot is no longer served;
+     * see mqd_slot_await_flush */
     MQD_LINK_FLUSHED,
     /* worker -> owner: a client that may no longer read the slot's partition has mapped its active
      * segment */
@@ -238,7 +238,7 @@ enum mqd_descriptor_kind {
     /* worker -> owner: request about a share-partition of the slot's partition; payload: struct
      * mqd_share_owner_request (server/share/share.h); c: the owner's generation */
     MQD_LINK_SHARE,
-    /* owner -> worker: its response, which needs no RELEASE */
+    /* owner -> worker: the response to SHARE, which needs no RELEASE */
     MQD_LINK_SHARED,
     /* worker -> acceptor: the body of a ReadShareGroupState (`flags` 84) or WriteShareGroupState
      * (85); error as in REQUEST. The payload stays until SHARE_STATED; it is sent again when the
@@ -478,7 +478,7 @@ struct mqd_log_options {
     int64_t stripe_bytes; /* RAID stripe width, preallocation is rounded to it; 0 = none */
     int64_t timestamp_before_max_ms, timestamp_after_max_ms;
     int64_t flush_interval_messages; /* Kafka's flush.messages */
-    int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of what no acknowledgement waits for */
+    int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of data without waiting acknowledgements */
     /* without flush_on_ack: flush after this many unflushed bytes; 0 = the broker decides */
     int64_t queue_memory_bytes;
     int32_t producer_id_count_max;

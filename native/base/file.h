@@ -23,7 +23,8 @@
 #define MQD_WRITE_BYTES_MAX ((size_t)64 << 10)
 
 /* All return -1 with both errno and mqd_error set. */
-int mqd_file_open(const char *path, int flags, mode_t mode); /* close-on-exec; names the fd for the journal */
+/* close-on-exec; records the name of the fd for the journal */
+int mqd_file_open(const char *path, int flags, mode_t mode);
 ssize_t mqd_file_pwritev(int fd, const struct iovec *iov, int count, int64_t offset);
 ssize_t mqd_file_pwrite(int fd, const void *bytes, size_t size_bytes, int64_t offset);
 int mqd_file_sync(int fd, bool directory); /* fdatasync, or fsync for a directory */

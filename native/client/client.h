@@ -48,7 +48,7 @@ void *mqd_client_control(struct mqd_client *client); /* the control segment, rea
 int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes);
 /* makes submitted requests visible to the worker and wakes it if it sleeps */
 void mqd_client_flush(struct mqd_client *client);
-/* Handles what has arrived, including responses to the producer's requests. 0; -1 EPIPE or
+/* Handles replies that have arrived, including responses to the producer's requests. 0; -1 EPIPE or
  * MQD_E_CORRUPT (the broker broke the protocol). */
 int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the
@@ -59,7 +59,7 @@ uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
  * immediately), 0 = time-out, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
-/* of the producer's memory; without a producer, of the memory for requests */
+/* free bytes of the producer's memory; without a producer, of the memory for requests */
 uint64_t mqd_client_free_bytes(const struct mqd_client *client);
 
 /* ---- requests that most programs need ---- */
@@ -100,8 +100,8 @@ struct mqd_producer_options {
     uint32_t batch_records_max;   /* 0 = 10000 */
     uint32_t inflight_max;        /* unanswered batches per partition; at most 5 when idempotent */
     int64_t linger_us;
-    /* 0 = no separate bound; of open or unanswered batches; at most what the attachment's memory
-     * holds */
+    /* bound on open and unanswered batches, at most what the attachment's memory holds; 0 = no
+     * separate bound */
     uint64_t buffer_bytes_max;
     int16_t produce_version; /* 9 to 12; 12: transactions v2 */
     int16_t reserved;
@@ -129,7 +129,7 @@ struct mqd_producer;
 /* One at a time per attachment. MQD_E_FULL: batches of an earlier producer are still being read;
  * wait, then retry. */
 struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
-void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered batches are forgotten */
+void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered batches are dropped */
 /* Assigns a topic its number, from 0 in the order of first calls; a repeated call changes the
  * partition count (never down). */
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
@@ -195,16 +195,16 @@ uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_deliv
 /* Sends the batch again, in its original order before all later batches of its partition; later
  * batches that failed because of it follow automatically. */
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
-/* Forgets a batch: open, waiting, failed, or sent (it may still be written; its outcome is not
- * reported). If a sent batch is dropped from an idempotent producer its sequences are missing: the
- * broker answers 45 to the next ones until the identity is changed. */
+/* Drops a batch that is open, waiting, failed or sent (a sent one may still be written; its outcome
+ * is not reported). If a sent batch is dropped from an idempotent producer its sequences are
+ * missing: the broker answers 45 to the next ones until the identity is changed. */
 int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
 /* Moves all batches to another attachment (after the worker has died): they are copied in order,
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* requires that every sent batch has a response, and that no batch may be in the log without one;
- * sequences restart at 0, also for waiting batches */
+/* requires that every sent batch has got a response, and that no batch may be in the log without
+ * one; sequences restart at 0, also for waiting batches */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

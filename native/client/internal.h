@@ -34,9 +34,9 @@ enum mqd_submitted_kind {
     MQD_SUBMITTED_NONE,
     MQD_SUBMITTED_REQUEST,
     MQD_SUBMITTED_BATCH,
-    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: counts as answered once passed */
+    MQD_SUBMITTED_BATCH_UNANSWERED /* acks=0: counts as answered once the worker has read it */
 };
-/* private, by the index of the submission */
+/* the client's own record of a submission, at the submission's index */
 struct mqd_submitted {
     uint8_t kind;
     uint32_t batch; /* index in the producer's table */
@@ -75,7 +75,7 @@ struct mqd_client {
     uint64_t published;
     uint64_t head; /* wait: value last handled */
     uint64_t reply_head;
-    uint32_t unanswered; /* submissions before `tail` that count as answered once passed */
+    uint32_t unanswered; /* submissions before `tail` without a response: they count as answered once read */
     uint32_t needs_room; /* wait: some thread waits for submission_head */
     /* wait: to_client or wake_fd was written, or replies were taken in by calls other than
      * mqd_client_poll */

@@ -71,7 +71,7 @@ struct mqd_producer_batch {
     int64_t opened_us;
     int32_t base_sequence;      /* as stamped */
     uint32_t stamped_identity;  /* 0 = not stamped */
-    uint32_t sequence_identity; /* under which its sequence is fixed: P3 */
+    uint32_t sequence_identity; /* the identity under which its sequence is fixed: P3 */
     int16_t error;
     int64_t base_offset, log_append_time_ms;
 };
@@ -126,11 +126,11 @@ struct mqd_producer {
 };
 
 /* client/producer.c */
-/* sends what is permitted; false: no submission is free */
+/* sends the batches that may be sent; false: no submission is free */
 bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition);
-/* frees its memory and its entry */
+/* frees the batch's memory and its entry */
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);
-/* P5, and the closing bytes */
+/* writes the frame's head (P5) and the closing bytes */
 void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 
 /* queues a closed batch after the others of its partition */

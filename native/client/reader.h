@@ -31,7 +31,7 @@ struct mqd_segment_reader *mqd_segment_reader_open_file(const char *path, int64_
 /* Moves the reader to another attachment, when its own has ended: its position and held views are
  * kept. */
 int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client *to);
-/* The next record will be the one at `offset`; known aborted transactions are forgotten. Takes
+/* The next record will be the one at `offset`; known aborted transactions are discarded. Takes
  * effect at the next read. */
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset);
 void mqd_segment_reader_close(struct mqd_segment_reader *reader);
@@ -76,8 +76,8 @@ enum mqd_read_stop {
      * more, then call again */
     MQD_READ_ABORTED,
     MQD_READ_OUT_OF_RANGE, /* the position is below the log start or beyond the log end: seek */
-    /* kafka_error 2, mqd_error_message() describes what and where; mqd_segment_reader_skip skips
-     * the batch, if its header is valid */
+    /* kafka_error is 2, and mqd_error_message() describes the damage and its position;
+     * mqd_segment_reader_skip skips the batch, if its header is valid */
     MQD_READ_CORRUPT,
     MQD_READ_GONE /* kafka_error: the broker's error for the partition (3, 56, 100...) */
 };

@@ -54,9 +54,9 @@ int mqd_mapping_populate(struct mqd_segment_mapping *mapping, uint64_t from, uin
 struct mqd_segment_source {
     void *context;
     void *control; /* the control segment, read-only; NULL: every segment is complete and the only one */
-    /* Finds the segment of the query's offset. 0; the response's error has the details; without an
-     * error *mapping is a new reference, or `current` (without another reference) when it is the
-     * same file. -1: EPIPE, ETIMEDOUT... */
+    /* Finds the segment of the query's offset. Returns 0 when there is a response, which may have a
+     * Kafka error code. If it has none, *mapping is a new reference, or `current` (without another
+     * reference) when it is the same file. -1: EPIPE, ETIMEDOUT... */
     int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *response, struct mqd_segment_mapping **mapping);
     /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. All

@@ -103,9 +103,9 @@ uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
                                      bool *duplicate, int64_t *base_offset);
 /* note_refused records that this batch of an idempotent producer was refused temporarily.
- * refused_before: whether an earlier one was refused, so that this one must not become the first.
- * Only for a producer that is unknown here. Bounded: the oldest entry is dropped, and then any
- * sequence is accepted. */
+ * refused_before: whether an earlier one was refused, so that this one must not become the
+ * producer's first batch. Only for a producer that is unknown here. Bounded: the oldest entry is
+ * dropped, and then any sequence is accepted. */
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
 /* staged batches are included */

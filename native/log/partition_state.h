@@ -75,7 +75,7 @@ struct mqd_active {
     int64_t first_timestamp_ms; /* largest timestamp of the first batch; -1 = none */
     int64_t first_append_ms;    /* wall clock; -1 = empty */
     struct mqd_txn_index txn_index;
-    struct mqd_index index; /* last: see plan_run */
+    struct mqd_index index; /* must be the last field: see plan_run */
 };
 
 struct mqd_sync_item {
@@ -92,7 +92,7 @@ struct mqd_partition {
     struct mqd_log_options options;
     int32_t leader_epoch;
     bool fenced;
-    bool has_gaps;   /* offsets may be missing between batches: it is, or was, compacted */
+    bool has_gaps;   /* offsets may be missing between batches: the log is, or was, compacted */
     bool gaps_known; /* ... and a file records it */
     int64_t log_start_offset, log_end_offset;
     int64_t *segments;
@@ -118,7 +118,7 @@ struct mqd_partition {
     struct mqd_sync_item sync_queue[MQD_SYNC_QUEUE_MAX];
     uint32_t sync_queue_count;
     bool directory_dirty;
-    bool syncing; /* the next four belong to the running sync */
+    bool syncing; /* the next four fields belong to the running sync */
     uint32_t sync_item_count;
     struct mqd_mark sync_mark;
     int sync_directory_fd;
@@ -140,7 +140,7 @@ struct mqd_partition {
     int64_t snapshot_offset;     /* of the last snapshot; -1 = none */
     int64_t snapshot_previous;   /* of the previous one, kept in case the last one is damaged; -1 = none */
     struct mqd_epochs epochs;
-    bool epochs_unwritten; /* the file is out of date */
+    bool epochs_unwritten; /* the epoch checkpoint is out of date */
 };
 
 /* Holds whenever no write is under way; every function that changes a partition ends with this
@@ -187,7 +187,7 @@ void mqd_partition_unstage(struct mqd_partition *partition);
 void mqd_partition_stage_reset(struct mqd_partition *partition);
 void mqd_partition_stage_free(struct mqd_partition *partition);
 
-/* Transactions whose markers are below the high watermark are decided, and so are their ids. */
+/* Marks transactions whose markers are below the high watermark as decided, with their ids. */
 void mqd_partition_decide(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* One replica: moves the high watermark to durable_offset or log end. A mark at the end of a

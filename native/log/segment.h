@@ -39,7 +39,7 @@ struct mqd_walk {
     int64_t end_position;    /* the walk never reads beyond it: the file's size */
     int64_t position;        /* of the next batch: all earlier ones were valid */
     int64_t next_offset;     /* lowest base offset that the next batch may have */
-    bool gaps_allowed;       /* a log that is compacted, or may be; set after begin */
+    bool gaps_allowed;       /* the log is compacted, or may be; set after mqd_walk_begin */
     int64_t crc_from_offset; /* batches with a lower base_offset are trusted by their header; INT64_MAX = never check */
     const char *reason;      /* why the walk ended before end_position; NULL = it did not */
     uint8_t *buffer;
@@ -59,7 +59,7 @@ int mqd_walk_next(struct mqd_walk *walk, struct mqd_batch *batch, int64_t *posit
 int mqd_walk_check(struct mqd_walk *walk, const struct mqd_batch *batch, int64_t position);
 /* From walk->position (invalid) on, finds the next position at which a batch with base_offset >=
  * next_offset and a correct CRC begins, and moves the walk there. 1 found, 0 not, -1 disk failure.
- * For damage in bytes that are known to have been valid. */
+ * Used for damage in bytes that are known to have been valid. */
 int mqd_walk_resync(struct mqd_walk *walk);
 void mqd_walk_end(struct mqd_walk *walk);
 

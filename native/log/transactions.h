@@ -11,7 +11,7 @@
  * Invariants
  *   T1  `oldest`..`newest` holds every transaction by first_offset; `ended_first`..`ended_last`
  *       those with a marker, by last_offset.
- *   T2  begin and remove, end and resume are inverse, when undone in reverse order.
+ *   T2  remove undoes begin, and resume undoes end, in reverse order.
  *   T3  at most MQD_VERIFICATION_COUNT_MAX guards; the oldest is dropped first, and its sender must
  *       retry. A guard is never 0 and never used twice.
  * Bounds: 40 bytes a transaction; one ongoing per producer, so the coordinators bound it. 48 KiB of
@@ -54,7 +54,7 @@ void mqd_transactions_free(struct mqd_transactions *transactions);
 /* Returns its link; 0: no memory (mqd_error set). */
 uint32_t mqd_transactions_begin(struct mqd_transactions *transactions, int64_t producer_id, int64_t first_offset);
 void mqd_transactions_end(struct mqd_transactions *transactions, uint32_t link, int64_t last_offset);
-/* Undo of end, and of begin. */
+/* resume undoes end; remove undoes begin. */
 void mqd_transactions_resume(struct mqd_transactions *transactions, uint32_t link);
 void mqd_transactions_remove(struct mqd_transactions *transactions, uint32_t link);
 /* Forgets transactions whose marker is below the high watermark: they are decided. */

@@ -82,8 +82,8 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
  * failed). */
 int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrite);
 /* Adds the entries whose transaction overlaps [from_offset, to_offset). stable_offset: a last
- * stable offset that was read before. 1: no later segment has more; 0: later segments may have
- * more; -1 with errno; EBADMSG: the file fails verification. */
+ * stable offset that was read before this call. 1: no later segment has more; 0: later segments may
+ * have more; -1 with errno; EBADMSG: the file fails verification. */
 int mqd_txn_index_collect(const char *directory, int64_t segment_base, int64_t from_offset, int64_t to_offset,
                           int64_t stable_offset, struct mqd_aborted_list *out);
 

@@ -24,7 +24,7 @@ enum mqd_replica_planted {
     /* R7b, with acks_replicas: */
     MQD_PLANTED_SWAP_UNCHECKED = 4096, /* any live replica is taken for a slow member */
     MQD_PLANTED_SWAP_IN_TWO = 8192,    /* the slow member leaves before the spare joins */
-    MQD_PLANTED_SWAP_OFTEN = 16384,    /* at any time, and any member that a record waits for */
+    MQD_PLANTED_SWAP_OFTEN = 16384,    /* exchanges at any time, and of any member that a record waits for */
     MQD_PLANTED_COUNT_SPARES = 32768   /* the high watermark counts a spare instead of a member that lags behind it */
 };
 /* A bit of enum mqd_replica_change, used only by TRUNCATE_TO_HW: truncate the log at the high

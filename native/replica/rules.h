@@ -119,7 +119,7 @@ struct mqd_replica {
     /* MQD_CDEF_ON */
     uint8_t role;
     uint8_t flush_on_ack;
-    uint8_t holding;   /* too few are in sync and spares may join: records are taken and wait */
+    uint8_t holding;   /* too few are in sync and spares may join: records are accepted and wait */
     uint8_t proposing; /* the outstanding proposal has no final response yet */
     int32_t node_id, leader;
     int64_t broker_epoch;
@@ -164,7 +164,7 @@ void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark);
 /* Numbers proposals above `sequence`: a replica that starts again in the same leader epoch (its log
  * moved to another directory) continues above its earlier proposals. */
 void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence);
-/* The log grew, was flushed, or (a follower's) was truncated. Returns bits of enum
+/* Reports that the log grew, was flushed or (on a follower) was truncated. Returns bits of enum
  * mqd_replica_change. */
 int mqd_replica_set_log(struct mqd_replica *replica, int64_t log_start, int64_t log_end, int64_t durable,
                         int64_t now_ms);
@@ -219,8 +219,8 @@ struct mqd_replica_proposal {
     int32_t node_id[16];
     int64_t member_broker_epoch[16]; /* the broker epoch that each member fetched with; for the leader, its own */
 };
-/* With acks_replicas: whether records have waited for a spare for too long. Returns bits of enum
- * mqd_replica_change. Call it every lag_ms_max / 2, and at least every MQD_REPLICA_HOLD_MS. */
+/* With acks_replicas, checks whether records have waited for a spare for too long. Returns bits of
+ * enum mqd_replica_change. Call it every lag_ms_max / 2, and at least every MQD_REPLICA_HOLD_MS. */
 int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms);
 /* Whether there is a set to propose now, or a proposal to repeat. If so it takes effect (R5), *out
  * is filled in, and 1 is returned. It is returned again if there was no response within repeat_ms.
@@ -228,11 +228,11 @@ int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms);
  * outside the set, and every lag_ms_max / 2. */
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
                         struct mqd_replica_proposal *out);
-/* The controller answered. error: Kafka's. 0: the new partition epoch will follow; 55
- * OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: finally refused, the proposal no longer counts
- * and the next one waits until again_ms; any other: unknown outcome, the proposal still counts and
- * is repeated from again_ms on. A response to another proposal is ignored. Returns bits of enum
- * mqd_replica_change. */
+/* Handles the controller's response to a proposal. error: Kafka's. 0: the new partition epoch will
+ * follow; 55 OPERATION_NOT_ATTEMPTED, 107 INELIGIBLE_REPLICA: finally refused, the proposal no
+ * longer counts and the next one waits until again_ms; any other: unknown outcome, the proposal
+ * still counts and is repeated from again_ms on. A response to another proposal is ignored. Returns
+ * bits of enum mqd_replica_change. */
 int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int32_t leader_epoch, int error,
                             int64_t now_ms, int64_t again_ms);
 
@@ -244,7 +244,7 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
                            struct mqd_replica_fetch *out);
 
 enum mqd_replica_action {
-    MQD_REPLICA_IGNORE, /* from another epoch than the current one */
+    MQD_REPLICA_IGNORE, /* the response is of another leader epoch */
     /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
      * mqd_replica_take_high_watermark */
     MQD_REPLICA_APPEND,

@@ -29,11 +29,11 @@ enum mqd_authentication { MQD_AUTHENTICATION_NOT_REQUIRED, MQD_AUTHENTICATION_RE
 
 /* a connection of a client on a listener with SASL has been opened */
 void mqd_authentication_begin(struct mqd_reactor *r, struct mqd_connection *c);
-/* In a state other than NOT_REQUIRED: whether the caller must handle the frame. false: it was
- * handled here, or c is closed */
+/* Called in states other than NOT_REQUIRED; returns whether the caller must handle the frame.
+ * false: it was handled here, or c is closed */
 bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                               uint32_t size_bytes);
-/* a control request has been created for its connection */
+/* called when a control request has been created */
 void mqd_authentication_on_request(struct mqd_request *request);
 /* the acceptor has answered a control request, with `flags` of RESPONSE; false: c is closed */
 bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags);
@@ -45,7 +45,8 @@ void mqd_authentication_close(struct mqd_connection *c);
 bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
                                       uint16_t size_bytes);
 
-/* what precedes the frame of a control request: a struct mqd_request_principal and the principal */
+/* the block that precedes the frame of a control request: a struct mqd_request_principal and the
+ * principal */
 uint32_t mqd_principal_block_bytes(const struct mqd_connection *c);
 void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at);
 

@@ -33,7 +33,7 @@ struct mqd_owned {
     /* a roll was requested while the active segment was empty or the log was busy: the log rolls
      * after the next write */
     uint8_t roll_due;
-    /* as mqd_partition_replicated: it has, or may have, other replicas
+    /* as mqd_partition_replicated: the partition has, or may have, other replicas
      * (server/replication/leading.c) */
     uint8_t replicated;
     uint8_t retiring;      /* enum mqd_retiring; when set, the next four fields are valid (server/redirect.h) */
@@ -45,8 +45,8 @@ struct mqd_owned {
     int64_t used_reported_ms; /* when MQD_EVENT_RETIRED_USED was last sent */
     uint64_t close_token;
     struct mqd_node followers_waiting;      /* mqd_fetch_entry.waiter of followers' fetches */
-    int64_t woken_log_start, woken_log_end; /* their values when these fetches were last woken */
-    /* NULL: the only replica, which leads (see server/replication/replication.c) */
+    int64_t woken_log_start, woken_log_end; /* log start and end when these fetches were last woken */
+    /* NULL: this is the only replica, and it leads (server/replication/replication.c) */
     struct mqd_replica *replica;
     struct mqd_followed *followed; /* while this worker follows (server/replication/fetcher.h) */
     uint32_t leader_worker;        /* the worker that owns it on the leader's host */

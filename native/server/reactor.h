@@ -277,7 +277,7 @@ struct mqd_reactor {
     char start_message[256];
     int backend;
     bool started;
-    bool serving; /* takes connections; false also while the kernel has no memory for some that wait */
+    bool serving; /* accepts connections; also false while the kernel has no memory for connections that wait */
     _Atomic bool stop;
     bool stopped;
 };
@@ -462,7 +462,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
 /* server/throttle.c. The _slow variants are called only when quotas exist. */
 void mqd_throttle_refresh(struct mqd_reactor *r);
 void mqd_throttle_run(struct mqd_reactor *r); /* reads connections again whose debt is paid */
-/* the connection closes, or its client has hung up */
+/* called when the connection closes or its client has hung up */
 void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
 bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
@@ -555,7 +555,7 @@ bool mqd_look_up_unflushed(struct mqd_reactor *r, uint32_t slot, int64_t end_off
 /* NULL: no memory */
 struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count,
                                     const uint8_t *body, uint32_t body_bytes);
-/* `awaited` is filled in; may close the connection */
+/* look_up->awaited must be filled in; may close the connection */
 void mqd_look_up_begin(struct mqd_reactor *r, struct mqd_look_up *look_up);
 void mqd_look_up_free(struct mqd_request *request);
 void mqd_look_up_expire(struct mqd_reactor *r, struct mqd_request *request);

@@ -34,11 +34,11 @@ struct mqd_compact_options {
     int32_t index_interval_bytes;
 };
 
-/* so far */
+/* progress so far */
 struct mqd_compact_figures {
     int64_t read_bytes;
     int64_t written_bytes;
-    int64_t records_read; /* read by the copy */
+    int64_t records_read; /* records read while copying */
     int64_t records_kept;
     int64_t records_without_key; /* dropped */
     int64_t batches_read, batches_unchanged, batches_rebuilt, batches_emptied, batches_dropped;

@@ -3,14 +3,15 @@
  * written again.
  *
  * The ids are a function of the log: leader, follower and recovery read them from the same batches
- * (log/recovery/learn_ids.c), so a new leader knows what the old one knew. For this, the
+ * (log/recovery/learn_ids.c), so a new leader knows the same ids as the old one. For this, the
  * configuration requires uncompressed batches with the broker's time (LogAppendTime).
  *
  * Invariants
  *   D1  two committed records of a partition with the same id were appended more than
  *       dedup.window.ms apart.
  *   D2  a record is left out only if a committed record, or an earlier one of its own transaction,
- *       has its id. While that is undecided, its batch is refused with a retriable error.
+ *       has its id. While the transaction of that record is undecided, the batch is refused with a
+ *       retriable error.
  *   D3  a batch keeps its offsets and sequence numbers, whatever is left out of it: offsets of
  *       records that were left out are missing, as after compaction.
  */

@@ -14,7 +14,7 @@
  *   I2  every entry of the queue that is not free has exactly one slot of the table, and no other
  *       slot is used.
  *   I3  mqd_ids_cut(offset) restores the state before the first id at or above `offset` was added,
- *       except for what has expired.
+ *       except for expired ids.
  *
  * Memory: 14 bytes an id, in chunks that are freed as ids expire, and 4 bytes for each slot of the
  * table, which is at most three quarters full. When the table grows, one call moves all of it.

@@ -1,4 +1,4 @@
-/* The segment files of a partition, and which of them this process has open. The lower half of
+/* The segment files of a partition, and which of them this process has open. The lower layer of
  * mqd_reader; the look-ups are in log/reader/reader.c.
  *
  * Owns: per slot the directory's path and a sorted list of segment base offsets (from a directory

@@ -28,8 +28,8 @@ struct mqd_cursor {  /* position of a sequential reader: makes the next look-up 
     uint32_t index_hint; /* byte offset in the .index to search from */
     bool valid;
     uint64_t generation; /* segments_generation that the position belongs to; with another one the cursor is ignored */
-    /* of the file that the position belongs to, because compaction replaces files under the same
-     * names. 0: position 0 */
+    /* inode of the file that the position belongs to, because compaction replaces files under the
+     * same names. 0: `position` is 0 */
     uint64_t inode;
 };
 
@@ -69,8 +69,8 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
                          struct mqd_positions *positions);
 /* While compaction puts new files in the place of old ones, a .txnindex may be of another version
  * than the .log that was found: aborted records would be returned, or committed ones left out,
- * because the marker that an old entry refers to is gone. True while that may be so; the directory
- * is listed again at the next look-up. */
+ * because the marker that an old entry refers to no longer exists. True while that is possible; the
+ * directory is listed again at the next look-up. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as
  * published, because their markers may be after the last stable offset. Overwrites `out` and reuses

@@ -2,9 +2,10 @@
  *
  * Three modes, chosen by mqd_recovery:
  *   clean    the clean-shutdown marker was found: only the end of the last segment is walked, by
- *            headers. If that is inconsistent, the marker was wrong: checked.
+ *            headers. If that is inconsistent, the marker was wrong, and the log is `checked`.
  *   trusted  a process died but the page cache survived: the log is truncated at the published end,
- *            and headers are walked from the last index entry. If that is inconsistent: checked.
+ *            and headers are walked from the last index entry. If that is inconsistent, the log is
+ *            `checked`.
  *   checked  from recovery_point_offset on every CRC is computed; the log ends before the first
  *            invalid byte, and later segments are deleted.
  *
@@ -27,7 +28,7 @@
  *       it, and removes the file.
  *   C6  missing data are reported: a sealed segment that ends before the next one begins (only
  *       compaction leaves such gaps), a log that ends below the recovery point. With several
- *       replicas the log ends where it ends; a single replica continues at the recovery point.
+ *       replicas the log then ends there; a single replica continues at the recovery point.
  */
 #ifndef MQD_RECOVERY_H
 #define MQD_RECOVERY_H
@@ -50,11 +51,11 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 
 /* Restores producers and transactions from the newest usable snapshot and the batches after it;
  * leader epochs from their file and the batches; and the .txnindex of every segment that has
- * batches after the snapshot, or after sound_below: entries for markers below it are in the files.
- * The partition's segments and log end must be known and its other indexes flushed. decided_below:
- * the offset known to be committed; transactions that ended after it still bound the last stable
- * offset. Deletes useless snapshots and all but the newest two. -1: mqd_error set; 1: an index was
- * changed (and flushed). */
+ * batches after the snapshot, or after sound_below (the files have the entries for markers below
+ * it). The partition's segments and log end must be known and its other indexes flushed.
+ * decided_below: the offset known to be committed; transactions that ended after it still bound the
+ * last stable offset. Deletes useless snapshots and all but the newest two. -1: mqd_error set; 1:
+ * an index was changed (and flushed). */
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
                         int64_t decided_below, int64_t now_ms);
 
@@ -68,9 +69,9 @@ struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, in
 int mqd_recovery_learn_ids(struct mqd_partition *partition, int64_t now_ms);
 
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
- * snapshots of `listing`, without anything beyond cut_offset (-1: empty; it begins at
+ * snapshots of `listing`, without anything beyond cut_offset (-1: the log is emptied and begins at
  * io->log_start_offset). io: trusted_end_offset = cut_offset, recovery_point_offset = the part of
- * it that is on disk. On return everything is on disk. NULL: mqd_error set. */
+ * the log that is on disk. On return everything is on disk. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
                                        int64_t now_ms, struct mqd_recovery *io);
 

@@ -16,7 +16,7 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* of a truncation; INT64_MAX = none */
-    /* the truncation of a log that was open: data below is known to be correct and is not
+    /* a log that was open is truncated: data below cut_offset are known to be correct and are not
      * checked */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
@@ -52,9 +52,10 @@ static inline bool is_tolerable(int error)
 int mqd_tail_open(struct recovery *recovery, struct tail *tail, int64_t base_offset);
 void mqd_tail_close(struct tail *tail);
 int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bounds);
-/* Makes the index files match what was walked. */
+/* Makes the index files match the batches that were walked. */
 int mqd_tail_finish_indexes(struct recovery *recovery, struct tail *tail);
-/* A sealed segment below the boundary: its bytes are trusted; missing index entries are added. */
+/* Handles a sealed segment below the boundary: its bytes are trusted; missing index entries are
+ * added. */
 int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base);
 
 #endif

@@ -7,7 +7,7 @@
 #ifdef MQD_PLANTED
 /* MQD_PLANTED_ON */
 enum mqd_view_planted {
-    MQD_PLANTED_MIXED = 1,    /* X1: what was read while the log was truncated is kept */
+    MQD_PLANTED_MIXED = 1,    /* X1: a selection that was read while the log was truncated is cached */
     MQD_PLANTED_STALE = 2,    /* X2: a piece is used without a check of the file */
     MQD_PLANTED_JOIN = 4,     /* X2: a piece is continued without a check of the file */
     MQD_PLANTED_FILE = 8,     /* X3: a piece of another file is used */
@@ -15,7 +15,7 @@ enum mqd_view_planted {
     MQD_PLANTED_LIMIT = 32,   /* X4: a piece beyond the limit is used */
     MQD_PLANTED_BORDER = 64,  /* a batch across the border between two pieces is left out */
     MQD_PLANTED_GAP = 128,    /* a piece is continued after a gap */
-    MQD_PLANTED_WITHIN = 256, /* a piece that was read from the middle of a batch is kept */
+    MQD_PLANTED_WITHIN = 256, /* a piece that was read from the middle of a batch is cached */
     MQD_PLANTED_TRIM = 512    /* selected batches that exceed output_bytes_max are dropped */
 };
 extern uint32_t mqd_view_planted;

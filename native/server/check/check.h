@@ -10,7 +10,7 @@
 /* NULL: a bound is reached. When control_bytes is not 0 the loan is at `offset` in the control
  * arena; otherwise the caller sets an offset of its own in the receive arena. */
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
-struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: it has ended */
+struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: the check has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
 /* starts the timer: appends wait at most MQD_CHECK_MS_MAX, and not beyond the time-out of their
  * request */
@@ -31,14 +31,14 @@ void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t a
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
 extern const char *const mqd_check_too_many;
 
-/* The topic of an append: looked up again, because it may be gone. Initialized with {0}. */
+/* The topic of an append: looked up again, because it may no longer exist. Initialized with {0}. */
 struct mqd_topic_walk {
     uint32_t topic, end;
 }; /* end: index after the topic's last append */
 /* `append` must not come before that of the previous call. NULL: the partition no longer exists. */
 struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *request, struct mqd_topic_walk *walk,
                                   const struct mqd_append *append);
-/* Sends an append on whose check was passed. */
+/* Sends an append on after it has passed its check. */
 void mqd_check_resume(struct mqd_reactor *r, struct mqd_append *append, struct mqd_topic_walk *walk);
 
 /* server/check/check_records.c */

@@ -49,7 +49,7 @@ struct mqd_fetch_entry {
     struct mqd_fetch_outcome outcome;
     struct mqd_range range;
     struct mqd_aborted_list aborted; /* read_committed: transactions that overlap the range */
-    struct mqd_filtered filtered;    /* of a view, in the place of the range */
+    struct mqd_filtered filtered;    /* of a view: the selected batches, instead of the range */
     struct mqd_topic_key key;        /* as the client named it; name bytes in `set->names` or the topic */
 };
 

@@ -68,7 +68,7 @@ struct mqd_local {
     bool watched;                           /* server/local/memory.c returns the bytes to the budget */
     uint8_t ended_periods;                  /* housekeeping periods since it hung up */
     int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has no pidfds for sockets */
-    uint64_t drain_bytes;                   /* hung up: how much may still be taken */
+    uint64_t drain_bytes;                   /* after a hang-up: how many bytes may still be taken */
     uint32_t uid;
     int32_t pid;
     /* queries */
@@ -81,7 +81,7 @@ struct mqd_local {
 };
 
 /* server/local/local.c */
-/* principal: follows the hand-off; 0 bytes: rights are off */
+/* principal: the bytes after the hand-off; none: rights are off */
 void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, const void *principal,
                      uint16_t principal_bytes);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
@@ -102,7 +102,7 @@ void mqd_local_memory_destroy(struct mqd_reactor *r);
 
 /* server/local/ring.c */
 void mqd_locals_poll(struct mqd_reactor *r);          /* finds clients that have submitted requests or made room */
-bool mqd_locals_waiting(const struct mqd_reactor *r); /* mqd_locals_poll would find one */
+bool mqd_locals_waiting(const struct mqd_reactor *r); /* whether mqd_locals_poll would find one */
 void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c);
 /* Like send() and sendfile(): bytes taken; 0 = the ring is full and its client will notify (or
  * *file_end: the file is shorter than its range); -1 = the connection is broken. */
