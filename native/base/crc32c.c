@@ -4,12 +4,13 @@
  * mqd_crc32c(0, a ++ b) == mqd_crc32c(mqd_crc32c(0, a), b).
  *
  * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses
- * a third of it. Long input is cut into three equal parts whose checksums are computed in parallel
- * and then combined: shifting a checksum over n bytes is a multiplication by x^(8n) modulo the
- * polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which multiplies
- * by x^32; the reflected product brings one more x), does it. The method is Gopal et al., "Fast CRC
- * computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to SHORT_BYTES_MAX
- * combining costs more than it saves. ARM's instructions are the same except for their names.
+ * a third of its throughput. Long input is cut into three equal parts whose checksums are computed
+ * in parallel and then combined: shifting a checksum over n bytes is a multiplication by x^(8n)
+ * modulo the polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which
+ * multiplies by x^32; the reflected product brings one more x), does it. The method is Gopal et
+ * al., "Fast CRC computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to
+ * SHORT_BYTES_MAX combining costs more than it saves. ARM's instructions are the same except for
+ * their names.
  *
  * Tables and constants are computed when the library is loaded, before any thread can call it;
  * afterwards everything is read-only.
@@ -70,8 +71,8 @@ typedef uint32_t crc_function(uint32_t crc, const uint8_t *bytes, size_t size);
 #endif
 
 #if HARDWARE
-/* The lengths of the three parts in bytes; multiples of 8. Longest first, so that little is left
- * for the slower kinds. */
+/* Possible lengths of each of the three parts in bytes; multiples of 8. Longest first, so that
+ * little is left for the shorter ones. */
 static const uint32_t part_bytes[] = {1024, 256, 64};
 #define PART_KIND_COUNT (sizeof part_bytes / sizeof part_bytes[0])
 static uint32_t shift_one[PART_KIND_COUNT]; /* x^(8 * part - 33) */

@@ -21,7 +21,7 @@ struct rule {
     int what;
     int error;
     char path[160];
-    int64_t after, count, bytes, delay_ms, budget; /* for count and budget: -1 = unlimited, none */
+    int64_t after, count, bytes, delay_ms, budget; /* count -1 = unlimited, budget -1 = none */
 };
 
 static struct {

@@ -303,8 +303,8 @@ void mqd_watched_sync_begin(int fd)
 }
 
 /* Several flushes of one fd may be running: a completion is attributed to the oldest begin, so it
- * never counts for more writes than the flush covered. Without a recorded begin it refers to 0 and
- * covers nothing. */
+ * never covers more writes than the flush did. A completion without a recorded begin refers to 0
+ * and covers nothing. */
 int mqd_watched_synced(int fd, int result)
 {
     char name[PATH_MAX];

@@ -5,7 +5,7 @@
  *             size varint, key | value size varint, value | header count varint, headers
  *
  * A full batch is closed, stamped and sent immediately, while its bytes are in the caches, and
- * responses that have arrived are handled. So one call may carry more records than the memory
+ * responses that have arrived are handled. So one call can append more records than the memory
  * holds, as long as the worker keeps up.
  */
 #include "client/producer.h"
@@ -113,10 +113,10 @@ static void return_entry(struct mqd_producer *producer, struct mqd_producer_batc
     mqd_list_append(&producer->free, &batch->node);
 }
 
-/* How much a new batch requests: its expected size, but at most half of its partition's share of
- * the memory, so that every active partition can have one open and one in flight. At least half of
- * that is required: smaller batches would fill the memory with more of them, whereas full batches
- * are sent and soon answered. */
+/* Takes memory for a new batch: its expected size, but at most half of its partition's share of the
+ * memory, so that every active partition can have one batch open and one in flight. Fails if not
+ * even half of that is free: many small batches would fill the memory, whereas full batches are
+ * sent and soon answered. */
 static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, uint64_t preferred_bytes, uint32_t *got)
 {
     struct mqd_client_memory *memory = &producer->memory;
@@ -189,7 +189,7 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
 
 /* No memory is free for a new batch. Handles the responses that have arrived. Open batches are
  * closed only when nothing else holds memory: otherwise they would be closed half empty although
- * the next response frees memory. True: worth another attempt. */
+ * the next response frees memory. True: try again. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
@@ -330,7 +330,7 @@ static int wrong_size(const char *what, int32_t size_bytes)
     return mqd_error_set(MQD_E_INVALID, "invalid size of %s: %d bytes", what, size_bytes);
 }
 
-/* The i-th record; the pointers already follow its predecessor's bytes. */
+/* The i-th record; the pointers are already after the previous record's bytes. */
 static inline int column_record(const struct mqd_record_columns *columns, uint32_t i, struct record *record)
 {
     record->value_bytes = columns->value_bytes ? columns->value_bytes[i] : columns->fixed_value_bytes;
@@ -356,9 +356,9 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
         record->headers += record->header_bytes;
 }
 
-/* Values of one size, without keys and headers, with one timestamp: only the offset delta differs,
- * so the bytes before a value are built once for all records whose delta has the same length. Fills
- * the open batch; returns how many were appended. */
+/* For values of one size, without keys and headers, with one timestamp: only the offset delta
+ * differs, so the bytes before a value are built once for all records whose delta has the same
+ * length. Fills the open batch; returns how many were appended. */
 static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_batch *batch,
                              const struct record *first, uint32_t count)
 {

@@ -1,4 +1,4 @@
-/* The attachment at work: requests out, replies in, sleeping and waking. Shared layout:
+/* Uses an attachment: sends requests, takes replies, sleeps and wakes. Shared layout:
  * shm/local_layout.h; invariants: client/internal.h.
  *
  * How a waiter and other threads avoid missed wake-ups:
@@ -7,10 +7,10 @@
  *   others -> waiter   a thread that begins to wait for room raises client_sleeping from REPLY to
  *                      ROOM after a full fence; the waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
- *   appends -> waiter  replies that an append or a submit takes in, outside mqd_client_poll, must
- *                      wake a waiter too, because they add outcomes and responses. `signalled` is
- *                      set before the counters advance that the waiter would otherwise have
- *                      noticed; the waiter reads the counters first and `signalled` last.
+ *   appends -> waiter  replies that an append or a submit takes, outside mqd_client_poll, must wake
+ *                      a waiter too, because they add outcomes and responses. `signalled` is set
+ *                      before the counters advance that the waiter would otherwise have noticed;
+ *                      the waiter reads the counters first and `signalled` last.
  *
  * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
  * by a waiter, so they are level-triggered for all waiters.
@@ -255,8 +255,8 @@ static int take_response(struct mqd_client *client, uint64_t there)
     return on_response(client, bytes, size_bytes) ? -1 : 1;
 }
 
-/* Takes the available bytes of the length word, however few: nothing that could be taken stays in
- * the ring, so that a non-empty ring always means new data. 1 = complete. */
+/* Takes the available bytes of the length word, even if fewer than four, so that a non-empty ring
+ * always means new data. 1 = complete. */
 static int take_length(struct mqd_client *client, uint64_t there)
 {
     uint32_t missing = (uint32_t)sizeof client->length - client->length_arrived,
@@ -322,8 +322,9 @@ static bool other_end_has_died(const struct mqd_client *client)
     return poll(&socket, 1, 0) == 1 && (socket.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL));
 }
 
-/* The worker's generation, which changes when the keeper has proved its death, costs one load; the
- * socket is checked now and then. Bytes that have arrived are handled first. */
+/* Reading the worker's generation, which changes when the keeper has proved its death, costs one
+ * load; the socket is checked only after IDLE_POLLS_MAX polls. Bytes that have arrived are handled
+ * first. */
 static int check_peer_alive(struct mqd_client *client, bool found_data)
 {
     if (found_data) {
@@ -442,7 +443,7 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
     struct timespec timeout = {.tv_sec = left > 0 ? left / 1000000000 : 0, .tv_nsec = left > 0 ? left % 1000000000 : 0};
     int count = ppoll(fds, 3, deadline_ns == INT64_MAX ? NULL : &timeout, NULL);
     if (count < 0 && errno == EINTR)
-        return 1; /* a signal's handler may need to run */
+        return 1; /* a signal handler may need to run */
     if (count < 0)
         return mqd_error_system(errno, "waiting for the broker");
     if ((fds[0].revents | fds[1].revents) & POLLIN) {

@@ -101,7 +101,7 @@ static bool section_measure(const uint8_t *at, const uint8_t *end, struct sectio
     return at == end;
 }
 
-/* Well-formed UTF-8 (RFC 3629: no surrogates, nothing overlong). */
+/* Well-formed UTF-8 (RFC 3629: no surrogates, no overlong forms). */
 static bool is_utf8(const uint8_t *at, int64_t size_bytes)
 {
     const uint8_t *end = at + size_bytes;

@@ -314,7 +314,7 @@ static int plan_move(const struct mqd_producer *producer, const struct mqd_clien
 static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch *batch, struct mqd_client *to,
                        const struct move *move, uint32_t first_chunk)
 {
-    /* in its run */
+    /* the batch's place in its run */
     uint64_t offset =
         batch->header_position - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes);
     uint64_t header_position = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset;

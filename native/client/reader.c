@@ -244,7 +244,7 @@ static int check_response(const struct mqd_segment_reader *reader, const struct 
     return 0;
 }
 
-/* 0, also when state->stop was set; -1: the attachment's error. */
+/* Returns 0, also if it sets state->stop; -1: the attachment's error. */
 static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_state *state)
 {
     struct mqd_local_query query = {.kind = MQD_LOCAL_QUERY_SEGMENT,
@@ -508,7 +508,7 @@ static int run(struct walk *walk)
         if (step(walk, &stop) < 0) {
             if (count == 0)
                 return -1;
-            stop = MQD_READ_SEGMENT; /* returns the records so far; the error will occur again */
+            stop = MQD_READ_SEGMENT; /* returns the records decoded so far; the next call meets the error again */
         }
     }
     walk->state->stop = stop;

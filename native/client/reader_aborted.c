@@ -1,8 +1,8 @@
 /* The batches that read_committed skips: those of aborted transactions. See client/reader_state.h.
  *
- * The broker reports the aborted transactions of a range (producer id, first offset). One is
- * ongoing from its first offset to its producer's ABORT marker; transactional batches of the
- * producer are skipped in between. A producer has one transaction at a time, so its id is
+ * The broker reports the aborted transactions of a range (producer id, first offset). A transaction
+ * extends from its first offset to its producer's ABORT marker; the producer's transactional
+ * batches between them are skipped. A producer has one transaction at a time, so its id is
  * sufficient. Source: KIP-98 ("Reading committed messages").
  */
 #include "client/reader_state.h"

@@ -1,8 +1,8 @@
 /* Mappings of segment files: reference counted, populated before they are read. See
  * client/reader_state.h.
  *
- * A file that is unlinked, or replaced by compaction, is unchanged as long as it is mapped: that
- * keeps a view valid as long as it is held. Concurrency: populate by one thread at a time; hold and
+ * A file that is unlinked, or replaced by compaction, is unchanged as long as it is mapped: a view
+ * stays valid as long as it is held. Concurrency: populate by one thread at a time; hold and
  * release by any.
  */
 #include "client/reader_state.h"

@@ -24,11 +24,11 @@
 #include "client/internal.h"
 #include "client/reader_state.h"
 
-/* a worker answers within one turn of its loop; one that takes longer is blocked by a disk */
+/* a worker answers within one iteration of its loop; if it takes longer, a disk blocks it */
 #define RESPONSE_TIMEOUT_MS 10000
 
 struct reader_state {
-    uint64_t references;         /* atomic: one of the client, and one of each reader */
+    uint64_t references;         /* atomic: one for the client, and one for each reader */
     pthread_rwlock_t entered;    /* R1 */
     pthread_mutex_t query_mutex; /* R2 */
     struct mqd_client *client;   /* under `entered`; NULL: the client was closed */
@@ -168,7 +168,7 @@ static int wait_for_response(int socket_fd, uint32_t number, struct mqd_local_se
             return mqd_error_system(errno, "reading the broker's response about a segment");
         if (size == sizeof *response && response->kind == MQD_LOCAL_QUERY_SEGMENT && response->number == number)
             return 0;
-        if (size > 0) { /* a late response, or of a kind that only a later broker sends */
+        if (size > 0) { /* a late response, or one of a kind that only a newer broker sends */
             if (*fd >= 0)
                 close(*fd);
             continue;

@@ -1,5 +1,5 @@
-/* The few requests that a C program needs besides producing: finding a topic, and waiting for
- * records. Programs with their own encoder (Python) use mqd_client_submit.
+/* The requests that a C program needs besides Produce: finding a topic, and waiting for records.
+ * Programs with their own encoder (Python) use mqd_client_submit.
  *
  * Metadata 12 and Fetch 13, because both name topics by id. The broker's responses are parsed with
  * every length checked; unused fields are skipped.

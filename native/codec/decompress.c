@@ -78,7 +78,8 @@ static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max
         return true;
     size_t new_capacity = own->capacity ? own->capacity * GROWTH : start_bytes;
     if (new_capacity > size_max + 1)
-        new_capacity = size_max + 1; /* one more distinguishes "exactly the bound" from "beyond it" */
+        /* the extra byte distinguishes output of exactly the bound from output beyond it */
+        new_capacity = size_max + 1;
     if (new_capacity <= own->capacity)
         new_capacity = own->capacity + 1;
     uint8_t *bytes = realloc(own->bytes, new_capacity);
@@ -218,7 +219,7 @@ static int decompress_block(struct workspace *own, const uint8_t *data, size_t s
     }
     while (own->capacity - own->length < length) {
         size_t before = own->length;
-        own->length = own->capacity; /* full: makes it grow */
+        own->length = own->capacity; /* full: the next step grows it */
         bool grown = make_room(own, length > START_BYTES ? length : START_BYTES, size_max);
         own->length = before;
         if (!grown)

@@ -23,7 +23,7 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* Prints the records that one partition has now; returns how many. */
+/* Prints the records that one partition has now; returns their number. */
 static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view *view, uint64_t left)
 {
     struct mqd_read_state state;

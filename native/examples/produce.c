@@ -36,7 +36,8 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* The leader moves, a replica lags, the disk is slow: worth a retry. Other errors are reported. */
+/* The leader moves, a replica lags, or the disk is slow: retries may succeed. Other errors are
+ * reported. */
 static int retriable(int16_t error)
 {
     return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
@@ -60,7 +61,7 @@ static void take_outcomes(struct program *p)
                 printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count,
                        d->base_offset);
             } else if (retriable(d->error) && p->retries++ < ATTEMPTS_MAX) {
-                mqd_producer_retry(p->producer, d->batch); /* in its old place, before all later batches */
+                mqd_producer_retry(p->producer, d->batch); /* keeps its place before all later batches */
             } else {
                 fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count,
                         d->error);
@@ -128,7 +129,7 @@ int main(int count, char **words)
         take_outcomes(&p);
     }
     free(line);
-    if (mqd_producer_send(p.producer, now_us(), 1) < 0) /* the rest */
+    if (mqd_producer_send(p.producer, now_us(), 1) < 0) /* sends all remaining batches */
         fail("the broker");
     while (mqd_producer_outstanding_records(p.producer)) {
         if (mqd_client_wait(p.client, -1) < 0)

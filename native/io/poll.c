@@ -1,4 +1,4 @@
-/* The front of io/poll.h: chooses the backend and merges its events with the pool's. */
+/* Implements io/poll.h: chooses the backend and merges its events with the pool's. */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
@@ -138,7 +138,7 @@ int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int coun
         if (count != 0 || timeout_ns == 0)
             return count;
         if (timeout_ns < 0)
-            continue; /* woken by the pool, an interrupt or a signal: the start of the loop finds out which */
+            continue; /* woken by the pool, an interrupt or a signal: the start of the loop handles all three */
         timeout_ns = deadline_ns - now_ns();
         if (timeout_ns <= 0)
             timeout_ns = 0; /* one last check */

@@ -9,7 +9,7 @@
  * generation (24) | index (32); the generation distinguishes late completions of a removed
  * descriptor from those of the next one with the same number.
  *
- * Arming that failed for lack of kernel memory is recorded in `waiting` and retried at the next
+ * An arming that fails for lack of kernel memory is recorded in `waiting` and retried at the next
  * wait.
  */
 #include <errno.h>
@@ -187,7 +187,7 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
     uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
     struct watched *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
-        return 0; /* removed meanwhile */
+        return 0; /* removed in the meantime */
     /* not pollable, or no memory: arming again would not help; the owner will close the
      * descriptor */
     if (completion->result < 0) {
@@ -253,7 +253,7 @@ static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token
     submission->fd = fd;
     submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
     submission->user_data = operation_data(body, KIND_SYNC, operation);
-    /* recorded before the kernel starts, so that later writes do not count as covered */
+    /* recorded before the kernel starts, so that later writes are not considered covered */
     mqd_file_sync_begin(fd);
     body->running_count++;
     return 0;

@@ -98,7 +98,7 @@ static int parse(struct mqd_epochs *epochs, const char *text)
     return *text == 0;
 }
 
-/* Reads the file as text; NULL with errno (ENOENT: missing or absurdly large). */
+/* Reads the file as text; NULL with errno (ENOENT: missing or too large). */
 static char *read_text(const char *path)
 {
     struct stat status;

@@ -97,7 +97,7 @@ static int open_file(const char *directory, int64_t segment_base, enum mqd_file_
     return fd;
 }
 
-/* All or nothing: a short write is truncated away (I3). */
+/* Appends all bytes or none: after a short write the file is truncated (I3). */
 static int append_fully(int fd, const uint8_t *bytes, uint32_t size_bytes, uint32_t position)
 {
     ssize_t written = mqd_file_pwrite(fd, bytes, size_bytes, position);

@@ -148,7 +148,7 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
             return -1;
     }
     /* Two offset entries imply at least one earlier time entry, unless no batch has a timestamp. So
-     * the time index and the largest timestamp were lost; only a walk over the whole segment finds
+     * the time index and the largest timestamp are lost; only a walk over the whole segment finds
      * that timestamp. */
     if (index->file_bytes > (intact ? MQD_INDEX_ENTRY_BYTES : 0) && index->time_file_bytes == 0)
         load_nothing(index, last);

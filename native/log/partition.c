@@ -73,9 +73,8 @@ static bool too_far(int64_t later_ms, int64_t earlier_ms, int64_t limit_ms)
 }
 
 /* CreateTime limits on the first and the largest timestamp, which are in the header. -1 = the batch
- * has none. The limits apply to client batches only: a coordinator's clock may be another host's
- * and does not follow this one's, and its batches (transaction markers, committed offsets) must be
- * accepted in any case. */
+ * has none. The limits apply to client batches only: a coordinator may use the clock of another
+ * host, and its batches (transaction markers, committed offsets) must always be accepted. */
 static bool timestamps_allowed(const struct mqd_log_options *options, const struct mqd_batch *batch, int64_t now_ms)
 {
     const int64_t timestamps[2] = {batch->base_timestamp_ms, batch->max_timestamp_ms};
@@ -127,7 +126,7 @@ static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mq
     memcpy(header + AT_CRC, &crc, sizeof crc);
 }
 
-/* `checked`: bytes covered by the CRC change too. */
+/* `checked`: the CRC covers some of the changed bytes. */
 static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool checked)
 {
     uint8_t *header = staged->bytes;
@@ -380,8 +379,7 @@ void mqd_partition_decide(struct mqd_partition *partition)
         mqd_ids_decide(&partition->dedup->ids, partition->high_watermark.offset);
 }
 
-/* A transaction that began below the log start still holds back the last stable offset in the rest
- * of the log. */
+/* A transaction that began below the log start still limits the last stable offset. */
 static int64_t last_stable_offset(const struct mqd_partition *partition)
 {
     int64_t unstable = mqd_transactions_first_unstable(&partition->producers.transactions);
@@ -554,7 +552,7 @@ void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t off
 }
 
 /* A snapshot is due when producers changed, or when a segment was sealed since the last one: even
- * an empty snapshot spares recovery the walk over everything before it. */
+ * with an empty snapshot recovery need not walk over the log before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
     bool changed = partition->producers.changes != partition->snapshot_changes;

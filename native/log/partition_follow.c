@@ -22,8 +22,8 @@ static int refuse(struct mqd_follow *out, int error, const char *reason)
 }
 
 /* Checks that the batch continues the log. Before the first gap is in the log, a file records it,
- * so that recovery does not take it for damage. The topic's policy does not show whether gaps are
- * possible, because the log may have been compacted under another policy; but compaction leaves
+ * so that recovery does not mistake it for damage. The topic's policy does not show whether gaps
+ * are possible, because the log may have been compacted under another policy; but compaction leaves
  * gaps only below the high watermark. */
 static int check_continues(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t gaps_below,
                            struct mqd_follow *out)

@@ -16,8 +16,8 @@ static struct mqd_mark *mark_at(struct mqd_marks *marks, uint32_t i)
     return &marks->ring[(marks->head + i) & (marks->capacity - 1)];
 }
 
-/* Drops every second mark: the high watermark moves in larger steps while the followers lag this
- * far. */
+/* Drops every second mark: the high watermark moves in larger steps while the followers lag that
+ * far behind. */
 static void thin(struct mqd_marks *marks)
 {
     uint32_t kept = 0;
@@ -26,7 +26,7 @@ static void thin(struct mqd_marks *marks)
     marks->count = kept;
 }
 
-/* Makes room for one more. False: no memory for the first ring. */
+/* Makes room for one more mark. False: no memory for the first ring. */
 static bool grow(struct mqd_partition *partition)
 {
     struct mqd_marks *old = partition->marks;

@@ -16,9 +16,10 @@
 
 /* after this time without a write, reserved blocks and index descriptors are released */
 #define IDLE_MS 10000
-#define PREALLOCATE_FAST_MS 1000          /* if a step is used up within this time, the next one is twice as large */
-#define PREALLOCATE_SLOW_MS 10000         /* ... if not within this time, half as large */
-#define PREALLOCATE_PAUSE_BYTES (1 << 20) /* after a full disk, no attempt before this much more was written */
+#define PREALLOCATE_FAST_MS 1000  /* if a step is used up within this time, the next one is twice as large */
+#define PREALLOCATE_SLOW_MS 10000 /* ... if not within this time, half as large */
+/* after a full disk, the next attempt is made when this many more bytes are written */
+#define PREALLOCATE_PAUSE_BYTES (1 << 20)
 #define BLOCK_BYTES 4096
 #define VERIFICATION_MS 60000 /* coordinators answer within this time */
 
@@ -33,9 +34,9 @@ int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const stru
             item->mark = *mark;
         return 0;
     }
-    /* Segments are sealed faster than they are synced: this one is flushed synchronously, and its
-     * mark becomes valid once the ones before it are durable. The last item is never part of the
-     * running sync, which covers at most three. */
+    /* Segments are sealed faster than they are synced: this segment is flushed synchronously, and
+     * its mark becomes valid once the marks before it are durable. The last item is never part of
+     * the running sync, which covers at most three. */
     int error = mqd_file_sync(fd, false) < 0 ? errno : 0;
     mqd_file_close(fd);
     struct mqd_sync_item *last = &partition->sync_queue[MQD_SYNC_QUEUE_MAX - 1];
@@ -66,8 +67,8 @@ void mqd_partition_forget_syncs(struct mqd_partition *partition)
 {
     uint32_t kept = 0;
     if (partition->syncing)
-        /* a running sync may cover these files: the file that was active when it began may have
-         * been sealed since */
+        /* a running sync may cover these files: the file that was active when it began may be
+         * sealed now */
         return;
     for (uint32_t i = 0; i < partition->sync_queue_count; i++) {
         const struct mqd_sync_item *item = &partition->sync_queue[i];
@@ -168,8 +169,8 @@ static int64_t round_up(int64_t value, int64_t unit)
     return unit <= 1 ? value : (value + unit - 1) / unit * unit;
 }
 
-/* An idle partition gets its first blocks only on its next write; for a busy one, preallocation
- * stays half a step ahead. */
+/* An idle partition gets its first blocks only on its next write; for a busy partition,
+ * preallocation stays half a step ahead. */
 static bool preallocation_due(const struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;

@@ -47,7 +47,7 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
 
 /* The index file's descriptor for the flush, reopened if it was closed since its last write. -1: no
  * such file, or it cannot be opened. It is then not flushed, and recovery after a power failure,
- * which checks every index, recreates what is missing. */
+ * which checks every index, recreates the missing entries. */
 static int index_fd(struct mqd_partition *partition, int *fd, uint32_t file_bytes, enum mqd_file_kind kind)
 {
     char path[PATH_MAX];
@@ -174,7 +174,7 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
 
 /* ---- writing to one segment ---- */
 
-/* How many staged batches from `first` go into one segment; *roll: into a new one. `shadow`
+/* How many staged batches from `first` go into one segment; *roll: into a new segment. `shadow`
  * simulates the segment's growth (its index is not used). */
 static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_t now_ms, bool *roll)
 {
@@ -274,7 +274,7 @@ static void gather_add(struct gather *gather, const void *bytes, size_t size_byt
         gather->iov[gather->count++] = (struct iovec){(void *)at, size_bytes};
 }
 
-/* `staged` and its predecessor or successor are contiguous in memory. */
+/* Whether `staged` and its predecessor or successor are contiguous in memory. */
 static bool adjoins(struct mqd_partition *partition, const struct gather *gather, const struct mqd_staged *staged,
                     uint32_t i, uint32_t end)
 {
@@ -305,7 +305,7 @@ static int write_run(struct mqd_partition *partition, uint32_t first, uint32_t c
     return write_all(partition, gather.iov, gather.count);
 }
 
-/* S5. Does nothing when a descriptor of this segment's index is already queued. */
+/* See S5. Does nothing when a descriptor of this segment's index is already queued. */
 static int queue_txn_index(struct mqd_partition *partition)
 {
     const struct mqd_active *active = &partition->active;
@@ -393,9 +393,9 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
     return error;
 }
 
-/* Closes what this write queued, except for the old segment's files: a flush of its .log may be
- * running, so its descriptor number must not be reused for another file; and after a full disk the
- * write must not need new descriptors, since none may be left. */
+/* Closes the descriptors that this write queued, except for those of the old segment's files: a
+ * flush of its .log may be running, so its descriptor number must not be reused for another file;
+ * and after a full disk the write must not need new descriptors, since none may be left. */
 static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {

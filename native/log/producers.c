@@ -71,7 +71,7 @@ static int grow(struct mqd_producers *producers)
     free(producers->buckets);
     producers->buckets = buckets;
     producers->capacity = capacity;
-    /* only reached with no free entry: all of them are in use */
+    /* no entry is free: all of them are in use */
     for (uint32_t link = 1; link <= producers->used; link++) {
         uint32_t bucket = bucket_of(producers, entries[link - 1].producer_id);
         entries[link - 1].hash_next = buckets[bucket];

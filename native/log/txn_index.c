@@ -240,7 +240,8 @@ static int files_open(struct files *files, const char *directory, int64_t segmen
     return -1;
 }
 
-/* Reads items from index `first` on; returns how many, -1 with errno. A torn end is ignored. */
+/* Reads items from index `first` on; returns their number, -1 with errno. A partial last item is
+ * ignored. */
 static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     size_t have = 0, want = (size_t)count * item_bytes;
@@ -258,7 +259,7 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
 }
 
 /* Reads verified entries from index `first` on into the chunk, 0 at the end. -1 with errno;
- * EBADMSG: one fails verification. */
+ * EBADMSG: an entry fails verification. */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};
@@ -336,7 +337,7 @@ int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offs
     while (result == 0 && more) {
         count = read_chunk(&files, out->count, CHUNK_COUNT, bytes);
         if (count < 0 && errno == EBADMSG)
-            count = read_chunk(&files, out->count, 1, bytes); /* up to the first that fails verification */
+            count = read_chunk(&files, out->count, 1, bytes); /* up to the first entry that fails verification */
         more = count > 0;
         for (int i = 0; i < count && result == 0 && more; i++) {
             const uint8_t *at = bytes + i * MQD_TXN_INDEX_ENTRY_BYTES;
@@ -371,7 +372,7 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
         return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
                    ? -1
                    : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
-    /* Rewrites the existing files: no reader exists while this is called, and a crash half-way
+    /* Rewrites the existing files: no reader exists during this call, and a crash in its middle
      * leaves entries that fail verification. Opening an index of 0 bytes truncates both. */
     int result = open_active(&index, directory, segment_base);
     if (result == 0)

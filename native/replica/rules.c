@@ -18,8 +18,8 @@
 #define INELIGIBLE_REPLICA 107
 
 #define NEVER INT64_MIN
-/* a follower that lags by more records than allowed is removed only after this time, because it may
- * catch up with a burst by the next fetch */
+/* a follower that lags by more records than allowed is removed only after this time, because its
+ * next fetch may catch up with a burst */
 #define BEHIND_MS 500
 
 static bool counts_durable(const struct mqd_replica *replica)
@@ -400,7 +400,7 @@ static bool lags(const struct mqd_replica *replica, const struct mqd_replica_fol
 }
 
 /* R-4. While the set is below min_insync the high watermark does not move, so a follower can have
- * reached it and still be far from the log's end. If it joined, it would be removed immediately.
+ * reached it and still lag far behind the log's end. If it joined, it would be removed immediately.
  * Requiring half of the allowed lag time keeps the set from flapping. */
 static bool may_join(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
@@ -416,8 +416,8 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
 
 /* ---- spares: R-6 ---- */
 
-/* Whether the member counts against set_max. One that is shutting down or being removed does not:
- * it leaves when a spare has joined. */
+/* Whether the member counts against set_max. A member that is shutting down or being removed does
+ * not: it leaves when a spare has joined. */
 static bool counts_in_set(const struct mqd_replica_follower *follower)
 {
     return !follower->member.moving && follower->member.eligible;
@@ -441,7 +441,7 @@ static bool is_better(const struct mqd_replica *replica, const struct mqd_replic
     return one->position != other->position ? one->position > other->position : one < other;
 }
 
-/* `within_ms`: how long ago the replica may have had everything. */
+/* `within_ms`: the replica must have had all records within this time. */
 static bool is_spare(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms,
                      int64_t within_ms)
 {
@@ -462,7 +462,7 @@ static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int6
     return best;
 }
 
-/* The worst of the replicas that are to be in the set; never this node. */
+/* The worst of the replicas chosen for the set; never this node. */
 static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *worst = NULL;
@@ -475,9 +475,9 @@ static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, in
     return worst;
 }
 
-/* Exchanges slow members that a record waits for, each for a spare that is ahead of it. Otherwise
- * may exchange a member for the preferred replica, which can become the leader only as a member of
- * the set. */
+/* Exchanges slow members that a record waits for, each for a spare that is ahead of it. If there
+ * are none, may exchange a member for the preferred replica, which can become the leader only as a
+ * member of the set. */
 static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 {
     bool waits = replica->high_watermark < replica->log_end, exchanged = false;

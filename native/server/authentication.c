@@ -11,8 +11,8 @@
 
 #define SASL_HANDSHAKE 17
 #define SASL_AUTHENTICATE 36
-/* Requests before a connection is authenticated. An exchange takes five: ApiVersions twice,
- * SaslHandshake, SaslAuthenticate twice. */
+/* Maximum number of requests before a connection is authenticated. An exchange takes five:
+ * ApiVersions twice, SaslHandshake, SaslAuthenticate twice. */
 #define COUNT_MAX 10
 
 static bool is_exchange(int16_t api_key)
@@ -90,8 +90,8 @@ bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_princip
     return true;
 }
 
-/* Takes the principal block out of the response. NULL, or the reason why the connection must be
- * closed. */
+/* Removes the principal block from the response. Returns NULL, or the reason why the connection
+ * must be closed. */
 static const char *take_principal(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_connection *c = request->connection;

@@ -259,14 +259,14 @@ struct mqd_connection {
     uint16_t listener_id;
     int32_t peer_node;        /* the authenticated host at the other end; -1 = a client */
     struct mqd_local *local;  /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
-    struct mqd_tls *tls;      /* seals what is sent (server/tls/secure.h); NULL = plain */
+    struct mqd_tls *tls;      /* encrypts what is sent (server/tls/secure.h); NULL = plain */
     uint32_t sealed_bytes;    /* sealed and not sent */
     int64_t secure_by_ms;     /* with tls: when its handshake must have ended */
     uint8_t awaits_principal; /* with tls: waits until the name in its certificate is mapped to a principal */
     int64_t last_active_ms;
     /* authentication (server/authentication.h) */
     uint8_t authentication; /* enum mqd_authentication */
-    uint8_t raw_tokens;     /* frames are bare tokens, after SaslHandshake 0 */
+    uint8_t raw_tokens;     /* frames are raw tokens, after SaslHandshake 0 */
     uint8_t authentication_count;
     uint8_t principal_kind; /* enum mqd_principal_kind */
     uint16_t principal_bytes;

@@ -12,7 +12,7 @@
 #define DIRECTORY_PAGES 256 /* of one block */
 #define ROW_NONE UINT32_MAX
 #define ROWS_PER_BLOCK 128
-/* Rows may have holes; a longer one begins another row, so that walking a row stays short. */
+/* Rows may have holes; a longer hole begins another row, so that walking a row stays short. */
 #define ROW_HOLE_MAX 256
 #define LOCKS 0 /* the queue of acquisitions */
 

@@ -36,10 +36,12 @@ enum mqd_share_reset { MQD_SHARE_RESET_LATEST, MQD_SHARE_RESET_EARLIEST, MQD_SHA
 /* The group's effective configuration as far as the owner needs it. */
 struct mqd_share_group_settings {
     struct mqd_share_settings state;
-    uint8_t committed;         /* share.isolation.level=read_committed */
-    uint8_t reset;             /* enum mqd_share_reset */
-    int64_t reset_offset;      /* for by_duration, if READ's start is -1; -1 = no record is that new */
-    uint8_t fifo_header_bytes; /* with state.fifo: the header whose value is a record's key; 0: its key is */
+    uint8_t committed;    /* share.isolation.level=read_committed */
+    uint8_t reset;        /* enum mqd_share_reset */
+    int64_t reset_offset; /* for by_duration, if READ's start is -1; -1 = no record is that new */
+    /* with state.fifo: size of the name of the header whose value is a record's key; 0: the
+     * record's own key is used */
+    uint8_t fifo_header_bytes;
     uint8_t fifo_header[MQD_SHARE_FIFO_HEADER_BYTES_MAX];
 };
 /* Returns the size of the settings, or -1 if they are invalid. */
@@ -73,7 +75,8 @@ struct mqd_share_partition {
     int64_t dirty_ms; /* when changes without a waiter were first seen; -1 = there are none */
     int64_t failed_ms;
     struct mqd_buffer body;
-    struct mqd_node waiting, covered; /* struct mqd_share_waiter: not in a WRITE yet; in the one in `body` */
+    /* struct mqd_share_waiter; waiting: not in a WRITE yet; covered: in the WRITE in `body` */
+    struct mqd_node waiting, covered;
     /* sends the response; takes ownership of the waiter, which has been removed from its list */
     void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error);
     /* Fills in where the log's leader epochs begin, for a READ: the newest, at most
@@ -83,7 +86,7 @@ struct mqd_share_partition {
     void *context;
 };
 
-/* `name->group_id.bytes` and the pool outlive it. */
+/* `name->group_id.bytes` and the pool must outlive the partition. */
 void mqd_share_partition_init(struct mqd_share_partition *partition, struct mqd_share_pool *pool,
                               const struct mqd_share_name *name, int32_t leader_epoch,
                               void (*respond)(void *context, struct mqd_share_waiter *waiter, int16_t error),
@@ -116,7 +119,8 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
 
 /* The waiter's change has been made: its response is sent once the change is persisted. */
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
-/* When to call _next_request again, or expire locks; MQD_SHARE_NEVER. */
+/* When to call _next_request again, or to expire locks; MQD_SHARE_NEVER = there is nothing to
+ * do. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);
 /* Nothing is acquired, delayed, unwritten, in flight or waiting. */
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition);

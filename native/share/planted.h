@@ -7,8 +7,9 @@
 #ifdef MQD_PLANTED
 /* MQD_PLANTED_ON */
 enum mqd_share_planted {
-    MQD_PLANTED_ANY_MEMBER = 1,          /* S1: acknowledgements of another member count */
-    MQD_PLANTED_ANY_ROW = 2,             /* S2: expiry releases all of a row's range, also what other members hold */
+    MQD_PLANTED_ANY_MEMBER = 1, /* S1: acknowledgements of another member count */
+    /* S2: expiry releases all of a row's range, also offsets that other members have acquired */
+    MQD_PLANTED_ANY_ROW = 2,
     MQD_PLANTED_UNLIMITED = 4,           /* S3: releasing does not compare the count with the limit */
     MQD_PLANTED_UNCOUNT = 8,             /* S3: releasing takes the delivery back */
     MQD_PLANTED_PASS_ACQUIRED = 16,      /* S4: the start moves over acquired records */
@@ -43,7 +44,7 @@ enum mqd_share_planted {
 #define PLANTED_ANY(share) false
 #endif
 
-#ifdef MQD_PLANTED_PARTITION /* by itself: share/state.h has its usual layout then */
+#ifdef MQD_PLANTED_PARTITION /* alone: share/state.h keeps its usual layout */
 enum mqd_share_partition_planted {
     MQD_PLANTED_EARLY_RESPONSE = 1,  /* P2: responses do not wait for the WRITE that carries them */
     MQD_PLANTED_RESPOND_WAITING = 2, /* P2: changes made during a WRITE are confirmed with it */

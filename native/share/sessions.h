@@ -62,13 +62,13 @@ struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions
 struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_sessions *sessions, uint64_t hash,
                                                         uint64_t number);
 /* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a
- * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or
- * 123 INVALID_SHARE_SESSION_EPOCH; then mqd_share_session_step counts the epoch. */
+ * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or 123
+ * INVALID_SHARE_SESSION_EPOCH; after 0 the caller counts the epoch by mqd_share_session_step. */
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);
 void mqd_share_session_step(struct mqd_share_session *session);
-/* Opens a session whose next epoch is 1; none of that name may exist. `owner`: the connection's
- * list. NULL: no memory. */
+/* Opens a session whose next epoch is 1; no session of that group and member may exist. `owner`:
+ * the connection's list. NULL: no memory. */
 struct mqd_share_session *mqd_share_session_open(struct mqd_share_sessions *sessions, struct mqd_text group,
                                                  struct mqd_text member, struct mqd_node *owner);
 void mqd_share_session_close(struct mqd_share_sessions *sessions, struct mqd_share_session *session);

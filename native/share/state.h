@@ -60,7 +60,7 @@
 
 #define MQD_SHARE_PAGE_OFFSETS 1024
 #define MQD_SHARE_SPAN_MAX 1048576
-/* of equal state and count, as they are persisted: about 200 KB of snapshot */
+/* runs of equal state and count, as persisted: about 200 KB of snapshot */
 #define MQD_SHARE_RUN_COUNT_MAX 10000
 #define MQD_SHARE_NEVER 0x7fffffffffffffff
 /* of rows: locks, then backoffs by delivery count; the last has all larger counts */
@@ -145,7 +145,8 @@ int64_t mqd_share_next(struct mqd_share *share);
  * MQD_SHARE_NEVER. */
 int64_t mqd_share_hashed(const struct mqd_share *share);
 
-/* No offset at or above it can be acquired now (S7): batches that begin there need not be read. */
+/* The offset from which on nothing can be acquired now (S7): batches that begin there need not be
+ * read. */
 int64_t mqd_share_reach(const struct mqd_share *share);
 
 struct mqd_share_record {

@@ -92,7 +92,7 @@ struct mqd_worker_slot {
     /* line 0: written by the keeper */
     uint32_t state; /* enum mqd_process_state */
     int32_t pid;
-    uint64_t generation; /* incremented when the process died: its descriptors and credits are void */
+    uint64_t generation; /* incremented when the process died: its descriptors and credits are no longer valid */
     uint8_t pad0[MQD_CACHE_LINE - 16];
     /* line 1: the endpoint itself writes `sleeping` (seq_cst); peers exchange it to 0 when they
      * wake it */
@@ -133,8 +133,8 @@ struct mqd_partition_slot {
     uint8_t compacted;      /* written by the owner: every record needs a key (cleanup.policy) */
     uint8_t role;           /* written by the owner: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be returned yet */
-    /* owner writes: this replica follows and is not in sync: readers fetch what it lacks
-     * elsewhere */
+    /* owner writes: this replica is a follower and not in sync: readers fetch elsewhere what it
+     * lacks */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */
@@ -149,14 +149,14 @@ struct mqd_partition_slot {
     uint32_t in_sync_follower_count;
     int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
     /* owner writes: how batches of clients are to be compressed (struct mqd_log_options), and how
-     * large one may be; each word independently */
+     * large a batch may be; each word independently */
     int32_t compression_level;
     int32_t message_bytes_max;
     uint8_t compression;
-    uint8_t share_priority; /* owner writes: of ShareFetch (struct mqd_log_options) */
+    uint8_t share_priority; /* owner writes: priority for ShareFetch (struct mqd_log_options) */
     uint8_t pad3[MQD_CACHE_LINE - 22 - 4 * MQD_SLOT_FOLLOWER_COUNT_MAX];
-    /* line 4: traffic of clients with this host's replica since the slot holds this partition; only
-     * for metrics. The owner counts what it appends, every worker adds what it sends */
+    /* line 4: clients' traffic with this host's replica since the partition was put into the slot;
+     * only for metrics. The owner counts what it appends, every worker adds what it sends */
     uint64_t records_in;
     uint64_t bytes_in;
     uint64_t bytes_out;

@@ -19,8 +19,8 @@
  *   A1  the worker trusts nothing in the memfd: it reads each word once, checks its own copy,
  *       copies a request into its own memory before it parses it, and writes nothing but its own
  *       words and the reply ring.
- *   A2  counters (tails and heads) only increase; index = counter & (count - 1). A counter further
- *       from its counterpart than the length of the ring ends the attachment.
+ *   A2  counters (tails and heads) only increase; index = counter & (count - 1). If the distance of
+ *       two counters exceeds the length of the ring, the attachment ends.
  *   A3  submission_head passes a submission after its bytes were copied: from then on the client
  *       may overwrite them.
  *   A4  sleep: the client publishes, full fence, then reads the worker's `sleeping` word in the
@@ -33,12 +33,12 @@
  *       it until it is empty. It is not an eventfd, because the client could clear its O_NONBLOCK
  *       flag and the worker would block in a write. The worker only polls `to_worker`. A client's
  *       threads wake each other by a descriptor of their own.
- *   A6  a Fetch whose max_bytes is 0 requests positions only: it parks and answers like any other
- *       (leave the partitions' max_bytes as usual), but without records. With read_committed the
- *       aborted transactions are those from the fetch offset to the response's last_stable_offset,
- *       which is lower than the partition's when they are many.
- *   A7  responses may overtake those to a Produce whose partition another host leads; the
- *       correlation id identifies the request.
+ *   A6  a Fetch whose max_bytes is 0 requests positions only: it waits and is answered like any
+ *       other (leave the partitions' max_bytes as usual), but without records. With read_committed
+ *       the response lists the aborted transactions from the fetch offset to its
+ *       last_stable_offset, which is lower than the partition's if there are too many of them.
+ *   A7  a response to a Produce whose partition another host leads may come after responses to
+ *       later requests; the correlation id identifies the request.
  */
 #ifndef MQD_LOCAL_LAYOUT_H
 #define MQD_LOCAL_LAYOUT_H
@@ -123,7 +123,8 @@ struct mqd_local_welcome {
 };
 
 enum mqd_local_query_kind { MQD_LOCAL_QUERY_SEGMENT = 1 };
-/* client -> worker: query for the place of an offset. Answered in order. At most 16 unanswered. */
+/* client -> worker: queries where an offset is stored. Answered in order; at most 16 may be
+ * unanswered. */
 struct mqd_local_query {
     uint32_t kind;
     uint32_t number; /* returned in the response */
@@ -133,8 +134,7 @@ struct mqd_local_query {
     int64_t offset; /* below the high watermark, or at it in the active segment */
 };
 
-/* a compaction is putting new files in the place of old ones: the version of this one is not
- * known */
+/* a compaction is replacing files: the version of the opened one is not known */
 #define MQD_LOCAL_CHANGING UINT64_MAX
 /* worker -> client; with one descriptor (the .log file, read-only) when error is 0 */
 struct mqd_local_segment {
@@ -144,8 +144,8 @@ struct mqd_local_segment {
      * KAFKA_STORAGE_ERROR, 100 UNKNOWN_TOPIC_ID... */
     int32_t error;
     uint32_t slot;       /* of the partition in the control segment */
-    int64_t base_offset; /* of the segment: its name */
-    /* of the next segment; INT64_MAX = this is the active one, or more of it will become
+    int64_t base_offset; /* of the segment: the file's name */
+    /* of the next segment; INT64_MAX = this segment is active, or more of it will become
      * readable */
     int64_t next_base_offset;
     /* of the slot when the file was opened, or MQD_LOCAL_CHANGING. Positions in this file stay

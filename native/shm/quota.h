@@ -14,16 +14,16 @@
  *   mqd_quota_bucket[]  8192 in sets of 8: written by any process that serves such a client
  *
  * A bucket is GCRA: one theoretical arrival time per kind, advanced by the cost of a request (units
- * * interval) with compare-and-swap. So the total that all workers admit is bounded, and none ever
- * waits for another. A charged request is always served; the result is how long its connection must
- * then be left unread.
+ * * interval) with compare-and-swap. So the total that all workers admit is bounded, and no worker
+ * ever waits for another. A charged request is always served; the result is how long its connection
+ * must then be left unread.
  *
  * Invariants
  *   Q1  a bucket whose arrival times are in the past carries no information: it may be reused for
  *       another client unchanged. Such buckets are reused first, the least recently used before
- *       others; only in a set of eight clients that all owe is a debt dropped (forgiven).
+ *       others; a debt is dropped only if all eight clients of a set have debts.
  *   Q2  if a set has two buckets of one key (two workers claimed one at the same time) all
- *       processes use the first; the other ages.
+ *       processes use the first; the other is no longer used and is evicted in time.
  *   Q3  no process holds a lock: one that dies between two stores leaves at most a bucket with a
  *       new key and its predecessor's times.
  * Time: CLOCK_MONOTONIC in nanoseconds, which all processes of a host share.
@@ -77,7 +77,7 @@ struct mqd_quota_match {
 };
 void mqd_quota_match(const struct mqd_quota_limits *limits, uint64_t user_key, uint64_t client_key,
                      struct mqd_quota_match *match);
-/* Charges, and returns how long to wait; 0 = not at all. */
+/* Charges the units, and returns how long to wait; 0 = not at all. */
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,
                          int64_t burst_ns, int64_t now_ns);
 /* The current debt, without a charge. */

@@ -12,7 +12,8 @@
  *   R1  head <= tail <= head + capacity. A side that finds the peer's counter outside this range
  *       stops using the ring (MQD_E_CORRUPT): a peer's counter is never trusted beyond the ring's
  *       memory.
- *   R2  descriptors become visible all at once by publish, or never if the writer dies before.
+ *   R2  publish makes all descriptors put since the last one visible together; if the writer dies
+ *       before, none becomes visible.
  *   R3  a restarted writer continues from the shared tail, a restarted reader from the shared head;
  *       the capacity comes from the opener, not from shared memory.
  *

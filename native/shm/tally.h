@@ -2,7 +2,7 @@
  * segment.
  *
  * struct mqd_tally_table:
- *   touched[]    a bit for each set that was ever used, so that a restart reads only these
+ *   touched[]    a bit for each set that was ever used, so that a restart reads only these sets
  *   mqd_tally[]  8192 in sets of 8: a key, and a count by worker, which that worker alone writes
  *
  * A worker counts first and then reads the sum, so the limit is never exceeded; but of two
@@ -10,13 +10,13 @@
  *
  * Invariants
  *   T1  a tally has one key for as long as any count is not 0. A worker that counts reads the key
- *       again afterwards; one that changes the key locks it first and then reads the counts again.
- *       (So a key in use may be locked for a moment.) If two workers count a key that has no tally
- *       at the same moment, it may get two; what is counted in one is then not limited by the
- *       other.
+ *       again afterwards; a worker that changes the key locks it first and then reads the counts
+ *       again. (So a key in use may be locked for a moment.) If two workers count a key that has no
+ *       tally at the same moment, it may get two tallies; each is then limited separately.
  *   T2  a worker's counts are those of its open connections; a new process of it begins with none.
- * Bounds: when all eight of a set are in use, the key is not counted (and not limited). A process
- * that dies while it changes a key leaves that tally locked until the broker is restarted.
+ * Bounds: when all eight tallies of a set are in use, another key is not counted (and not limited).
+ * A process that dies while it changes a key leaves that tally locked until the broker is
+ * restarted.
  */
 #ifndef MQD_TALLY_H
 #define MQD_TALLY_H
@@ -42,8 +42,8 @@ _Static_assert(sizeof(struct mqd_tally) == 192, "whole cache lines");
 
 struct mqd_tally_table *mqd_control_tallies(void *control); /* shm/layout.c */
 
-/* Counts one more for this worker. Returns what mqd_tally_leave takes, and all workers' sum;
- * MQD_TALLY_NONE: there is no room, `sum` is 0. */
+/* Counts one more connection for this worker. Returns the argument for mqd_tally_leave, and in
+ * `sum` the count of all workers; MQD_TALLY_NONE: there is no room, `sum` is 0. */
 int32_t mqd_tally_enter(void *control, uint64_t key, uint32_t worker, uint32_t *sum);
 void mqd_tally_leave(void *control, int32_t tally, uint32_t worker);
 void mqd_tally_reset(void *control, uint32_t worker); /* T2 */

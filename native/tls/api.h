@@ -1,5 +1,5 @@
 /* TLS for Python: whether it is available, and the settings of listeners. Read by build_ffi.py like
- * native.h, under the same rules. The connections: tls/session.h.
+ * native.h, under the same rules. Connections are in tls/session.h.
  */
 #ifndef MQD_TLS_API_H
 #define MQD_TLS_API_H

@@ -66,7 +66,7 @@ enum {
     SSL_VERIFY_FAIL_IF_NO_PEER_CERT = 2,
     TLSEXT_NAMETYPE_host_name = 0,
     X509_V_ERR_HOSTNAME_MISMATCH = 62,
-    XN_FLAG_RFC2253_UTF8 = 0x1110313, /* XN_FLAG_RFC2253, characters beyond ASCII as they are */
+    XN_FLAG_RFC2253_UTF8 = 0x1110313, /* XN_FLAG_RFC2253, but non-ASCII characters are not escaped */
 };
 #define SSL_OP_IGNORE_UNEXPECTED_EOF (1ull << 7)
 #define SSL_OP_NO_TICKET (1ull << 14)
@@ -177,7 +177,7 @@ extern struct mqd_tls_library mqd_tls_library;
 BIO_METHOD *mqd_tls_transport_create(void);
 /* tls/session.c: of contexts between hosts, for SSL_CTX_set_verify */
 int mqd_tls_verify_host(int good, X509_STORE_CTX *verification);
-/* OpenSSL's most recent error on this thread as text, and none is left; "" = none */
+/* OpenSSL's most recent error on this thread as text; clears the error queue; "" = no error */
 void mqd_tls_error_take(char *text, size_t size_bytes);
 
 #endif

@@ -15,7 +15,7 @@ struct mqd_tls_pool *mqd_tls_pool_create(int event_fd, uint32_t thread_count);
 /* Ends the threads; sessions that were not collected are freed. */
 void mqd_tls_pool_destroy(struct mqd_tls_pool *pool);
 void mqd_tls_pool_submit(struct mqd_tls_pool *pool, struct mqd_tls *tls);
-/* the next one whose step is done, in mqd_tls_link(tls)->result and reason; NULL: none */
+/* the next session whose step is done; mqd_tls_link(tls) has its result and reason; NULL: none */
 struct mqd_tls *mqd_tls_pool_collect(struct mqd_tls_pool *pool);
 
 #endif

@@ -4,9 +4,9 @@
  * (tls/pool.h) on bytes in memory: receive -> handshake -> flush, until it is established. Then the
  * owner reads and writes.
  *
- * Records are sealed into memory of the caller, up to MQD_TLS_WRITE_BYTES_MAX of plain text at a
- * time, and leave by one send. What the socket does not take waits here and is flushed before more
- * is written: SSL_write never blocks and is never repeated.
+ * Records are encrypted into memory of the caller, up to MQD_TLS_WRITE_BYTES_MAX of plain text at a
+ * time, and sent by one system call. What the socket does not take is kept here and is flushed
+ * before more is written: SSL_write never blocks and is never repeated.
  *
  * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
  * us send more without reading ends its connection), MQD_TLS_READ_BYTES_MAX received bytes for one
@@ -19,12 +19,12 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* five records: a fetch of 64 KiB leaves with its headers by one send */
+/* five records: a fetch response of 64 KiB and its headers need one send */
 #define MQD_TLS_WRITE_BYTES_MAX (5 * 16384u)
 #define MQD_TLS_SCRATCH_BYTES (MQD_TLS_WRITE_BYTES_MAX + 4096u)
 #define MQD_TLS_UNSENT_BYTES_MAX 262144u
 #define MQD_TLS_READ_BYTES_MAX 98304u
-/* TLS 1.3: records sealed by one key, far below the bound of RFC 8446, section 5.5 (2^24.5 for
+/* TLS 1.3: records encrypted with one key, far below the bound of RFC 8446, section 5.5 (2^24.5 for
  * AES-GCM); tests make it small */
 extern _Atomic uint32_t mqd_tls_key_records_max;
 
@@ -41,8 +41,8 @@ void mqd_tls_free(struct mqd_tls *tls);
 
 /* ---- the handshake ---- */
 
-/* Receives what the next step needs: the number of bytes, 0: none available, -1: error (errno), or
- * the peer has closed the connection (errno 0). */
+/* Receives what the next step needs. Returns the number of bytes, 0: none available, -1: error
+ * (errno), or the peer has closed the connection (errno 0). */
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
 /* the first bytes are not a TLS record */
 bool mqd_tls_is_plain(const struct mqd_tls *tls);
@@ -53,18 +53,20 @@ int mqd_tls_handshake(struct mqd_tls *tls);
 bool mqd_tls_established(const struct mqd_tls *tls);
 /* "TLSv1.3, TLS_AES_128_GCM_SHA256" */
 void mqd_tls_describe(const struct mqd_tls *tls, char *text, uint32_t size_bytes);
-/* The distinguished name of the client's verified certificate (RFC 2253, UTF-8). Its length; 0: it
- * has none; more than size_bytes: it does not fit. Not terminated. */
+/* The distinguished name of the client's verified certificate (RFC 2253, UTF-8). Returns the name's
+ * length; 0: the client has no certificate; more than size_bytes: the name does not fit. Not
+ * terminated. */
 uint32_t mqd_tls_peer_name(const struct mqd_tls *tls, char *name, uint32_t size_bytes);
 
 /* ---- established ---- */
 
-/* Bytes read; 0: none now; -1: closed by the peer (errno 0), a system error (errno), or an invalid
- * record (errno EPROTO, and the reason). *drained: nothing is left in the socket or here; the next
- * byte is announced. */
+/* Returns the bytes read; 0: none now; -1: closed by the peer (errno 0), a system error (errno), or
+ * an invalid record (errno EPROTO, and the reason). *drained: nothing is left in the socket or
+ * here; epoll reports the next byte. */
 ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, bool *drained);
-/* Seals and sends up to MQD_TLS_WRITE_BYTES_MAX bytes. Only while nothing is unsent. All are taken:
- * 0; -1: error (errno). `scratch`: MQD_TLS_SCRATCH_BYTES, used only during the call. */
+/* Encrypts and sends up to MQD_TLS_WRITE_BYTES_MAX bytes. Only while nothing is unsent. 0: all
+ * bytes are taken; -1: error (errno). `scratch`: MQD_TLS_SCRATCH_BYTES, used only during the
+ * call. */
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch);
 /* Sends what is unsent: 1 nothing is left, 0 the socket is full, -1 error (errno). */
 int mqd_tls_flush(struct mqd_tls *tls);

@@ -13,8 +13,8 @@
  *   AND, OR, NOT             nothing
  *
  * Numbers are big-endian. A comparison, also !=, is false for a record that lacks the header, or
- * whose header has no value, or no number where a number is compared. Of several headers with one
- * name the last counts.
+ * whose header has no value, or (if it is compared with a number) is not a number. Of several
+ * headers with one name the last counts.
  *
  * A filtered batch keeps what compaction keeps (wire/record_scan.h): base offset, last offset
  * delta, producer, sequence, leader epoch, and the bytes of each remaining record. A batch whose
@@ -32,7 +32,7 @@
 bool mqd_filter_match(const uint8_t *filter, uint32_t filter_bytes, const struct mqd_record *record);
 /* Like mqd_filter_batches, but appends to `out`: at most output_bytes_max, which only the last
  * batch may exceed. *consumed_bytes: the size of the whole batches that were read. After an error,
- * `out` has what was selected before the batch that cannot be read. */
+ * `out` has what was selected before the invalid batch. */
 int16_t mqd_filter_append(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                           int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out,
                           uint64_t *consumed_bytes);

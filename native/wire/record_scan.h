@@ -4,7 +4,7 @@
  * before use. Headers are parsed only when one is requested; they are copied with their record.
  * When records are removed, a batch keeps its base offset, last offset delta, producer, sequence,
  * leader epoch, and the bytes of each remaining record. So the offset of a record is always base
- * offset + its delta. What changes: batch length, record count, largest timestamp, CRC.
+ * offset + its delta. Batch length, record count, largest timestamp and CRC change.
  *
  * Delete horizon (KIP-534): attribute bit 6 means that the base timestamp is the time from which
  * tombstones of this batch may be dropped. Records keep their times, so their timestamp deltas are
@@ -20,7 +20,7 @@
 #define MQD_ATTRIBUTE_TRANSACTIONAL 0x10
 #define MQD_ATTRIBUTE_CONTROL 0x20
 #define MQD_ATTRIBUTE_DELETE_HORIZON 0x40
-/* a timestamp delta may take ten bytes instead of one; the length's varint grows by at most four */
+/* a timestamp delta can take ten bytes instead of one; the length's varint grows by at most four */
 #define MQD_RECORD_GROWTH_BYTES_MAX 13
 
 struct mqd_record {
@@ -61,7 +61,7 @@ int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_
 uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const struct mqd_record *record,
                            int64_t base_timestamp_ms);
 
-/* Writes a header for `batch`, to be followed by records_bytes; the CRC covers header and records.
+/* Writes the header of `batch`, which records_bytes follow; the CRC covers header and records.
  * `batch` provides everything except size and CRC. */
 void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes);
 

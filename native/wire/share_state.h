@@ -9,8 +9,8 @@
  *   response results[ topic_id | partitions[ index | error | message |
  *             (READ: state_epoch | start | runs[ first | last | state | count ]) ] ]
  *
- * A response that names another share-partition, or does not end where its bytes end, is refused.
- * Concurrency: none; no state.
+ * A response that names another share-partition, or is shorter or longer than its bytes, is
+ * refused. Concurrency: none; no state.
  */
 #ifndef MQD_SHARE_STATE_WIRE_H
 #define MQD_SHARE_STATE_WIRE_H
@@ -49,7 +49,7 @@ struct mqd_share_write {
     int32_t complete_count;
     uint32_t run_count;
 };
-/* then mqd_share_write_run for each, then _end */
+/* then mqd_share_write_run for each run, then _end */
 void mqd_share_write_begin(struct mqd_buffer *buffer, const struct mqd_share_name *name,
                            const struct mqd_share_write *write);
 void mqd_share_write_run(struct mqd_buffer *buffer, const struct mqd_share_state_run *run);
@@ -62,7 +62,7 @@ struct mqd_share_response {
     int64_t start;
     int32_t run_count; /* taken by mqd_share_response_run, in order */
 };
-/* 0; -1: it is not a response about this share-partition. Its runs are well-formed to the end. */
+/* 0: all runs are well-formed; -1: not a response about this share-partition. */
 int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
                              struct mqd_share_response *out);
 int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out);

@@ -78,7 +78,7 @@ int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version,
 int mqd_produce_next_topic(struct mqd_produce_request *request, struct mqd_produce_topic *out);
 /* call partition_count times per topic */
 int mqd_produce_next_partition(struct mqd_produce_request *request, struct mqd_produce_partition *out);
-int mqd_produce_end(struct mqd_produce_request *request); /* tags; what follows is ignored */
+int mqd_produce_end(struct mqd_produce_request *request); /* reads the tags; bytes after them are ignored */
 
 /* -- Fetch 4..18 -- */
 struct mqd_fetch_request {
@@ -209,7 +209,8 @@ void mqd_buffer_reserve(struct mqd_buffer *buffer, uint32_t more_bytes);
 void mqd_buffer_free(struct mqd_buffer *buffer);
 
 /* Response frame, appended to the buffer: length word (patched by mqd_response_finish), correlation
- * id, header tags. `extra_bytes` = record bytes that are sent from files in between. */
+ * id, header tags. `extra_bytes` = record bytes that are sent from files between parts of the
+ * buffer. */
 void mqd_response_begin(struct mqd_buffer *buffer, int16_t api_key, int16_t version, int32_t correlation_id);
 void mqd_response_finish(struct mqd_buffer *buffer, uint64_t extra_bytes);
 
@@ -288,7 +289,7 @@ void mqd_share_fetch_response_topic(struct mqd_buffer *buffer, const uint8_t *to
 struct mqd_share_fetch_outcome {
     int32_t partition_index;
     int16_t error;
-    int16_t acknowledge_error; /* ShareFetch only, as acknowledge_message and the records */
+    int16_t acknowledge_error; /* ShareFetch only, like acknowledge_message and the records */
     const char *message;       /* NULL = none */
     const char *acknowledge_message;
     struct mqd_current_leader current_leader;

@@ -126,7 +126,7 @@ int mqd_compact_scan_begin(struct mqd_compact *compact)
     return mqd_compact_input_begin(&compact->scan_input, compact->first_dirty_number, compact->options.segment_count);
 }
 
-/* 0 abort, 1 commit, -1 another control record, -2 cannot be read (mqd_error set). */
+/* Returns 0 abort, 1 commit, -1 another control record, -2 cannot be read (sets mqd_error). */
 static int marker_type(struct mqd_compact_input *input, const struct mqd_batch *batch)
 {
     struct mqd_records records;
@@ -210,7 +210,7 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
         return false;
     struct mqd_aborted key = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
     uint32_t low = 0, high = compact->aborted.count;
-    while (low < high) { /* finds the last that is not after it */
+    while (low < high) { /* finds the last one that is not after it */
         uint32_t middle = low + (high - low) / 2;
         if (by_producer(&compact->aborted.entries[middle], &key) <= 0)
             low = middle + 1;

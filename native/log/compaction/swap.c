@@ -3,7 +3,7 @@
  *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
  *      .txnsum.cleaned) are written and flushed, with their directory entries
  *   2  BASE.swap names the segments to delete. From here on recovery completes the swap; before, it
- *      undoes it, because .cleaned files without it are left-overs
+ *      undoes it, because .cleaned files without a .swap file are incomplete
  *   3  install: BASE's own index is deleted, BASE.log.cleaned becomes BASE.log, then the indexes
  *      follow
  *   4  the owner shortens its segment list (mqd_reactor_segments_replaced), and readers list the
@@ -15,9 +15,9 @@
  * done.
  *
  * Why in this order: a reader that lists the directory at any moment sees every record that is
- * kept. The new BASE.log holds all of them; the remaining old segments have second copies. A reader
- * that has the old BASE.log open continues to read it. The old index is deleted before the log is
- * replaced, so that no reader finds the old index beside the new log.
+ * kept: the new BASE.log has all of them, and the remaining old segments have second copies. A
+ * reader that has the old BASE.log open continues to read it. The old index is deleted before the
+ * log is replaced, so that no reader finds the old index beside the new log.
  *
  * BASE.swap, big endian:
  *   0   u32  "MQDS"
@@ -259,8 +259,8 @@ int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
     char path[PATH_MAX];
     if (name_of(path, directory, base_offset, ".swap", "") < 0)
         return -1;
-    /* The list is deleted first, and durably: recovery would take a list without its files for a
-     * half-finished swap. */
+    /* The list is deleted first, and durably: recovery would mistake a list without its files for
+     * an unfinished swap. */
     if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++) {
@@ -284,8 +284,8 @@ static int64_t swap_offset_of(const char *name)
     return strcmp(name + 20, ".swap") == 0 ? offset : -1;
 }
 
-/* The first one found; -1 none; -2 mqd_error set. There is at most one, except in a directory
- * assembled manually. */
+/* Returns the BASE of the first .swap file found; -1 none; -2 sets mqd_error. There is at most one,
+ * except in a directory assembled manually. */
 static int64_t find_swap(const char *directory)
 {
     DIR *stream = opendir(directory);

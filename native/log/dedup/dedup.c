@@ -67,7 +67,7 @@ static bool id_of(const struct mqd_dedup *dedup, const struct mqd_record *record
 }
 
 /* While the clock is behind the latest time seen, nothing expires; if it was set back by more than
- * the window, all times move back with it. */
+ * the window, all times are shifted back by the same amount. */
 static void advance(struct mqd_dedup *dedup, int64_t now_ms)
 {
     if (now_ms < dedup->last_ms - dedup->window_ms) {
@@ -172,8 +172,8 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
     }
     if (more < 0)
         return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD, records.reason);
-    /* all ids are known, and there are no sequence numbers that the log must keep: nothing will be
-     * written */
+    /* all ids are known, and there are no sequence numbers that the log must keep, so nothing will
+     * be written */
     if (!taken->left_out || (taken->left_out == (uint32_t)batch->record_count && batch->producer_id < 0))
         return 0;
     if (write_rest(dedup, batch, bytes, base_offset, taken) < 0)

@@ -5,8 +5,8 @@
  * range; the last_stable_offset of an entry shows when no later entry can overlap. Files are not
  * kept open: few segments have one, and that of the active segment grows. A range that extends to
  * the end of its segment is taken to end at the next segment's base offset; while compaction swaps
- * files (log/compaction/swap.c) that may be too early, so callers check mqd_reader_is_swapping. A
- * reader that gets transactions beyond its range ignores them.
+ * files (log/compaction/swap.c) that may be too early, so callers check mqd_reader_is_swapping.
+ * Readers ignore transactions beyond their range.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,8 @@ static int by_first_offset(const void *left, const void *right)
     return a < b ? -1 : a > b;
 }
 
-/* 0, with *complete set when no later segment can overlap; or a code of mqd_reader_find_aborted. */
+/* Returns 0, and sets *complete if no later segment can overlap; or an error code of
+ * mqd_reader_find_aborted. */
 static int16_t collect(struct mqd_reader_slot *slot, int64_t base_offset, int64_t from_offset, int64_t to_offset,
                        int64_t stable_offset, struct mqd_aborted_list *out, bool *complete)
 {

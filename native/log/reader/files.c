@@ -83,7 +83,7 @@ void mqd_reader_unreference(struct mqd_reader *reader, struct mqd_segment_ref *s
         evict(reader, reader->fd_count_max, NULL);
 }
 
-/* open(2) within the bound; when the process has no descriptor left, closes unused ones and tries
+/* open(2) within the bound; when the process has no descriptor left, closes unused files and tries
  * once more. */
 static int open_counted(struct mqd_reader *reader, const char *path, const struct mqd_segment_ref *keep)
 {
@@ -416,7 +416,7 @@ void mqd_reader_destroy(struct mqd_reader *reader)
         return;
     MQD_LIST_EACH(node, spare, &reader->known)
         drop_slot(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
-    /* segments of ranges that were never released: their users have ended too */
+    /* segments of ranges that were never released: their users no longer exist */
     MQD_LIST_EACH(node, spare, &reader->detached)
         destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
     free(reader);
@@ -430,7 +430,7 @@ void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void 
             continue;
         uint64_t generation = generation_of(context, slot->slot);
         if (generation != slot->generation)
-            /* on failure everything of the slot is closed, as intended here */
+            /* on failure all files of the slot are closed, as intended here */
             mqd_reader_list(reader, slot, generation);
     }
 }

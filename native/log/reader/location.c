@@ -31,8 +31,8 @@ static int16_t fill_extent(struct mqd_reader_slot *slot, const struct mqd_positi
     out->next_base_offset = last ? INT64_MAX : slot->segments[number + 1].base_offset;
     if (out->base_offset >= positions->high_watermark_segment) {
         if (out->next_base_offset > positions->high_watermark)
-            /* rolled, but its end is not readable yet: a client that took readable_bytes for the
-             * whole segment would skip records */
+            /* rolled, but not readable to its end: a client that mistook readable_bytes for the
+             * segment's size would skip records */
             out->next_base_offset = INT64_MAX;
         out->readable_bytes =
             out->base_offset == positions->high_watermark_segment ? positions->high_watermark_position : 0;

@@ -8,7 +8,7 @@
  *           list, the last index entry at or before the offset, and a walk over batch headers from
  *           there
  *   range   where to stop: the limit, else the last index entry within size_bytes_max, else the
- *           last batch that a walk finds to fit
+ *           last batch that fits, found by a walk
  *
  *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (An end
  *       taken from an index entry is not verified; if it is wrong, the client gets a truncated last
@@ -112,8 +112,8 @@ static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uin
     return low;
 }
 
-/* The last entry below both bounds. One pread when it is in the 4 KiB from `hint` on (2 to 16 MiB
- * of log), otherwise a binary search over 4 KiB pages. */
+/* The last entry below both bounds. Reads once if it is in the 4 KiB from `hint` on (2 to 16 MiB of
+ * log), otherwise searches 4 KiB pages by bisection. */
 static bool index_last(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t hint,
                        uint32_t relative_offset_max, uint32_t position_max, struct entry *out)
 {
@@ -272,7 +272,8 @@ static int16_t seek(struct mqd_reader *reader, struct location *location, int64_
     location->position = location->index_hint = 0;
     reader->chunk_bytes = 0;
     if (relative_offset < 0) {
-        *found = location->limit > 0; /* the offset is in a gap before this segment: its first batch is the next one */
+        /* the offset is in a gap before this segment: the segment's first batch is the next one */
+        *found = location->limit > 0;
         return 0;
     }
     bool indexed = index_last(reader, segment, 0, relative_offset > UINT32_MAX ? UINT32_MAX : (uint32_t)relative_offset,

@@ -49,7 +49,7 @@ int mqd_recovery_note_shortened(const char *directory)
     return mqd_file_replace(path, (const uint8_t *)"1\n", 2);
 }
 
-/* Rewrites the same bytes in place: this only makes the cached pages dirty again. */
+/* Rewrites the same bytes in place, which makes the cached pages dirty again. */
 static int rewrite_file(int fd, const char *path)
 {
     uint8_t *chunk = malloc(REWRITE_CHUNK_BYTES);

@@ -1,4 +1,5 @@
-/* The ids of the latest records after a restart or a truncation; see log/recovery/recovery.h. */
+/* Restores the ids of the latest records after a restart or a truncation; see
+ * log/recovery/recovery.h. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -1,9 +1,9 @@
-/* Producers, transactions, aborted transactions and leader epochs after a restart; see
+/* Restores producers, transactions, aborted transactions and leader epochs after a restart; see
  * log/recovery/recovery.h.
  *
  * The walk also meets abort markers between sound_below and the snapshot (when power failed soon
- * after the snapshot was written), but the snapshot no longer contains where their transactions
- * began: their entries must be in the files. When one is missing, everything is replayed from an
+ * after the snapshot was written). The snapshot no longer says where their transactions began, so
+ * their entries must be in the files. If an entry is missing, everything is replayed from an
  * earlier snapshot, or from the log's beginning.
  */
 #include <errno.h>

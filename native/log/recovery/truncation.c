@@ -2,7 +2,7 @@
  * mqd_partition_restart_at); see log/recovery/truncation.h.
  *
  * The log is closed and reopened by recovery's own functions, truncated at its new end, so that the
- * handling of indexes, producers, transactions and epochs is not duplicated.
+ * code for indexes, producers, transactions and epochs is not duplicated.
  */
 #include "log/recovery/truncation.h"
 
@@ -31,7 +31,7 @@ static int mark_path(char out[PATH_MAX], const char *directory, const char *name
                : mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
 }
 
-/* 1 read, 0 no mark, -1 it cannot be read or is malformed. */
+/* Returns 1 if the mark was read, 0 if there is none, -1 if it cannot be read or is malformed. */
 static int read_mark(const char *directory, const char *name, int64_t *cut_offset, int64_t *start_offset)
 {
     char path[PATH_MAX], text[MARK_BYTES_MAX + 1];

@@ -26,8 +26,8 @@ uint32_t mqd_view_planted;
 struct piece {
     struct piece *next;
     uint64_t file, view;
-    uint32_t number;           /* in the file */
-    uint32_t begin, last, end; /* positions of its first and its last batch, and of the end of the last */
+    uint32_t number;           /* index in the file */
+    uint32_t begin, last, end; /* positions of its first and its last batch, and of the last batch's end */
     int64_t first_offset, next_offset;
     bool has_empty;
     uint8_t empty[MQD_BATCH_HEADER_BYTES];
@@ -112,8 +112,8 @@ void mqd_view_index_figures(struct mqd_view_index *index, struct mqd_view_index_
 
 /* ---- pieces ---- */
 
-/* X2. The mutex is held meanwhile: the header is read from the page cache, or within milliseconds
- * from the disk. */
+/* X2. The mutex is held during the read: the header comes from the page cache, or within
+ * milliseconds from the disk. */
 static bool is_current(const struct mqd_view_read *read, const struct piece *piece)
 {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
@@ -226,7 +226,7 @@ static void cache_piece(struct mqd_view_index *index, const struct mqd_view_read
             free(piece);
             piece = both;
         } else if (known && known->begin <= piece->begin && known->end >= piece->end) {
-            free(piece); /* another reader has cached this piece already, or one that extends further */
+            free(piece); /* another reader has cached this piece already, or a longer one */
             piece = NULL;
         }
         if (piece && size_of(piece) <= index->bytes_max) {

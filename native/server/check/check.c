@@ -27,7 +27,7 @@
  *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
  *   C3  an append that has waited for MQD_CHECK_MS_MAX, or for the client's time-out, is refused
  *       with a retriable error; no part of it is written later.
- * Bounds: those of server/check/check_table.c. Beyond them, and when the ring stays full until the
+ * Bounds: those of server/check/check_table.c. Beyond them, and if the ring stays full until the
  * time-out, an append is refused as in C3. Nothing here blocks.
  */
 #include <stdlib.h>

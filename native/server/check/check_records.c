@@ -2,9 +2,9 @@
  * offset, and a compacted topic needs a key in every record.
  *
  *   uncompressed   walked here, while the bytes are in the cache
- *   compressed     decompressed here if it is small, also when decompressed; otherwise on a thread
- *                  of the worker's pool, while the append is parked. Where the codec's library is
- *                  missing the acceptor does it
+ *   compressed     decompressed here if it is small before and after; otherwise on a thread of the
+ *                  worker's pool, while the append is parked. If the codec's library is missing,
+ *                  the acceptor decompresses it
  *   scheduled      the acceptor reads the headers that specify when each record is due
  *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
  *                  batch in that codec, which is sent on in its place

@@ -56,7 +56,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
 /* called when the append is done: a response that arrives later is ignored */
 void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
-/* put, refuse, remove; emits the MQD_EVENT_DONE */
+/* Handles the commands put, refuse and remove; emits MQD_EVENT_DONE. */
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
 void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* from the pool: a step of the TLS handshake */

@@ -23,7 +23,7 @@
  *   G3  a partition is fetched by at most one fetcher; while it is truncated, or put off after an
  *       error, it is in no session.
  *   G4  a partition's share of a response is at most partition_bytes_max (one batch may be larger);
- *       those served last come last in the next request.
+ *       partitions that it served come last in the next request.
  *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition; over TLS
  *       also MQD_TLS_UNSENT_BYTES_MAX.
  * Concurrency: the reactor's thread.
@@ -44,7 +44,7 @@ struct mqd_reactor;
 
 /* The role, leader or leader epoch of `owned` has changed (owned->replica, owned->leader_*). */
 void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
-/* put, remove, rate; emits the MQD_EVENT_DONE */
+/* Handles the commands put, remove and rate; emits MQD_EVENT_DONE. */
 void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command);
 /* Stops fetching `owned`: it is closing, or this host leads it, or its log directory failed. */
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);

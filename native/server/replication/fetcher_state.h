@@ -12,7 +12,7 @@
 #define MQD_FETCHER_TURN_BYTES (512u << 10)   /* per fetcher and turn, so that others are served too */
 #define MQD_FETCHER_DISK_PAUSE_MS 1000        /* after the disk refused a write */
 
-/* A partition that follows. */
+/* A partition whose replica here follows a leader. */
 struct mqd_followed {
     struct mqd_node member; /* in fetcher->members or fetchers->unserved */
     struct mqd_node change; /* in fetcher->changes (the next request handles it) or fetcher->put_off */

@@ -20,7 +20,7 @@
  *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the slot,
  *       before the request to its owner is sent, so that every later change wakes it.
  *   H3  only a leader with its lease serves (S1); a share-partition is of one leader epoch.
- *   H4  a request's payload is lent until its response, or its owner has died.
+ *   H4  a request's payload is lent until its response arrives or the owner has died.
  *   H5  an owner counts each session once. A session that it did not count is counted at its next
  *       request. A share-partition without sessions is unloaded.
  * Bounds: jobs are bounded by their connections and held on the heap; sessions by
@@ -212,7 +212,7 @@ void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct 
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* the request's wait time is over */
-void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* with `shares` */
+void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* only if r->shares exists */
 void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
@@ -267,7 +267,7 @@ void mqd_shares_owned_destroy(struct mqd_shares *shares);
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
                             struct mqd_share_batch *batches, const uint32_t *places, uint32_t count);
 void mqd_share_keys_done(struct mqd_shares *shares);
-void mqd_share_keys_forget(struct mqd_share_owned *owned); /* no thread reads them */
+void mqd_share_keys_forget(struct mqd_share_owned *owned); /* no thread may be reading them */
 
 /* ---- acquire.c ---- */
 /* Fills in the response; its runs are sent first. */

@@ -51,6 +51,6 @@ static inline bool mqd_outgoing_ready(const struct mqd_outgoing *outgoing)
 ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity);
 ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
                           uint32_t size_bytes);
-void mqd_outgoing_close(struct mqd_outgoing *outgoing); /* and the socket */
+void mqd_outgoing_close(struct mqd_outgoing *outgoing); /* closes the socket, too */
 
 #endif
