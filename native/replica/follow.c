@@ -43,7 +43,7 @@ int64_t mqd_replica_truncation(const struct mqd_epoch *epochs, uint32_t epoch_co
     int32_t found;
     int64_t end_offset;
     mqd_replica_epoch_end(epochs, epoch_count, log_end, diverging_epoch, &found, &end_offset);
-    if (found < 0) /* all local epochs are later than the diverging one */
+    if (found < 0) /* all local epochs are earlier than the diverging one */
         return minimum(diverging_end, log_end);
     /* this log does not have that epoch: truncate to the end of the previous one; the next response
      * refines this */

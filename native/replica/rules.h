@@ -130,7 +130,7 @@ struct mqd_replica {
     int64_t lag_ms_max, lag_records_max;
     int64_t log_start, log_end, durable;
     int64_t high_watermark;
-    int64_t epoch_start;        /* log end when this leader epoch began: leader_epoch_start_offset */
+    int64_t epoch_start;        /* log end when this leader epoch began */
     int64_t proposal_ms;        /* no proposal before this time */
     int64_t hold_until_ms;      /* while holding */
     int64_t swapped_ms;         /* when a member was last exchanged for a spare in this leader epoch */

@@ -28,7 +28,7 @@
  * at most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. Dropped
  * first: log lines, changes that retention finds by itself, and events that are sent again
  * (proposals, a leader's log start). Dropped last: ends of connections to other hosts, because
- * these would never be reopened, and failures of log directories; there are few of both. */
+ * these would never be reopened, and failures of log directories; both are rare. */
 static uint32_t entries_for(const struct mqd_event *event)
 {
     switch (event->kind) {
@@ -191,8 +191,8 @@ static void reload_segments(struct mqd_reactor *r, uint32_t number)
     mqd_owner_wake_slot(r, number); /* fetches that wait for the end of a swap */
 }
 
-/* Compaction: the new files are in place (offset == last_offset: the files of the replaced segments
- * are already deleted). */
+/* After compaction: the new files are installed (offset == last_offset: the files of the replaced
+ * segments are already deleted). */
 static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     int removed = mqd_partition_replace_segments(owned->partition, command->offset, command->last_offset);
@@ -202,8 +202,8 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
                      removed < 0 ? mqd_error_message() : "");
 }
 
-/* Compaction: forbids or allows truncations. A truncation that was under way has ended, because
- * commands wait for it. */
+/* For compaction: forbids or allows truncations. No truncation is running, because commands wait
+ * for it. */
 static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (command->offset >= 0)
@@ -219,7 +219,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset =
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    /* the files have been deleted: readers close descriptors that they kept or opened meanwhile */
+    /* the files have been deleted: readers close descriptors that they kept or opened in the
+     * meantime */
     bool again = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
@@ -358,7 +359,7 @@ static bool defer(struct mqd_reactor *r, const struct mqd_command *command)
     struct mqd_command *kept = owned && owned->truncating ? malloc(sizeof *kept) : NULL;
     if (!kept) {
         if (owned && owned->truncating)
-            abort(); /* out of memory for a small allocation: no sensible way to continue */
+            abort(); /* out of memory for a small allocation: the reactor cannot continue */
         return false;
     }
     *kept = *command;
@@ -537,7 +538,8 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t en
     return mqd_command_post(r, &command);
 }
 
-/* A single store: no event. Connections above a lowered limit stay open; new ones are refused. */
+/* A single store, without an event. Connections above a lowered limit stay open; new ones are
+ * refused. */
 int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t size_bytes)
 {
     mqd_store_relaxed(&r->local_count_max, count < MQD_LOCAL_COUNT_MAX ? count : MQD_LOCAL_COUNT_MAX);

@@ -27,14 +27,15 @@
 
 #define LARGE_FRAME_BYTES 32768
 #define READ_BYTES_MIN 16384
-#define RUN_STEP_BYTES (256u << 10) /* read of a large frame in one turn; then others are served */
+/* bytes of a large frame that are read in one turn; then other connections are served */
+#define RUN_STEP_BYTES (256u << 10)
 #define PARTIAL_BYTES_MIN 64
 #define EVICT_MS 200 /* applies while other connections wait for room in the arena or for memory */
 #define RELIEVE_MS 10
 #define PROBE_S 5
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
-#define GONE_MS 2000            /* longer than a short stall of the threads that answer */
+#define GONE_MS 2000            /* longer than a short stall of the threads that send responses */
 #define WINDOW_SHARE 16         /* this fraction of the arena is not available to large frames */
 #define TLS_RECORD_BEGIN 0x1603 /* of a TLS handshake record; in a Kafka frame the upper half of the length */
 
@@ -232,8 +233,8 @@ static bool run_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t 
 }
 
 /* Called when other connections wait for room: moves large frames that have been in the arena for
- * EVICT_MS to the heap, with the bytes received so far. The age of the run counts, because a client
- * that sends a byte now and then is never idle. If the heap is full too, idle connections are
+ * EVICT_MS to the heap, with the bytes received so far. The age of the run decides, because a
+ * client that sends single bytes is never idle. If the heap is full too, idle connections are
  * closed and active ones keep their runs. */
 static void evict_runs(struct mqd_reactor *r)
 {
@@ -254,7 +255,7 @@ static void evict_runs(struct mqd_reactor *r)
 }
 
 /* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
- * low end, because it may split the free extents, and the largest frame needs nearly all of them as
+ * low end, because it can split the free extents, and the largest frame needs nearly all of them as
  * one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
@@ -547,9 +548,9 @@ static bool has_gone(const struct mqd_reactor *r, const struct mqd_connection *c
            !has_unfinished_produce(c);
 }
 
-/* The client has shut down its sending side and its responses take long. A client that still waits
- * answers the kernel's keepalive probes; one that has closed fails them within a minute, and the
- * connection is then `broken`. */
+/* Called when the client has shut down its sending side and its responses take long. A client that
+ * still waits answers the kernel's keepalive probes; one that has closed does not, and within a
+ * minute the connection is `broken`. */
 static void probe_client(struct mqd_connection *c)
 {
     int on = 1, seconds = PROBE_S, count = PROBE_COUNT;

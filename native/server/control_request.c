@@ -2,15 +2,15 @@
  * response arrives; responses that can be reused are cached.
  *
  * A frame waits in the control arena (the last quarter of this worker's mapping), separate from the
- * receive window: a request that Python takes long to answer must not hold bytes that the hot path
- * needs. It stays there until it is answered, so that it can be sent to a restarted acceptor. When
- * a request takes long (MQD_LINK_PARKED: a JoinGroup waits for other members), the bytes that must
- * be kept move back to the heap.
+ * receive window: a request that Python answers slowly must not hold bytes that the hot path needs.
+ * It stays there until it is answered, so that it can be sent to a restarted acceptor. When a
+ * request takes long (MQD_LINK_PARKED: a JoinGroup waits for other members), the bytes that must be
+ * kept move back to the heap.
  *
- * Connections take turns, and a connection's requests keep their order. A turn ends after
+ * Connections are served in turn, and a connection's requests keep their order. A turn ends after
  * TURN_BYTES, and the acceptor has at most SENT_COUNT_MAX unanswered requests of one connection
- * (not counting those it reported as taking long). This bounds how many requests of each other
- * connection a request waits for, however many one client pipelines. While the first one waits for
+ * (not counting those it reported as taking long). So a request waits for a bounded number of
+ * requests of each other connection, however many a client pipelines. While the first one waits for
  * room in the arena, small requests of other connections pass it; they use at most a part of the
  * arena (PASS_SHARE). A request that would not fit even into an empty arena would wait forever, so
  * it is refused.
@@ -181,8 +181,8 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
         request->connection->control_count--;
 }
 
-/* Whether only connections without an entry may take one: the last quarter of the table is reserved
- * for them, so that one client cannot use all entries. */
+/* Whether only the last quarter of the table is free, which is reserved for connections without an
+ * entry, so that one client cannot use all entries. */
 bool mqd_control_under_pressure(const struct mqd_reactor *r)
 {
     return r->control_used >= MQD_CONTROL_REQUEST_COUNT_MAX - MQD_CONTROL_REQUEST_COUNT_MAX / 4;
@@ -463,7 +463,7 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
             mqd_connection_close(r, request->connection, "acceptor restarted");
         }
     }
-    /* from the newest to the oldest, each in front of the connection's waiting requests */
+    /* from the newest to the oldest, each is put before the connection's waiting requests */
     while (!mqd_list_empty(&again)) {
         struct mqd_request *request = MQD_CONTAINER(again.previous, struct mqd_request, control_node);
         struct mqd_node *waiting = &request->connection->control_waiting;
@@ -521,7 +521,8 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
 /* The cache is not used while this host has lost its lease: the acceptor must answer, and report to
  * clients that this host leads no partition. Cached replies stay: a response that depends on the
  * lease contains an error while it is lost and is never cached, so all others are correct again
- * when the lease is back and the version is the same, including replies that arrived meanwhile. */
+ * when the lease is regained and the version is the same, including replies that arrived in the
+ * meantime. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                           const uint8_t *frame, uint32_t size_bytes)
 {

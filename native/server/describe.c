@@ -1,5 +1,5 @@
-/* Describes the producers of a partition to the acceptor (DescribeProducers, KIP-664): DESCRIBE in,
- * DESCRIBED out.
+/* Describes the producers of a partition to the acceptor (DescribeProducers, KIP-664): receives
+ * DESCRIBE, sends DESCRIBED.
  *
  * The descriptions (struct mqd_producer_view) are in this worker's control arena until the acceptor
  * sends RELEASE with their offset, or dies. At most MQD_DESCRIPTION_COUNT_MAX exist at a time, and

@@ -41,8 +41,8 @@ static bool is_client_name(struct mqd_text name)
     return true;
 }
 
-/* Clients whose position advances past a batch without records, which compaction leaves too:
- * Kafka's, those on librdkafka, and mqd's reader for Spark. */
+/* Clients that skip a batch without records, which compaction also leaves: Kafka's, those on
+ * librdkafka, and mqd's reader for Spark. */
 static bool passes_empty(struct mqd_text name)
 {
     static const char *const beginnings[] = {"apache-kafka-java", "librdkafka", "confluent-kafka", "mqd-spark"};

@@ -75,8 +75,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* No flush was started: the log is clean, or the flush failed to start. Requests that wait for a
- * flush must not wait until they time out. */
+/* Called when no flush was started, because the log is clean or the flush failed to start. Requests
+ * that wait for a flush must not wait until they time out. */
 static void no_flush_begun(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
@@ -278,8 +278,8 @@ void mqd_snapshot_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     int64_t offset;
     struct snapshot_job *job;
-    /* no poll: the reactor has not been started, or has stopped; closing the partition writes a
-     * snapshot */
+    /* r->poll NULL: the reactor has not been started, or has stopped; closing the partition writes
+     * a snapshot */
     if (owned->snapshotting || owned->closing || owned->truncating || !r->poll || !(job = calloc(1, sizeof *job)))
         return;
     job->bytes = mqd_partition_snapshot(owned->partition, &job->size_bytes, &offset);

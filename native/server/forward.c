@@ -75,7 +75,8 @@ bool mqd_forward_pending(const struct mqd_reactor *r)
 /* ---- sender's side ---- */
 
 /* A token is an entry of `forwards` (24 bits), its sequence number (24) and our generation (16): a
- * response to a request that has timed out since, or to our predecessor, finds no match. */
+ * late response to a request that has timed out, or a response to our predecessor, finds no
+ * match. */
 static uint32_t forward_take(struct mqd_reactor *r)
 {
     if (r->forward_free == UINT32_MAX) {

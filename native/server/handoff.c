@@ -1,5 +1,6 @@
-/* Connections: accepted from the acceptor, found by the token of their events, and ended with the
- * address of a client that broke the protocol. Reading and closing: server/connection.c. */
+/* Accepts connections from the acceptor, finds connections by the token of their events, and ends
+ * those whose client broke the protocol (the log line has the client's address). Reading and
+ * closing: server/connection.c. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -31,8 +32,8 @@ struct handoff {
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
-/* Connections open at all workers. A worker that died counts as 0: its successor begins with
- * none. */
+/* The number of connections at all workers. A worker that died counts as 0: its successor begins
+ * with none. */
 static uint32_t open_everywhere(const struct mqd_reactor *r)
 {
     uint32_t sum = 0;
@@ -203,8 +204,8 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         mqd_subject_attach(r, c);
 }
 
-/* Does nothing before the process is ready, because it would answer that no topic exists;
- * connections wait in the hand-off socket meanwhile. */
+/* Does nothing before the process is ready, because it would answer that no topic exists; until
+ * then connections wait in the hand-off socket. */
 void mqd_handoff_accept(struct mqd_reactor *r)
 {
     if (!r->serving && mqd_load_acquire(&r->slot->state) != MQD_PROCESS_RUNNING)

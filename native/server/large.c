@@ -1,7 +1,7 @@
 /* Large requests: those larger than half of the receive arena; their batches may be as large as
- * socket.request.max.bytes. They have memory of their own at the end of the worker's mapping. So
- * their bytes still have offsets that are valid in every process, and they take no room from the
- * requests of other connections.
+ * socket.request.max.bytes. They use a separate part at the end of the worker's mapping, so their
+ * bytes also have offsets that are valid in every process, and they take no room from the requests
+ * of other connections.
  *
  *   frame read so far (heap) -> waits for its turn, unread -> has a run, is received -> handled
  *
@@ -12,8 +12,8 @@
  *       pages when the run is freed.
  *   B3  the first touch of a page is always by a system call. If /dev/shm is full the call fails
  *       with EFAULT and the connection ends; a store would raise SIGBUS.
- * Bounds: large.request.memory.bytes in total. A stalled client is disconnected, earlier if other
- * connections wait (mqd_large_overdue).
+ * Bounds: large.request.memory.bytes in total. A stalled client is disconnected, and sooner if
+ * other connections wait (mqd_large_overdue).
  */
 #include <errno.h>
 #include <string.h>

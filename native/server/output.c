@@ -76,8 +76,8 @@ static bool chunk_push(struct mqd_connection *c, const struct mqd_chunk *chunk)
     return true;
 }
 
-/* Moves the whole response or closes the connection: a part of a response must not be sent, nor
- * anything after it. */
+/* Moves the whole response to the output or closes the connection: neither a part of a response nor
+ * anything after it may be sent. */
 void mqd_output_take_scratch(struct mqd_reactor *r, struct mqd_connection *c)
 {
     uint64_t base = c->out_base + c->out.size_bytes;

@@ -5,8 +5,8 @@
  *   waiting  written and visible in the log, not yet below the high watermark; ordered by
  *            end_offset
  *
- * Order within a turn: all writes, then all publishes, then one fence, then the check for waiters:
- * a reader that parks either sees the new high watermark or is seen.
+ * Order within a turn: all writes, then all publishes, then one fence, then the check for waiters.
+ * So a reader that parks sees the new high watermark, or the check sees the reader.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -46,7 +46,7 @@ static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struc
         mqd_append_unpin(r, append);
     else
         release_peer_bytes(r, append);
-    /* nearly always the last one; a duplicate batch has an older offset */
+    /* `append` nearly always comes last; only a duplicate batch has an older offset */
     struct mqd_node *after = owned->waiting.previous;
     while (after != &owned->waiting && MQD_CONTAINER(after, struct mqd_append, node)->end_offset > append->end_offset)
         after = after->previous;
@@ -60,10 +60,9 @@ static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         mqd_list_append(&r->to_write, &owned->write_node);
 }
 
-/* A marker that this log already has. The coordinator takes the refusal to mean that the
- * transaction has ended here. So the refusal, like an acknowledgement, is sent only when all
- * records now in the log are below the high watermark, because the next leader may not have records
- * above it. */
+/* A marker that this log already has. For the coordinator the refusal means that the transaction
+ * has ended here. So the refusal, like an acknowledgement, is sent only when all records now in the
+ * log are below the high watermark, because the next leader may not have records above it. */
 static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
@@ -112,7 +111,7 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
     if (error == MQD_STAGE_VERIFY) {
         if (append->request) {
             mqd_check_verify(r, append, result.guard);
-        } else { /* the sender must verify it */
+        } else { /* the sender must verify the transaction */
             append->base_offset = result.guard;
             mqd_append_done(r, append, MQD_STAGE_VERIFY);
         }
@@ -185,8 +184,7 @@ void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owne
 
 static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
-    /* fenced: the partial write could not be removed either, and free space would not repair
-     * that */
+    /* fenced: the partial write could not be removed, which more free space would not repair */
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_written(r, owned, error);
@@ -207,8 +205,8 @@ static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int err
     }
 }
 
-/* A failure that fences may occur after the new segment was created, so readers list the segments
- * again even after a failure. */
+/* The partition may be fenced after the new segment was created, so readers list the segments again
+ * even after a failure. */
 int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool was_fenced = mqd_partition_fenced(owned->partition);
@@ -262,7 +260,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         write_failed(r, owned, mqd_error_code());
         return;
     }
-    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates can be staged then, and no flush will complete them */
+    if (r->log_dirs[owned->log_dir].failed) { /* only duplicates can be staged now, and no flush will complete them */
         write_failed(r, owned, EIO);
         return;
     }

@@ -39,9 +39,9 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
     return true;
 }
 
-/* As in Kafka, the first batch of each partition is checked for being transactional before any
- * partition is handled. If an invalid batch is found before a transactional one, the whole request
- * is refused. */
+/* As in Kafka, the first batch of each partition is checked before any partition is handled, to
+ * find out whether it is transactional. If an invalid batch is found before a transactional one,
+ * the whole request is refused. */
 static int16_t refusal_of_all(const struct mqd_produce_request *produce, const struct mqd_produce_partition *partition,
                               bool *transactional)
 {
@@ -91,8 +91,8 @@ static bool is_complete(const uint8_t *records, int32_t size_bytes)
     return size_bytes >= MQD_BATCH_MAGIC_END && (int32_t)mqd_get_be32(records + 8) <= size_bytes - MQD_BATCH_LENGTH_END;
 }
 
-/* The checks that Kafka makes before those of acks and of the log: one whole batch, in a format
- * that the request's version allows. */
+/* The checks that Kafka makes before it checks acks and the log: there is one whole batch, in a
+ * format that the request's version allows. */
 static int16_t check_form(const struct mqd_produce_partition *partition, int16_t version, const char **message)
 {
     const uint8_t *records = partition->records;
@@ -296,7 +296,7 @@ static int64_t response_deadline_ms(const struct mqd_reactor *r, const struct mq
     return r->now_ms + (produce->timeout_ms > 0 ? produce->timeout_ms : 1);
 }
 
-/* A check may already have armed the timer. */
+/* Arms the timer, unless a check has armed it for an earlier time. */
 static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int64_t deadline_ms)
 {
     if (!request->timer_armed || deadline_ms < request->deadline_ms)
@@ -328,7 +328,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     request->arena_offset = arena_offset;
     /* + 1, so that the request cannot complete before all appends are routed */
     request->pending = produce.partition_count + 1;
-    /* an append that is refused immediately must not release the bytes of those after it */
+    /* an append that is refused immediately must not release the bytes of later appends */
     request->arena_pins = 1;
     r->producing = &produce;
     r->producing_client = (struct mqd_text){header->client_id, header->client_id ? header->client_id_bytes : -1};

@@ -1,11 +1,10 @@
 /* The reactor's start, loop and stop. See server/reactor.h for the order of a turn and the
  * invariants.
  *
- * Starting: descriptors already in the inbound links were meant for a predecessor. Their tokens and
- * generations are those of the predecessor, so they are dropped when they are read. Stopping:
- * reading ends; staged appends are written, dirty partitions are flushed, requests are answered
- * where possible, then the connections close. The caller still has to close the partitions by
- * mqd_reactor_partition_close.
+ * Start: descriptors that are already in the inbound links were sent to a predecessor; they have
+ * its tokens and generations, so they are dropped when they are read. Stop: reading ends; staged
+ * appends are written, dirty partitions are flushed, requests are answered where possible, then the
+ * connections close. The caller still has to close the partitions by mqd_reactor_partition_close.
  */
 #include "server/check/checks.h"
 #include "server/reactor.h"
@@ -36,7 +35,7 @@
  * be accepted */
 #define SERVE_POLL_NS 2000000
 #define HOUSEKEEPING_MS 1000
-#define QUIET_HOUSEKEEPING_MS 60000 /* producers' state still expires */
+#define QUIET_HOUSEKEEPING_MS 60000 /* so that the state of idle producers still expires */
 #define STOP_MS_MAX 10000
 #define STOP_RESPONSE_MS_MAX 1000
 #define SCRATCH_KEEP_BYTES (1u << 20)
@@ -297,7 +296,7 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
     mqd_links_drain(r);
     mqd_commands_run(r);
     if (!r->serving && r->options.handoff_fd >= 0)
-        mqd_handoff_accept(r); /* connections passed on before the process was ready */
+        mqd_handoff_accept(r); /* takes connections that were handed over before the process was ready */
     sweep_segments(r);
     if (!mqd_list_empty(&r->stalled))
         mqd_connections_resume_stalled(r);
@@ -314,8 +313,8 @@ void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events
         mqd_relays_read(r);
     if (!mqd_list_empty(&r->queries))
         mqd_locals_respond(r);
-    /* a fetch that was just read must see records that were acknowledged before it was sent, whose
-     * notification may have arrived meanwhile */
+    /* a fetch that was just read must see records that were acknowledged before it was sent, and
+     * whose notification may have arrived by now */
     mqd_links_drain(r);
     mqd_owner_write_all(r);
     mqd_owner_wake_all(r);
@@ -449,8 +448,8 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
-/* Destroys mqd_poll, and with it the events of work still in flight: a flush whose outcome is
- * unknown counts as failed. */
+/* Destroys mqd_poll and the events of work still in flight: a flush with an unknown outcome counts
+ * as failed. */
 static void end_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {

@@ -12,7 +12,7 @@
 #define UNKNOWN_PRODUCER_ID 59
 #define ABOUT_SEQUENCES(error)                                                                                         \
     ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
-/* these errors are final, whatever the target's state */
+/* whether the error is final, whatever the target's state */
 #define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE)
 
 /* ---- metadata ---- */
@@ -65,7 +65,7 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
     return true;
 }
 
-/* D4. If p has no records of the transaction, no marker is needed: it would only keep p from
+/* D4. If p has no records of the transaction, no marker is needed; a marker would only keep p from
  * becoming empty. p may have an earlier marker that ended the transaction, which is safe once
  * everything in p is below the high watermark. So this marker is acknowledged like a batch at the
  * log's end. */
@@ -119,7 +119,7 @@ int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct
 }
 
 /* A client library that never accepts a smaller number of partitions (librdkafka) writes to the
- * partition as long as the client runs; the partition is not deleted before that ends. */
+ * partition as long as the client runs; the partition is not deleted until the client has ended. */
 static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};

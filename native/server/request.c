@@ -1,4 +1,4 @@
-/* Requests between their arrival and their response: order of replies, time-outs, memory.
+/* Requests between arrival and response: order of replies, time-outs, memory.
  *
  * A request exists until its last append or response has arrived, even if its client has
  * disconnected (connection NULL).
@@ -230,7 +230,7 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
 }
 
 /* The one exception to R1: on shared memory, a request that waits for a leader on another host,
- * which may be unreachable, does not hold up other responses. The client matches responses by
+ * which may be unreachable, does not delay other responses. The client matches responses by
  * correlation id, and those from one leader still arrive in order. */
 static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
@@ -321,7 +321,7 @@ void mqd_timer_arm(struct mqd_reactor *r, struct mqd_request *request, int64_t d
         uint32_t capacity = r->timer_capacity ? r->timer_capacity * 2 : 1024;
         struct mqd_request **timers = realloc(r->timers, sizeof *timers * capacity);
         if (!timers)
-            return; /* without a time-out the request still ends with its data or its connection */
+            return; /* without a timer the request still ends when its data arrive or its connection closes */
         r->timers = timers;
         r->timer_capacity = capacity;
     }

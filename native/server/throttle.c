@@ -3,7 +3,7 @@
  *
  * A request is never refused and its response never delayed because of a quota: it is charged,
  * answered immediately with throttle_time_ms, and the connection is then not read (muted) until the
- * debt is paid. What the client sends meanwhile stays in its socket. So later requests do not delay
+ * debt is paid. Until then the client's requests stay in its socket. So later requests do not delay
  * a response, clients that know KIP-219 wait by themselves, and older clients are slowed by their
  * own full sockets. Memory is bounded as for any other connection.
  *
@@ -13,9 +13,9 @@
  * before the frame has been received). The user is the connection's principal, ANONYMOUS where the
  * listener does not authenticate; requests before authentication are bounded by
  * server/authentication.h and not charged. A connection whose client has hung up is not muted: the
- * debt may last for minutes, the connection would stay open as long, and a client that gives up and
- * reconnects would add one more each time. Requests still in its socket are served and charged as
- * usual.
+ * debt may last for minutes, the connection would stay open as long, and a client that repeatedly
+ * gives up and reconnects would accumulate connections. Requests still in its socket are served and
+ * charged as usual.
  *
  * The produce and fetch kinds count bytes. The request kind counts nanoseconds of this thread spent
  * on a request (the acceptor charges its own). Internal writes of brokers (coordinators, followers)
@@ -23,7 +23,7 @@
  *
  * Muted connections are in a timer wheel of 256 ticks of 4 ms. A longer wait is checked again about
  * once a second, so that a raised quota releases the connection. Without quotas the cost is one
- * relaxed load in a turn and a byte tested at each place.
+ * relaxed load per turn and the test of a byte at each charge.
  */
 #include <string.h>
 #include <time.h>
@@ -63,7 +63,7 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
 }
 
 /* The kinds that a request of this API is charged for. A request for changes of topics is refused
- * when the client is over its mutation quota, in the versions that know that error; in older
+ * when the client is over its mutation quota, in the versions that have this error; in older
  * versions it waits (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
@@ -231,7 +231,7 @@ int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_conne
 }
 
 /* One response should not be charged more than the burst, as in Kafka. The first batch of a
- * response is sent whole in any case. */
+ * response is always sent whole. */
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max)
 {
     uint64_t interval = c->quota.interval[MQD_QUOTA_FETCH];
@@ -256,7 +256,7 @@ void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }
 
-/* Work for a connection outside frame handling: encoding and sending responses. */
+/* Measures work for a connection outside frame handling: encoding and sending responses. */
 int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return c->quota.interval[MQD_QUOTA_REQUEST] && c->quota_version == r->quota_version ? clock_ns() : 0;

@@ -1,9 +1,10 @@
-/* How acquisitions end: records are acknowledged, released, expired, or no longer in the log. See
+/* Ends acquisitions: records are acknowledged, released, expired, or no longer in the log. See
  * share/state.h. */
 #include "base/assert.h"
 #include "share/internal.h"
 
-/* How many offsets from `offset` on have equal cells, in its page and up to `last`. */
+/* The number of offsets from `offset` on whose cells are equal, within its page and up to
+ * `last`. */
 static uint32_t equal_cells(const struct mqd_share_page *page, int64_t offset, int64_t last)
 {
     const uint64_t *cells = &page->cells[offset & PAGE_MASK];
@@ -63,7 +64,7 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
     return true;
 }
 
-/* The first offset of the range that is still in the state. Offsets below the start are finished,
+/* The first offset of the range that is in the state. Offsets below the state's start are finished,
  * and acknowledging them again is ignored, as in Kafka. */
 static int64_t first_here(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
 {
@@ -181,7 +182,7 @@ uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- releasing ---- */
 
-/* The backoff of `records` offsets has ended. The persisted state does not change. */
+/* Ends the backoff of `records` offsets. The persisted state does not change. */
 static void make_available(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];

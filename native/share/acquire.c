@@ -1,4 +1,4 @@
-/* Acquiring, and archiving records that must not be delivered. See share/state.h. */
+/* Acquires records, and archives those that must not be delivered. See share/state.h. */
 #include "base/assert.h"
 #include "share/internal.h"
 
@@ -9,7 +9,7 @@ struct taking {
     struct mqd_share_run *out;
     uint32_t out_count, out_max;
     uint32_t acquired, acquired_max;
-    uint32_t row; /* or ROW_NONE: the next offset begins one */
+    uint32_t row; /* or ROW_NONE: the next offset begins a row */
 };
 
 static bool has_room(const struct mqd_share *share)
@@ -60,7 +60,7 @@ static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t of
 
 /* ---- archiving ---- */
 
-/* Moves start and end to `offset`. No offset is open, so the skipped ones need no cells. */
+/* Moves start and end to `offset`. No offset is open, so the skipped offsets need no cells. */
 static void jump_to(struct mqd_share *share, int64_t offset)
 {
     mqd_share_page_drop(share, share->start);
@@ -122,7 +122,8 @@ static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- acquiring ---- */
 
-/* How many records may be acquired together with one that was delivered `count` times. */
+/* The maximum number of records that may be acquired together with one that was delivered `count`
+ * times. */
 static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, uint32_t records_max)
 {
     uint32_t limit = (uint32_t)share->settings.delivery_limit, half = (limit + 1) / 2;
@@ -192,7 +193,7 @@ static bool take_one(struct taking *t, struct mqd_share_page *page, int64_t offs
     return t->acquired < t->acquired_max && take_alike(t, page, offset, 1);
 }
 
-/* How many of the new offsets of a page may be opened and acquired together, up to `last`. */
+/* The number of a page's new offsets, up to `last`, that may be opened and acquired together. */
 static uint32_t new_max(const struct taking *t, int64_t last)
 {
     const struct mqd_share *share = t->share;
@@ -318,7 +319,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
         const struct mqd_share_batch *batch = &batches[index];
         if (t.acquired >= acquisition->records_max || batch->last < batch->first)
             break;
-        if (batch->last < position) /* the batch was finished meanwhile */
+        if (batch->last < position) /* the batch is finished by now */
             continue;
         int64_t first = batch->first > position ? batch->first : position;
         if (position < first && !skip(share, position, first - 1))

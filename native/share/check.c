@@ -46,7 +46,7 @@ static void check_cells(const struct mqd_share *share)
                share->waiting_count);
 }
 
-/* Returns how many rows the queue has; adds the offsets that they hold to `held`. */
+/* Returns the number of rows in the queue; adds the number of their offsets to `held`. */
 static uint32_t check_queue(const struct mqd_share *share, uint32_t queue, uint32_t *held)
 {
     uint32_t rows = 0, before = ROW_NONE;

@@ -5,8 +5,8 @@
  * linked after it. So the cost of a record does not depend on their number, and finishing one needs
  * no memory.
  *
- * When there are more keys than buckets, one bucket is split (linear hashing). If there is no
- * memory for another bucket, the chains grow instead. */
+ * If there are more keys than buckets, one bucket is split (linear hashing). If there is no memory
+ * for another bucket, the chains get longer. */
 #include <string.h>
 
 #include "base/assert.h"
@@ -18,7 +18,7 @@
 #define SLOT_BITS 9    /* of a block */
 #define BUCKET_BITS 11 /* of a block */
 #ifdef MQD_PLANTED
-#define FIRST_BITS 1 /* for tests: short histories split buckets too */
+#define FIRST_BITS 1 /* for tests: short histories also split buckets */
 #else
 #define FIRST_BITS BUCKET_BITS
 #endif
@@ -36,7 +36,8 @@ struct slot {       /* places are offsets modulo 2^21 */
 struct mqd_share_fifo {
     uint32_t id; /* as in the settings */
     uint32_t key_count;
-    uint32_t bits, split;                          /* 2^bits + split buckets; those below `split` are split already */
+    /* there are 2^bits + split buckets; those below `split` are already split */
+    uint32_t bits, split;
     int64_t hashed;                                /* all open offsets below it have a slot, or no key */
     struct slot **directory[SLOT_DIRECTORY_COUNT]; /* 1,024 blocks each */
     uint32_t *buckets[BUCKET_BLOCK_COUNT];
@@ -293,7 +294,7 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
     return true;
 }
 
-/* The next record of a key becomes its first, in the bucket's chain. */
+/* Makes the next record of a key its first, in the bucket's chain. */
 static void promote_next(struct mqd_share *share, const struct slot *first, uint32_t *link)
 {
     struct slot *next = slot_of(share->fifo, first->next);
@@ -361,7 +362,7 @@ void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t cou
 
 /* ---- for tests ---- */
 
-/* Returns how many open records the key has whose first one is at `place`. */
+/* Returns the number of open records of the key whose first record is at `place`. */
 static uint32_t check_key(const struct mqd_share *share, uint32_t place)
 {
     const struct mqd_share_fifo *fifo = share->fifo;

@@ -1,4 +1,4 @@
-/* Writing a share-partition's state as runs of offsets, and loading it. See share/state.h. */
+/* Writes a share-partition's state as runs of offsets, and loads it. See share/state.h. */
 #include "share/internal.h"
 
 /* Appends an offset with this key to the runs. false: `out` is full. */
@@ -124,7 +124,7 @@ static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
     return true;
 }
 
-/* Computes the counts that mqd_share_cells_set keeps up to date from then on. */
+/* Computes the counts, which mqd_share_cells_set then keeps up to date. */
 static void count_all(struct mqd_share *share)
 {
     uint64_t before = 0;

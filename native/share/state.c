@@ -98,8 +98,8 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
         share->changed_last = last;
 }
 
-/* By how much the number of unequal neighbours grows at the two ends of a range of cells that
- * changes from `old_key` to `key`. */
+/* The change in the number of unequal neighbours at the two ends of a range of cells that changes
+ * from `old_key` to `key`. */
 static uint32_t boundaries_more(const struct mqd_share *share, int64_t first, int64_t last, uint64_t key,
                                 uint64_t old_key)
 {
@@ -220,7 +220,7 @@ struct mqd_share_run mqd_share_at(const struct mqd_share *share, int64_t offset)
 
 /* ---- rows ---- */
 
-/* Adds memory for more rows, which are unused at first. false: the pool is used up. */
+/* Adds memory for more rows, which are unused at first. false: the pool is exhausted. */
 static bool rows_grow(struct mqd_share *share)
 {
     uint32_t index = share->row_count;
@@ -339,7 +339,7 @@ uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t fi
         row->first = first;
     if (last > row->last)
         row->last = last;
-    if (row->deadline_ms < deadline_ms) /* no memory for a row: the offsets in this one wait longer */
+    if (row->deadline_ms < deadline_ms) /* no memory for a new row: the offsets in this row wait longer */
         row->deadline_ms = deadline_ms;
     return tail;
 }

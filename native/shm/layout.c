@@ -362,8 +362,8 @@ int mqd_control_set_api_versions(void *control, uint32_t version, const uint8_t 
 /* ---- endpoints ---- */
 
 /* The generation is stored before the state: a reader that sees DEAD also sees the new generation,
- * so it knows that the buffers which the process lent are invalid and that its outstanding
- * responses will not come. */
+ * so it knows that the buffers lent by the process are invalid and that its outstanding responses
+ * will not arrive. */
 void mqd_endpoint_set_state(void *control, uint32_t endpoint, uint32_t state, int32_t pid)
 {
     struct mqd_worker_slot *slot = mqd_control_worker(control, endpoint);

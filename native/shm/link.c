@@ -1,4 +1,4 @@
-/* One process's end of all its links: rings to and from every endpoint, and the sleep protocol.
+/* A process's ends of all its links: rings to and from every endpoint, and the sleep protocol.
  *
  * Links segment: rings of MQD_LINK_DESCRIPTOR_COUNT, index from * endpoint_count + to.
  *
@@ -15,15 +15,15 @@
  *
  * Invariants
  *   K1  nothing staged waits during a sleep: prepare_sleep flushes first.
- *   K2  descriptors of one link are taken in the order they were sent; no link waits for more than
- *       one round of the others.
+ *   K2  descriptors of one link are taken in the order in which they were sent; no link waits for
+ *       more than one round of the others.
  *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the other links
  *       continue.
  *   K4  if a producer dies between P1 and the end of P3, a consumer may stay asleep although its
  *       ring has descriptors. Its flag may already show it as awake, so that no other process wakes
  *       it either. (The ring may also be empty: the consumer took the descriptors and slept again
  *       before the flag was exchanged.) So the producer's successor writes all eventfds (wake_all),
- *       and a consumer that sleeps without a time limit checks its rings when it learns of the
+ *       and a consumer that sleeps without a time limit checks its rings when it is notified of the
  *       death.
  * Concurrency: one thread per endpoint.
  */
@@ -35,7 +35,7 @@
 #include "base/error.h"
 #include "shm/ring.h"
 
-#define ROUND_DESCRIPTOR_COUNT 32u /* at most this many from one link in a drain before the next link's turn */
+#define ROUND_DESCRIPTOR_COUNT 32u /* drain takes at most this many from a link before it continues with the next */
 
 struct mqd_endpoint {
     uint32_t self;
@@ -195,7 +195,7 @@ void mqd_endpoint_flush(struct mqd_endpoint *endpoint)
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max)
 {
     uint32_t total = 0;
-    uint32_t idle = 0; /* consecutive links seen empty */
+    uint32_t idle = 0; /* consecutive links found empty */
     uint32_t peer = endpoint->turn;
     while (total < max && idle < endpoint->count) {
         uint32_t limit = max - total < ROUND_DESCRIPTOR_COUNT ? max - total : ROUND_DESCRIPTOR_COUNT;

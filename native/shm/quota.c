@@ -78,8 +78,8 @@ static uint32_t kinds_of(const uint64_t *interval)
     return kinds;
 }
 
-/* Clears debts incurred under the old limits, because intervals have changed. At most a concurrent
- * charge is lost. */
+/* Clears debts incurred under the old limits, because intervals have changed. A concurrent charge
+ * may be lost. */
 static void clear_debts(struct mqd_quota_table *table)
 {
     for (uint32_t i = 0; i < MQD_QUOTA_BUCKET_COUNT; i++)
@@ -146,8 +146,8 @@ uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits)
         uint64_t *to = (uint64_t *)&limits->rules;
         for (size_t i = 0; i < sizeof limits->rules / 8; i++)
             to[i] = mqd_load_acquire(&from[i]);
-        /* also when the copy was torn: the table's version has then advanced, so the next check
-         * sees a difference */
+        /* also if the copy was torn: then the table's version has advanced, so the next check finds
+         * a difference */
         limits->version = version;
         if (mqd_load_acquire(&table->version) == version)
             break;
@@ -253,7 +253,7 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
         bucket = bucket_of(set, key); /* Q2 */
         return bucket ? bucket : set;
     }
-    return set; /* other clients took all eight buckets meanwhile: one of them is charged instead */
+    return set; /* other clients have just taken all eight buckets: one of them is charged instead */
 }
 
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,

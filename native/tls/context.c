@@ -1,10 +1,10 @@
-/* The settings of a listener as OpenSSL's contexts, one for each identity: TLS 1.2 and 1.3, forward
- * secrecy and authenticated ciphers only. No renegotiation, compression or early data. For
+/* Creates OpenSSL contexts from the settings of a listener, one for each identity: TLS 1.2 and 1.3,
+ * forward secrecy and authenticated ciphers only. No renegotiation, compression or early data. For
  * connections between hosts: one context for both roles, TLS 1.3 only.
  *
- * A client names a host (SNI) and gets the first identity whose certificate is for that host, else
- * the first one. Sessions resume by tickets, which no process stores. Clients with certificates
- * cannot resume, because OpenSSL would not verify the certificate again.
+ * A client names a host (SNI) and gets the first identity with a certificate for that host,
+ * otherwise the listener's first identity. Sessions resume by tickets, which no process stores.
+ * Clients with certificates cannot resume, because OpenSSL would not verify the certificate again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -73,7 +73,7 @@ static BIO *open_file(const struct mqd_tls_file *file)
 
 static int password_of(char *target, int size, int writing, void *password)
 {
-    if (!password) /* fails, because otherwise OpenSSL would prompt on the terminal */
+    if (!password) /* fails here, because otherwise OpenSSL would prompt on the terminal */
         return -1;
     int length = (int)strlen(password);
     if (length > size)
@@ -207,9 +207,9 @@ static void set_tickets(SSL_CTX *context, const struct mqd_tls_settings *setting
     openssl.SSL_CTX_set_session_id_context(context, settings->ticket_key, 16);
 }
 
-/* Elliptic curves, and the hybrid with ML-KEM where OpenSSL has it (3.5). OpenSSL's own list also
- * has finite fields: ffdhe8192 costs a server fifty times as much as another handshake, for a key
- * share that a client need not compute (CVE-2002-20001). */
+/* Elliptic curves, and the hybrid group with ML-KEM if OpenSSL has it (3.5). OpenSSL's own list
+ * also has finite fields: ffdhe8192 costs a server fifty times as much as another handshake, for a
+ * key share that a client need not compute (CVE-2002-20001). */
 static int set_groups(SSL_CTX *context)
 {
     static const char *const lists[] = {"X25519MLKEM768:X25519:P-256:P-384:P-521", "X25519:P-256:P-384:P-521"};

@@ -137,7 +137,7 @@ struct mqd_tls_pool *mqd_tls_pool_create(int event_fd, uint32_t thread_count)
     while (pool->thread_count < thread_count && pool->thread_count < THREAD_COUNT_MAX && !error)
         error = start_thread(pool);
     if (pool->thread_count)
-        return pool; /* more than one only improve speed */
+        return pool; /* one thread is sufficient; more only improve speed */
     mqd_tls_pool_destroy(pool);
     mqd_error_system(error, "cannot start a thread for TLS handshakes");
     return NULL;

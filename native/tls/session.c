@@ -1,5 +1,5 @@
 /* See tls/session.h. OpenSSL reads and writes through a BIO of ours, `transport`: it takes received
- * bytes from memory, then (only when established) from the socket, and leaves sealed bytes in
+ * bytes from memory, then (only when established) from the socket, and puts encrypted bytes into
  * memory. */
 #include "tls/session.h"
 
@@ -30,17 +30,17 @@ struct mqd_tls {
     bool established;
     int32_t node;         /* the host that must be at the other end; -1: a client */
     bool node_proved;     /* the certificate has the name of that host */
-    uint32_t key_records; /* records sealed with the present key */
+    uint32_t key_records; /* records encrypted with the current key */
     bool drained;         /* the last recv drained the socket */
     bool end_of_stream;
     bool ended;             /* the connection has ended, with ended_errno and ended_reason */
     int socket_errno;       /* of the recv that failed */
-    uint32_t receive_bytes; /* left of MQD_TLS_READ_BYTES_MAX */
+    uint32_t receive_bytes; /* rest of MQD_TLS_READ_BYTES_MAX */
     uint8_t *in;            /* received during the handshake; bytes from in_at on are not taken yet */
     uint32_t in_bytes, in_at;
     bool first_is_record; /* the first bytes may be a TLS record */
     bool first_seen;
-    uint8_t *out; /* sealed bytes; during a call of mqd_tls_write the caller's memory */
+    uint8_t *out; /* encrypted bytes; during a call of mqd_tls_write the caller's memory */
     uint32_t out_bytes, out_sent, out_capacity;
     bool out_lent;
     int ended_errno;
@@ -245,7 +245,8 @@ static bool has_name(X509 *certificate, const char *name)
     return found;
 }
 
-/* Checks the name after the chain: a failure here is sent as an alert, so both hosts know. */
+/* Checks the name after the chain: a failure here is sent as an alert, so both hosts can report
+ * it. */
 int mqd_tls_verify_host(int good, X509_STORE_CTX *verification)
 {
     if (good != 1 || openssl.X509_STORE_CTX_get_error_depth(verification) > 0)
@@ -342,7 +343,7 @@ static ssize_t end(struct mqd_tls *tls)
     return -1;
 }
 
-/* SSL_read gave no bytes and no reason to try again. */
+/* Called when SSL_read returned no bytes and trying again is useless. */
 static void on_end(struct mqd_tls *tls, int error)
 {
     tls->ended = true;
@@ -357,7 +358,7 @@ static void on_end(struct mqd_tls *tls, int error)
     openssl.ERR_clear_error();
 }
 
-/* Bytes from SSL_read, 0: it needs more, -1: ended. */
+/* Returns the bytes from SSL_read, 0: it needs more input, -1: the connection has ended. */
 static int read_once(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes)
 {
     openssl.ERR_clear_error();
@@ -458,8 +459,8 @@ static void out_lend(struct mqd_tls *tls, uint8_t *scratch, uint32_t size_bytes)
     tls->out_lent = true;
 }
 
-/* Renews the key when it has sealed enough records: the next SSL_write begins with the message that
- * announces the new key. */
+/* Renews the key when it has encrypted enough records: the next SSL_write begins with the message
+ * that announces the new key. */
 static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 {
     tls->key_records += record_count;
@@ -476,7 +477,7 @@ int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes
     out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
     renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();
-    /* `transport` takes everything, so this never says WANT and is never repeated */
+    /* `transport` takes all bytes, so the result is never WANT and the call is never repeated */
     int n = openssl.SSL_write(tls->ssl, bytes, (int)size_bytes);
     if (n != (int)size_bytes) {
         out_drop(tls);

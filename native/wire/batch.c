@@ -43,7 +43,7 @@ enum { LENGTH_END = 12, MAGIC_AT = 16, CRC_END = 21 };
  * least one byte each */
 #define RECORD_BYTES_MIN 7
 
-/* Requires 61 bytes. size_bytes is correct only when batch_length is sane: see sizes_reason. */
+/* Requires 61 bytes. size_bytes is correct only when batch_length is valid: see claimed_size. */
 static void decode(const uint8_t *bytes, struct mqd_batch *out)
 {
     out->base_offset = (int64_t)mqd_get_be64(bytes);
@@ -141,7 +141,7 @@ int16_t mqd_batch_validate(const uint8_t *bytes, uint64_t size_bytes, struct mqd
     return error ? error : check_producer(out, reason);
 }
 
-/* Stored batches may hold fewer records than offsets (compaction), down to none. */
+/* Stored batches may have fewer records than offsets (compaction), even none. */
 int mqd_batch_decode(const uint8_t *bytes, uint64_t available_bytes, struct mqd_batch *out)
 {
     if (available_bytes < MQD_BATCH_HEADER_BYTES)

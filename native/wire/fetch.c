@@ -228,7 +228,8 @@ static int take_request_tags(struct mqd_fetch_request *request)
 int mqd_fetch_end(struct mqd_fetch_request *request)
 {
     struct mqd_text rack_id = {.bytes = NULL, .size_bytes = 0};
-    if (!request->forgotten_taken) { /* optional for a caller that ignores forgotten topics, when there are none */
+    /* a caller that ignores forgotten topics need not call mqd_fetch_forgotten if there are none */
+    if (!request->forgotten_taken) {
         int32_t forgotten_count;
         if (mqd_fetch_forgotten(request, &forgotten_count))
             return -1;

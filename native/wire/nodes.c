@@ -7,7 +7,7 @@
 
 #include "wire/buffer.h"
 
-#define TEXT_BYTES_MAX 255 /* limit for a host name; a longer one is truncated and then unusable */
+#define TEXT_BYTES_MAX 255 /* limit for a host name; a longer name is truncated and unusable */
 
 static uint32_t varint_bytes(uint32_t value)
 {

@@ -6,7 +6,7 @@
 #include "base/big_endian.h"
 #include "base/varint.h"
 
-#define RECORD_BYTES_MIN 7 /* with its length: see wire/batch.c */
+#define RECORD_BYTES_MIN 7 /* including its length: see wire/batch.c */
 #define CRC_FROM 21
 
 static uint32_t put_varlong(uint8_t *out, int64_t number)

@@ -1,5 +1,5 @@
-/* Fetch: finds what a consumer may read, parks it without polling while there is too little, and
- * answers with ranges of segment files.
+/* Fetch: finds what a consumer may read, parks it while there are too few bytes (without polling),
+ * and answers with ranges of segment files.
  *
  * Any worker serves any partition: positions come from the partition table, bytes from the files. A
  * parked fetch sets this worker's bit in each slot it waits on, then reads the high watermark
@@ -219,14 +219,14 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     return 0;
 }
 
-/* Waits on the slot. False when the readable end, or the right to read, changed meanwhile: evaluate
+/* Waits on the slot. False when the readable end, or the right to read, has changed: evaluate
  * again. */
 static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                        uint32_t slot_index, const struct mqd_positions *seen)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
-    /* a follower's fetch waits on the partition's owner, which is this worker, so nothing changes
-     * meanwhile */
+    /* a follower's fetch waits on the partition's owner, which is this worker, so nothing can
+     * change */
     if (entry->set->replica_id >= 0) {
         if (!mqd_list_linked(&entry->waiter))
             mqd_list_append(&r->owned[slot_index]->followers_waiting, &entry->waiter);
@@ -252,7 +252,7 @@ static void ready_again(struct mqd_fetch_entry *entry)
 /* ---- evaluation ---- */
 
 /* What an entry contributes to min_bytes. Segments that this worker has not listed yet, or that
- * rolled since, are listed first: an estimate would answer too early. */
+ * were rolled since, are listed first: an estimate would answer too early. */
 static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                                uint32_t slot, const struct mqd_positions *published)
 {
@@ -285,7 +285,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
 }
 
 /* Whether this differs from the last response that named the partition, or there was none. After an
- * error everything does: the high watermark beside the error was -1. */
+ * error it always differs, because the error's high watermark was -1. */
 static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int64_t high_watermark, int64_t last_stable,
                         int64_t log_start)
 {
@@ -294,9 +294,8 @@ static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int6
 }
 
 /* What one entry contributes to bytes_min; also makes it wait on its slot. If its high watermark
- * moved meanwhile, the owner may have checked before the bit was set: evaluate again. An error must
- * be reported now, whatever else there is; other changes wait for records or the end of the
- * wait. */
+ * has moved, the owner may have checked before the bit was set: evaluate again. An error must be
+ * reported immediately; other changes wait for records or the end of the wait. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -318,11 +317,11 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
             return bytes;
         }
     }
-    return bytes_min; /* records arrive faster than they can be counted */
+    return bytes_min; /* records arrive faster than they are counted */
 }
 
-/* The same for a follower, which waits for any record. After changes without records it stays ready
- * for a limited time. */
+/* The same for a follower, which waits for any record. After changes without records the entry
+ * stays ready for a limited time. */
 static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     struct mqd_positions positions;
@@ -508,7 +507,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
     struct mqd_fetch_set *set = request->set;
     if (!set || request->complete || request->evaluated)
         return;
-    if (set->request != request) { /* not its turn yet; when its turn comes it no longer waits */
+    if (set->request != request) { /* not its turn yet; it will not wait when its turn comes */
         request->wait_ms = 0;
         return;
     }

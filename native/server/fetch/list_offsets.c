@@ -1,5 +1,5 @@
 /* ListOffsets for earliest (-2) and latest (-1): both are in the partition table. Spark requests
- * them twice a poll. Everything else (by time, max timestamp) requires reading files and goes to
+ * them twice per poll. Everything else (by time, max timestamp) requires reading files and goes to
  * the acceptor, with the whole request. The latest offset waits for the flush of earlier appends
  * (server/look_up.c). */
 #include <string.h>

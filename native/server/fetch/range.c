@@ -8,7 +8,7 @@
 /* aborted transactions reported with one range; if there are more, only the first batch is
  * returned */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_BYTES_SHORT (1u << 20) /* ... or, for a view, this much of its base topic */
+#define VIEW_BYTES_SHORT (1u << 20) /* ... or, for a view, this many bytes of its base topic */
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -91,7 +91,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
     }
     if (code == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
-        /* no memory for the transactions: returns nothing this time, and the client retries */
+        /* no memory for the transactions: returns nothing now, and the client retries */
         entry->cursor.valid = false;
     else if (code == 0 &&
              mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
@@ -175,7 +175,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
     if (error == 0 && entry->aborted.count &&
         !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
         mqd_fetch_entry_release(r, entry);
-        end_offset = entry->fetch_offset; /* no memory for the transactions: returns nothing this time */
+        end_offset = entry->fetch_offset; /* no memory for the transactions: returns nothing now */
     }
     positions->last_stable_offset = end_offset;
     entry->outcome.error = error == -1 ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : error;

@@ -123,7 +123,9 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,
                 "a segment could not be read while answering a fetch; closing the connection");
-        out->failed = true; /* the bytes so far are not a complete response: output closes the connection instead */
+        /* the bytes so far are not a complete response: output.c closes the connection instead of
+         * sending them */
+        out->failed = true;
     }
     mqd_output_take_scratch(r, request->connection);
 }

@@ -1,18 +1,18 @@
 /* The partitions of a fetch: a set for one request, or one that persists as an incremental session
  * (KIP-227).
  *
- * A set keeps two orders: `entries` (as the client named them) and `ready` (those worth
- * evaluating). An entry that has been read to the high watermark leaves `ready` and waits on its
- * slot, so a session of thousands of idle partitions costs only what changed.
+ * A set keeps two orders: `entries` (as the client named them) and `ready` (those that must be
+ * evaluated). An entry that has been read to the high watermark leaves `ready` and waits on its
+ * slot, so in a session of thousands of idle partitions only the changed ones cost time.
  *
  * Entries are identified by the client's name or id, not by the topic found: the topic may appear
  * later, or be deleted and created again under its name. A client that names an unknown partition
  * in every request adds only one entry.
  *
  * Bounds: MQD_PARTITION_SLOT_COUNT partitions in a set, because there cannot be more;
- * session_count_max sessions and half of heap_bytes_max for them. When full, a session that has
- * been idle for MQD_SESSION_IDLE_MS makes room; otherwise the client gets session id 0 (full
- * fetches).
+ * session_count_max sessions and half of heap_bytes_max for them. When these are exhausted, a
+ * session that has been idle for MQD_SESSION_IDLE_MS is removed; if there is none, the client gets
+ * session id 0 (full fetches).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -122,8 +122,8 @@ static struct mqd_fetch_entry *lookup(struct mqd_fetch_set *set, const struct mq
     return entry;
 }
 
-/* Looks up the topic by this name or id, if the entry has none or a deleted one. State of the old
- * topic does not apply to the new one. */
+/* Finds the topic of this name or id, if the entry has no topic or a deleted one. The entry's state
+ * about the old topic is reset. */
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     struct mqd_topic *topic = mqd_topics_find(&r->topics, &entry->key);

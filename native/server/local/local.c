@@ -73,8 +73,8 @@ static void refuse(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
 
 /* ---- memory ---- */
 
-/* Grants the sizes that the client requested, within the limits and what is left of the budget.
- * False: too little is left. */
+/* Grants the sizes that the client requested, within the limits and the rest of the budget. False:
+ * too little is left. */
 static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, const struct mqd_local_handoff *handoff)
 {
     local->submission_count =
@@ -208,7 +208,7 @@ static int unmap(void *argument)
 }
 
 /* If the client has ended, unmapping also frees the pages, which takes a tenth of a second for a
- * gigabyte: not on this thread. */
+ * gigabyte, so another thread does it. */
 static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_bytes)
 {
     struct unmapping *unmapping = size_bytes > UNMAP_BYTES_MAX ? malloc(sizeof *unmapping) : NULL;
@@ -259,7 +259,7 @@ static void enlist(struct mqd_reactor *r, struct mqd_connection *c, struct mqd_l
         mqd_poll_add(r->poll, local->pidfd, mqd_token(MQD_TOKEN_LOCAL_END, (uint64_t)c->generation << 24 | c->index)) <
             0) {
         close(local->pidfd);
-        local->pidfd = -1; /* the end of the client is still reported by the socket */
+        local->pidfd = -1; /* the socket also reports the client's end */
     }
 }
 
@@ -369,7 +369,7 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c)
 }
 
 /* Requests submitted before the end are still taken, like bytes that TCP has received; at most as
- * many bytes as the data area has, since more cannot have been submitted before the end. */
+ * many bytes as the data area has, because no more can have been submitted. */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_local *local = c->local;

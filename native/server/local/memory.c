@@ -1,11 +1,11 @@
-/* The memory of attachments, counted until it is really freed. A client, or a process that received
- * its descriptor, may keep the memfd open or mapped as long as it likes after its attachment has
- * ended, and the pages with it. Until then they count in local_bytes; otherwise a client that
- * attaches repeatedly could use any amount. The kernel reports by inotify when the last reference
- * to a memfd is released; the worker's own is released in local_free.
+/* Counts the memory of attachments until it is freed. A client, or a process that received its
+ * descriptor, can keep the memfd open or mapped, and thereby its pages, as long as it likes after
+ * its attachment has ended. Until it is released, the memory counts in local_bytes; otherwise a
+ * client that attaches repeatedly could use any amount. The kernel reports by inotify when the last
+ * reference to a memfd is released; the worker's own is released in local_free.
  *
- * Where inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only
- * while its attachment exists; this is logged once. */
+ * If inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only while
+ * its attachment exists; this is logged once. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* Queries of local clients on the socket for the position of an offset. The response is the
  * segment's file, which the client maps and reads itself.
  *
- * The descriptor is an open file description of its own, opened read-only, so what the client does
- * to it (flags, locks, position) does not affect us. It stays valid when the file is unlinked, so a
- * client may continue to read data that retention or compaction has replaced.
+ * The descriptor is an open file description of its own, opened read-only, so changes by the client
+ * (flags, locks, position) do not affect us. It stays valid when the file is unlinked, so a client
+ * may continue to read data that retention or compaction has replaced.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -44,7 +44,7 @@ static int16_t find_slot(struct mqd_reactor *r, const struct mqd_connection *c, 
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, *slot_index);
     uint8_t state = mqd_load_acquire(&slot->state);
     if (state == MQD_SLOT_OFFLINE && elsewhere)
-        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* this host's log directory has failed; the leader's may work */
+        return MQD_KAFKA_REPLICA_NOT_AVAILABLE; /* this host's log directory has failed; the leader may have the file */
     if (state != MQD_SLOT_ONLINE && state != MQD_SLOT_OFFLINE)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return mqd_load_acquire(&slot->version) == 0 ? MQD_KAFKA_STORAGE_ERROR : 0;
@@ -94,7 +94,7 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
             break;
         }
         if (query->offset < positions.log_start_offset || query->offset > positions.high_watermark) {
-            /* this replica lags, not the client: the client retries */
+            /* this replica may lag: the client retries */
             bool behind = r->lease_lost || mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS ||
                           mqd_load_acquire(&slot->latest_pending);
             code = behind && query->offset > positions.high_watermark ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER
@@ -214,7 +214,8 @@ void mqd_locals_respond(struct mqd_reactor *r)
         for (int i = 0; i < QUERIES_PER_TURN && more; i++)
             more = respond_one(r, local, &closed);
         if (!closed && more)
-            mqd_local_query_on(r, local); /* the rest in the next turn: other clients wait too */
+            /* the other queries are handled in the next turn, because other clients wait, too */
+            mqd_local_query_on(r, local);
         else if (!closed && local->response_waits && local->response_refused)
             mqd_list_append(&r->query_later, &local->query_node);
     }

@@ -1,8 +1,8 @@
-/* Requests in, responses out, through the memory of an attachment. See server/local/local.h, and
- * shm/local_layout.h for which values may be trusted.
+/* Takes requests from, and puts responses into, the memory of an attachment. See
+ * server/local/local.h, and shm/local_layout.h for which values may be trusted.
  *
  * A request is copied once, from the client's memory into the receive window (or a run of extents
- * when it is larger): later writes by the client change nothing. Each shared word is loaded once
+ * when it is larger): later writes by the client have no effect. Each shared word is loaded once
  * and checked before use.
  */
 #include "server/local/local.h"
@@ -14,7 +14,7 @@
 #include "server/reactor.h"
 
 #define FRAME_BYTES_MIN 8      /* api key, version, correlation id */
-#define TAKE_BYTES (64u << 10) /* of one attachment, before the next one's turn */
+#define TAKE_BYTES (64u << 10) /* from one attachment before the next one is served */
 #define TAKE_COUNT 64
 #define FRAME_ALIGN 64u
 #define FILE_STEP_BYTES (256u << 10)
@@ -188,7 +188,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
 
 /* ---- writing responses ---- */
 
-/* Free bytes in the reply ring; updates reply_head_seen. -1: the client's word is impossible. */
+/* Free bytes in the reply ring; updates reply_head_seen. -1: the client's word is invalid. */
 static int64_t reply_room(struct mqd_reactor *r, struct mqd_local *local)
 {
     uint64_t head = mqd_load_acquire(&local->header->reply_head), used = local->reply_tail - head;

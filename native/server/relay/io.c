@@ -49,7 +49,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
 
 /* ---- receiving ---- */
 
-/* Record errors from the leader are passed on to the client with the response. */
+/* Keeps record errors from the leader, which are passed on to the client with the response. */
 static void keep_refusal(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_relay_response *response)
 {
     struct mqd_refusal *refusal =

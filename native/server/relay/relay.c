@@ -34,8 +34,8 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
-/* Takes a relay that is no longer used out of its bucket, for reuse; NULL: all are in use. Its
- * generation increases, so that events of its former connection find no match. */
+/* Removes an unused relay from its bucket, for reuse; NULL: all are in use. Its generation
+ * increases, so that events of its former connection find no match. */
 static struct mqd_relay *take_unused(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
@@ -46,7 +46,7 @@ static struct mqd_relay *take_unused(struct mqd_relays *relays)
         while (*link != relay)
             link = &(*link)->hash_next;
         *link = relay->hash_next;
-        mqd_buffer_free(&relay->out); /* left over from a request that did not fit */
+        mqd_buffer_free(&relay->out); /* has the rest of a request that did not fit */
         return relay;
     }
     return NULL;
@@ -107,7 +107,7 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
     mqd_connection_resume(r, c);
 }
 
-/* All bytes of the entry were given to the socket: it no longer uses memory or blocks its
+/* Called when all bytes of the entry are in the socket: it no longer uses memory or blocks its
  * connection. */
 void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
@@ -156,7 +156,7 @@ void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t er
     mqd_append_done(r, append, error);
 }
 
-/* Requests that end after stream position `sent` were not written. */
+/* Fails all requests; those that end after stream position `sent` were not written. */
 static void fail_all(struct mqd_reactor *r, struct mqd_relay *relay, uint64_t sent)
 {
     uint32_t count = 0;

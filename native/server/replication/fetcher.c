@@ -85,7 +85,7 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     followed->put_off_ms = r->now_ms + ms;
     if (!followed->fetcher)
         return;
-    if (followed->in_session) { /* the next request removes it from the session; then it waits */
+    if (followed->in_session) { /* the next request removes the partition from the session; then it waits */
         mqd_followed_changed(followed);
         return;
     }
@@ -181,8 +181,8 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
     return followed;
 }
 
-/* Makes the change part of a request that is sent soon, without waiting until the leader has
- * something to send for other partitions. */
+/* Puts the change into a request that is sent soon, even if the leader has nothing to send for
+ * other partitions. */
 static void request_urgently(struct mqd_followed *followed)
 {
     mqd_followed_changed(followed);
@@ -275,7 +275,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         mqd_poll_remove(r->poll, fetcher->socket.fd, poll_token(fetcher));
     mqd_outgoing_close(&fetcher->socket);
     fetchers->fetcher[fetcher->index] = fetchers->fetcher[--fetchers->count];
-    if (fetcher->index < fetchers->count) { /* the last one moves to its index, and its events need the new index */
+    if (fetcher->index < fetchers->count) { /* the last fetcher moves to its index, so its events need the new index */
         struct mqd_fetcher *moved = fetchers->fetcher[fetcher->index];
         mqd_poll_remove(r->poll, moved->socket.fd, poll_token(moved));
         moved->index = fetcher->index;
@@ -283,7 +283,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         if (mqd_poll_add(r->poll, moved->socket.fd, poll_token(moved)) < 0)
             shutdown(moved->socket.fd, SHUT_RDWR); /* the fetcher ends at its next use */
     }
-    fetcher->starts_session = 1; /* a new session replaces forgetting them one by one */
+    fetcher->starts_session = 1; /* a new session is cheaper than removing the partitions one by one */
     while (!mqd_list_empty(&fetcher->members)) {
         struct mqd_followed *followed = MQD_CONTAINER(fetcher->members.next, struct mqd_followed, member);
         followed->in_session = 0;
@@ -357,8 +357,8 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
-/* Clears the debt: it was incurred at the old rate, which may have been a mistake, and connections
- * would wait for it. */
+/* Clears the debt, for which connections would wait: it was incurred at the old rate, which may
+ * have been a mistake. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
     if (fetchers->rate == bytes_per_second_max)
@@ -488,7 +488,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     }
     if (fetcher->in_capacity - fetcher->in_end >= MQD_FETCHER_RECEIVE_BYTES / 2)
         return true;
-    /* at most 1 GiB: no frame is longer, and all earlier ones were taken */
+    /* at most 1 GiB: no frame is longer, and all earlier frames are consumed */
     uint32_t capacity = fetcher->in_capacity * 2;
     uint8_t *grown = realloc(fetcher->in, capacity);
     if (!grown)

@@ -45,7 +45,7 @@ static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher
 {
     struct mqd_replica_fetch fetch;
     if (r->log_dirs[followed->owned->log_dir].full && followed->put_off_ms <= r->now_ms)
-        /* if it were fetched, the leader would regard it as caught up */
+        /* if the partition were fetched, the leader would consider this replica caught up */
         followed->put_off_ms = r->now_ms + MQD_FETCHER_DISK_PAUSE_MS;
     if (!next_fetch(r, followed, &fetch)) {
         mqd_followed_leave_session(followed);
@@ -82,7 +82,7 @@ static void begin_session(struct mqd_fetcher *fetcher)
     }
 }
 
-/* Partitions that left and came back before the leader was informed stay in the session. */
+/* Partitions that left and returned before the leader was informed stay in the session. */
 static void drop_returned(struct mqd_fetchers *fetchers, struct mqd_fetcher *fetcher)
 {
     uint32_t kept = 0;
@@ -218,7 +218,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
 {
     struct mqd_fetchers *fetchers = r->fetchers;
     refill(r, fetchers);
-    /* when a fetcher ends, the last one takes its index; the last one was processed already */
+    /* when a fetcher ends, the last fetcher, which has been processed already, takes its index */
     for (uint32_t i = fetchers->count; i-- > 0;) {
         struct mqd_fetcher *fetcher = fetchers->fetcher[i];
         if (fetcher->socket.tls && !run_tls(r, fetcher))

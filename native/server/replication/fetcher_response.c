@@ -6,8 +6,8 @@
 #include "server/replication/fetcher_state.h"
 
 #define FRAME_BYTES_MIN 16
-#define WARN_INTERVAL_MS 10000 /* for one partition, at most this often */
-#define NOT_YET_MS 5           /* first pause; a leader may learn its epoch a moment after its followers */
+#define WARN_INTERVAL_MS 10000 /* for one partition, at most one warning in this time */
+#define NOT_YET_MS 5           /* first pause; a leader may learn its epoch shortly after its followers */
 
 /* ---- one partition ---- */
 
@@ -25,7 +25,7 @@ static void put_off(struct mqd_reactor *r, struct mqd_followed *followed)
     mqd_followed_put_off(r, followed, followed->fetcher->options.backoff_ms);
 }
 
-/* A leader that does not know its leader epoch yet is fetched from again soon, because its
+/* If a leader does not know its leader epoch yet, the next fetch follows soon, because the leader's
  * acknowledgements wait for its followers; the pauses increase. */
 static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed, int16_t error)
 {
@@ -95,8 +95,8 @@ static struct mqd_replica_step step_of(const struct mqd_followed *followed,
     return step;
 }
 
-/* The partition of the response, if the response may change it (G2). A partition with staged
- * records, because it is twice in the response, is not changed again. */
+/* The partition of the response, if the response may change it (G2). A partition that already has
+ * staged records (it is twice in the response) is not changed again. */
 static struct mqd_followed *requested_partition(struct mqd_reactor *r, const struct mqd_fetcher *fetcher)
 {
     struct mqd_followed *followed = mqd_followed_find(r->fetchers, &fetcher->parser.partition.key);
@@ -200,7 +200,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         else
             refuse(r, fetcher, error, &follow);
     }
-    /* skipped; or the beginning of a batch at the end of the records */
+    /* the rest is skipped, or is an incomplete batch at the end of the records */
     return fetcher->filling && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
 }
 

@@ -134,7 +134,7 @@ static int take_topic(struct mqd_response_parser *parser, struct mqd_cursor_byte
     return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
 }
 
-/* A replica does not need aborted transactions; a few are skipped. */
+/* Skips the aborted transactions, which a replica does not need. */
 static int skip_aborted(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
     uint32_t raw;
@@ -214,8 +214,8 @@ static uint8_t after_topic(const struct mqd_response_parser *parser)
     return parser->partitions_left ? PHASE_PARTITION : parser->topics_left ? PHASE_TOPIC : PHASE_TAIL;
 }
 
-/* One step other than records. 0, or -1 when it is incomplete or invalid; then the parser is
- * unchanged. */
+/* Takes one step other than records. Returns 0, or -1 when it is incomplete or invalid; then the
+ * parser is unchanged. */
 static int take_step(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
 {
     struct mqd_response_parser before = *parser;

@@ -2,10 +2,11 @@
  * helper thread truncates it (log/recovery/truncation.c), and the reactor takes it back.
  *
  * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
- * commands wait in owned->deferred. Compaction that is replacing files (`truncation_held`) also ends first, so
- * the two commands that end it are not deferred. UNDER WAY: only the helper thread uses the
- * partition. For readers the partition stays as published: the high watermark and the files below
- * it do not change, except after an unclean election, when committed records are removed too.
+ * commands wait in owned->deferred. Compaction that is replacing files (`truncation_held`) also
+ * ends first, so the two commands that end it are not deferred. UNDER WAY: only the helper thread
+ * uses the partition. Readers see the partition as it was published: the high watermark and the
+ * files below it do not change, except after an unclean election, when committed records are
+ * removed, too.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -119,14 +120,14 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     owned->truncating = MQD_TRUNCATION_NONE;
     owned->dirty_since_ms = 0;
     if (r->log_dirs[owned->log_dir].failed)
-        mqd_partition_fence(owned->partition); /* the log directory failed meanwhile */
+        mqd_partition_fence(owned->partition); /* the log directory has failed in the meantime */
     bool cut = !job->error && (job->outcome.cut_bytes || job->restart);
     if (job->error) {
         on_failure(r, owned, job);
     } else if (cut) {
         owned->cut_count++;
         struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, owned->slot);
-        mqd_fetch_add(&shared->segments_generation, 1); /* file names that readers know refer to other bytes now */
+        mqd_fetch_add(&shared->segments_generation, 1); /* files known to readers now have other contents */
         mqd_fetch_add(&r->header->segments_generation, 1);
         report(r, owned, job);
     }

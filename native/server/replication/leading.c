@@ -1,9 +1,9 @@
-/* A replicated partition that is led here: refusals to clients, responses to followers, proposals
- * to the controller.
+/* Replicated partitions that are led here: refuses clients' requests, answers followers, sends
+ * proposals to the controller.
  *
  * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
  * passes on after mutual authentication. Their fetches go to the owner of the partition, which
- * alone has its replication core: any other worker responds with NOT_LEADER_OR_FOLLOWER.
+ * alone has its replication core: other workers respond with NOT_LEADER_OR_FOLLOWER.
  *
  *   positions    a follower's position -> mqd_replica_fetch -> high watermark -> published,
  *                acknowledged (mqd_owner_publish)
@@ -195,8 +195,8 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     return (int16_t)response.error;
 }
 
-/* A follower's request has arrived: its positions count immediately, before the request's turn to
- * be answered. */
+/* Called when a follower's request arrives: its positions count immediately, before the request is
+ * answered in its turn. */
 void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
     MQD_LIST_EACH(node, spare, &set->ready) {
@@ -228,7 +228,7 @@ int64_t mqd_leading_next_ms(const struct mqd_reactor *r)
     return mqd_list_empty(&r->with_spares) ? -1 : r->spares_tick_ms + SPARES_TICK_MS;
 }
 
-/* Looks for slow members only in partitions where a record waits; others cost nothing. */
+/* Checks for slow members only in partitions where a record waits. */
 static void spares_tick(struct mqd_reactor *r)
 {
     r->spares_tick_ms = r->now_ms;

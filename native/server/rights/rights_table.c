@@ -49,7 +49,7 @@ bool mqd_rights_table_valid(const uint8_t *table, uint64_t size_bytes)
     return true;
 }
 
-/* compares like memcmp; of a name and its prefix, the prefix is less */
+/* compares like memcmp; a proper prefix is less than the name */
 static int compare(const uint8_t *table, struct entry entry, const void *name, uint32_t name_bytes)
 {
     uint32_t common = entry.name_bytes < name_bytes ? entry.name_bytes : name_bytes;
@@ -57,7 +57,7 @@ static int compare(const uint8_t *table, struct entry entry, const void *name, u
     return order ? order : (entry.name_bytes > name_bytes) - (entry.name_bytes < name_bytes);
 }
 
-/* How many of the `count` entries from `first` on are not greater than the name. */
+/* The number of the `count` entries from `first` on that are not greater than the name. */
 static uint32_t not_greater(const uint8_t *table, uint32_t first, uint32_t count, const void *name, uint32_t name_bytes)
 {
     uint32_t low = 0, high = count;

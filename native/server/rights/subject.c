@@ -39,7 +39,7 @@ static uint64_t hash_of(const void *bytes, uint64_t size_bytes)
     return hash ^ hash >> 32;
 }
 
-/* "HOST PRINCIPAL"; returns its length. */
+/* Writes "HOST PRINCIPAL" to `name`; returns its length. */
 static uint32_t name_of(const struct mqd_connection *c, char name[NAME_BYTES_MAX + 1])
 {
     static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};

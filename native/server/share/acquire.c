@@ -1,4 +1,4 @@
-/* Acquiring at the owner: finds the record batches from the first offset that may be acquired, as
+/* Acquires records at the owner: finds the batches from the first offset that may be acquired, as
  * Fetch finds them, and passes them to the state. See server/share/share.h.
  *
  * Only headers of batches are read here, from pages that are in memory; cold pages are read ahead,
@@ -12,8 +12,9 @@
 #include "wire/record_scan.h"
 
 #define RANGE_BYTES_MAX (4u << 20)  /* searched by one acquisition */
-#define HEADERS_SEPARATE_BYTES 4096 /* larger batches: their headers are read one by one */
-#define ROUNDS_MAX 8                /* ranges in which all records were skipped; then other jobs are served */
+#define HEADERS_SEPARATE_BYTES 4096 /* the headers of larger batches are read one by one */
+/* after this many ranges in which all records were skipped, other jobs are served */
+#define ROUNDS_MAX 8
 
 struct walk {
     struct mqd_reactor *r;
@@ -25,7 +26,7 @@ struct walk {
     struct mqd_range range;
     struct mqd_aborted_list aborted;
     struct mqd_share_batch *batches; /* of the range */
-    uint32_t *places;                /* where each begins, and the end of the last */
+    uint32_t *places;                /* the position of each batch, and the end of the last */
     uint32_t batch_count;
 };
 
@@ -45,7 +46,7 @@ static void ensure_path(struct walk *w)
 }
 
 /* Finds the range of whole batches from w->from on; size_bytes is 0 when there is nothing to read.
- * -1: the segments changed meanwhile. Codes as mqd_reader_find. */
+ * -1: the segments have changed. Codes as mqd_reader_find. */
 static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
 {
     struct mqd_reader *reader = w->r->reader;
@@ -95,7 +96,8 @@ static bool is_warm(struct walk *w)
     struct mqd_reactor *r = w->r;
     if (mqd_range_just_written(r->reader, w->slot, &w->positions, &w->range) || mqd_range_cached(&w->range))
         return true;
-    /* a range that was read ahead counts as in memory where the kernel cannot report it */
+    /* if the kernel cannot report what is in memory, a range that was read ahead counts as in
+     * memory */
     if (w->owned->warmed == w->from + 1)
         return true;
     if (w->owned->reads_ahead)
@@ -150,8 +152,8 @@ static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position
     w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of the batches in the range as far as records may be acquired, but at least
- * one. false: the file cannot be read, or is damaged. */
+/* Reads the headers of the batches in the range as far as records may be acquired, but at least one
+ * header. false: the file cannot be read, or is damaged. */
 static bool read_headers(struct walk *w)
 {
     uint8_t *chunk = w->r->shares->chunk;
@@ -249,7 +251,7 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
 
 static int16_t error_of(int16_t code)
 {
-    /* below the log's start or above its end: it moved since the positions were read */
+    /* below the log's start or above its end, which has moved since the positions were read */
     return code == MQD_KAFKA_OFFSET_OUT_OF_RANGE ? 0 : code;
 }
 

@@ -1,4 +1,4 @@
-/* The steps of a job from its arrival to its response. See server/share/share.h.
+/* Runs a job from its arrival to its response. See server/share/share.h.
  *
  *   pass over the parts, one after the other -> records were acquired | an owner refused | time is up
  *     -> ended -> (acknowledgements are persisted) -> (cold ranges: read ahead) -> complete
@@ -292,8 +292,8 @@ static int32_t rank_below(const struct mqd_share_job *job, int32_t rank)
     return found;
 }
 
-/* Begins a rank: the records and bytes that were reserved for it may be used now, and a fraction is
- * reserved for lower ranks. */
+/* Begins a rank: the records and bytes reserved for it can now be used, except for a fraction,
+ * which is reserved for lower ranks. */
 static void begin_rank(struct mqd_share_job *job, int32_t rank)
 {
     job->rank = rank;
@@ -358,7 +358,7 @@ static bool any_reads(const struct mqd_share_job *job)
     return false;
 }
 
-/* Continues acquiring. Returns whether nothing more is to be acquired. */
+/* Continues acquiring. True: nothing more will be acquired. */
 static bool continue_acquiring(struct mqd_reactor *r, struct mqd_share_job *job)
 {
     if (job->awaits_owner)

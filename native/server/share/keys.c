@@ -1,4 +1,4 @@
-/* The keys of records, for groups with FIFO (share/fifo.c): read once per group, when the first
+/* Reads the keys of records for groups with FIFO (share/fifo.c): once per group, when the first
  * member reaches them, from pages that are in memory.
  *
  *   small batches    immediately, each time that an acquisition needs them

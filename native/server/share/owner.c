@@ -9,7 +9,7 @@
 #define SWEEP_MS 50
 #define RETRY_MS 10           /* pause when there is no room for a request to the acceptor */
 #define FAILED_MS 1000        /* an error is returned for this long before the state is read again */
-#define EXPIRE_OFFSETS 100000 /* in one pass */
+#define EXPIRE_OFFSETS 100000 /* expired in one pass */
 #define RANGE_BYTES_MIN (8 + 8 + 4)
 
 /* ---- the table ---- */
@@ -54,7 +54,7 @@ static void on_persisted(void *context, struct mqd_share_waiter *waiter, int16_t
     free(waiter);
 }
 
-/* of struct mqd_share_partition */
+/* callback of struct mqd_share_partition */
 static uint32_t log_epochs(void *context, const struct mqd_share_partition *partition, struct mqd_share_epoch *out)
 {
     const struct mqd_reactor *r = context;
@@ -145,7 +145,7 @@ static struct mqd_owned *led_partition(const struct mqd_reactor *r, uint32_t slo
     return same ? owned : NULL;
 }
 
-/* Ends the state if there is another leader or leader epoch, because it is obsolete then. */
+/* Discards the state if there is another leader or leader epoch, which makes it obsolete. */
 static void check_leadership(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
     struct mqd_share_partition *partition = &owned->partition;
@@ -278,7 +278,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     }
     int64_t due_ms = mqd_share_partition_deadline(partition);
     if (owned->lent >= 0 && due_ms <= r->now_ms)
-        return; /* the response touches the share-partition again */
+        return; /* the response calls this again */
     if (due_ms < shares->due_ms)
         shares->due_ms = due_ms;
 }
@@ -316,7 +316,7 @@ int64_t mqd_shares_next_ms(const struct mqd_reactor *r)
 
 /* ---- requests ---- */
 
-/* The ranges of a payload; NULL: it is malformed, or there is no memory. */
+/* Takes the ranges from a payload; NULL: it is malformed, or there is no memory. */
 static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owner_request *request, const uint8_t *at,
                                                      uint32_t left)
 {

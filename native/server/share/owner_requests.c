@@ -107,7 +107,7 @@ void mqd_share_send_unsent(struct mqd_reactor *r)
     while (!mqd_list_empty(&shares->unsent)) {
         struct mqd_share_call *call = MQD_CONTAINER(shares->unsent.next, struct mqd_share_call, node);
         if (!place_payload(r, call))
-            return; /* H1: nothing overtakes it */
+            return; /* H1: later requests must not overtake it */
         mqd_list_remove(&call->node);
         struct mqd_descriptor request = {.kind = MQD_LINK_SHARE,
                                          .slot = call->slot,

@@ -1,6 +1,6 @@
-/* The arrival of ShareFetch and ShareAcknowledge requests: finds their session and their
- * partitions, and takes their acknowledgements. See server/share/share.h. Errors and their order
- * are Kafka's (KafkaApis, SharePartitionManager). */
+/* Receives ShareFetch and ShareAcknowledge requests: finds their session and their partitions, and
+ * takes their acknowledgements. See server/share/share.h. Errors and their order are Kafka's
+ * (KafkaApis, SharePartitionManager). */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -275,7 +275,7 @@ static bool is_member_id(struct mqd_text id)
 {
     int characters = 0;
     for (int32_t i = 0; i < id.size_bytes; i++)
-        characters += (id.bytes[i] & 0xc0) != 0x80; /* of UTF-8 */
+        characters += (id.bytes[i] & 0xc0) != 0x80; /* counts UTF-8 characters */
     return characters > 0 && characters <= MEMBER_ID_CHARACTERS_MAX;
 }
 

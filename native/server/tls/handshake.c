@@ -131,7 +131,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     }
     MQD_ASSERT(!c->sealed_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
                (unsigned long long)c->id, c->sealed_bytes);
-    c->blocked++; /* c is not read meanwhile */
+    c->blocked++; /* c is not read until the answer arrives */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
 
@@ -175,7 +175,7 @@ void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *comma
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
-/* The pool has carried out one step. */
+/* Called when the pool has carried out one step. */
 static void on_step(struct mqd_reactor *r, struct mqd_tls *tls)
 {
     struct mqd_connection *c = mqd_connection_by_token(r, mqd_tls_link(tls)->token);

@@ -75,7 +75,7 @@ static uint32_t copy_memory(struct mqd_connection *c, uint64_t end, uint8_t *at,
     return count;
 }
 
-/* Gathers the next bytes of the output, from memory and file ranges, in one buffer. -1: the
+/* Copies the next bytes of the output, from memory and file ranges, into one buffer. -1: the
  * connection is broken. */
 static ssize_t gather(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at)
 {
