@@ -22,9 +22,9 @@
  *   K6  a batch that fails its CRC, or whose records cannot be read, is never copied:
  *       MQD_E_CORRUPT, and the files stay unchanged.
  *
- * Bounds: the key table; input and output buffers of MQD_COMPACT_IO_BYTES, or the largest batch; 24 bytes for
- * each aborted transaction of the dirty range and for each producer. Concurrency: one thread;
- * compactions of different partitions may run in parallel.
+ * Bounds: the key table; input and output buffers of MQD_COMPACT_IO_BYTES, or the largest batch; 24
+ * bytes for each aborted transaction of the dirty range and for each producer. Concurrency: one
+ * thread; compactions of different partitions may run in parallel.
  */
 #ifndef MQD_COMPACT_H
 #define MQD_COMPACT_H
