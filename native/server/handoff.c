@@ -226,8 +226,7 @@ void mqd_handoff_accept(struct mqd_reactor *r)
             .msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
         ssize_t n = recvmsg(r->options.handoff_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         if (n < 0) {
-            /* no edge will signal the remaining ones, so accepting is tried again in the next
-             * turn */
+            /* no edge will signal the remaining connections, so the next turn accepts again */
             r->serving = errno == EAGAIN;
             return;
         }

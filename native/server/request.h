@@ -326,6 +326,7 @@ static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
 }
 
 /* server/request.c */
+struct mqd_reactor;
 struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection *c,
                                     const struct mqd_request_header *header, enum mqd_request_kind kind);
 /* marks the request complete; its response is sent after those of earlier requests */

@@ -36,7 +36,7 @@
 
 #define MQD_SHARE_WAIT_BUCKET_COUNT 256
 #define MQD_SHARE_OWNED_BUCKET_COUNT 4096
-#define MQD_SHARE_RUNS_PER_PART 64 /* acquired at a time */
+#define MQD_SHARE_RUNS_PER_PART 64 /* most runs that one acquisition returns */
 #define MQD_SHARE_KEPT 10          /* one record in this many is reserved for partitions of lower priority */
 
 /* ---- requests to owners ---- */
@@ -54,7 +54,7 @@ enum mqd_share_owner_request_kind {
 /* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
-    uint64_t member; /* ARCHIVE: the state that is meant, as its state epoch << 32 | its leader epoch */
+    uint64_t member; /* ARCHIVE: identifies the state: its state epoch << 32 | its leader epoch */
     int32_t partition_index;
     uint32_t records_max, bytes_max;
     uint32_t range_count;
@@ -104,7 +104,7 @@ struct mqd_share_part {
     uint8_t joins;        /* the next request to its owner is the session's first */
     uint8_t rank;         /* records are requested from parts of a higher rank first (share.priority) */
     int16_t error, acknowledge_error;
-    uint32_t available; /* MEASURE */
+    uint32_t available; /* bytes that can be acquired */
     uint32_t run_count;
     struct mqd_share_run *runs; /* MQD_SHARE_RUNS_PER_PART */
     int64_t read_first, read_end;
@@ -115,7 +115,7 @@ struct mqd_share_part {
 struct mqd_share_job {
     struct mqd_node node; /* in shares->runnable */
     struct mqd_request *request;
-    uint8_t *group; /* after the parts */
+    uint8_t *group; /* stored after the parts */
     uint64_t member;
     uint64_t session_hash, session_number; /* 0 = none */
     struct mqd_share_part *parts;          /* in order of topic id and index */
@@ -130,7 +130,7 @@ struct mqd_share_job {
     int32_t lock_ms;
     uint16_t group_bytes;
     uint8_t strict;
-    uint8_t opens;    /* the session: its partitions are reported even without records */
+    uint8_t opens;    /* opens a session: its partitions are reported even without records */
     uint8_t accepts;  /* at least one acknowledgement is well-formed and for a partition that the client may read */
     uint8_t fetches;  /* the request asks for records */
     uint8_t measures; /* bytes_min is not reached yet */
