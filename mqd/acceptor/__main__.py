@@ -62,7 +62,7 @@ def _listeners(client: KeeperClient) -> list[tuple[str, str, int]]:
     return [(name, host, port) for name, (host, port) in zip(names, client.welcome.listeners, strict=True)]
 
 
-async def run(client: KeeperClient, places: paths.Layout) -> int:
+async def run(client: KeeperClient, layout: paths.Layout) -> int:
     log = logging.get("acceptor")
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[str] = loop.create_future()
@@ -96,14 +96,14 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
             broker.coordinators.on_metadata(message)
         timer.on_metadata(message)
 
-    controller = ControllerClient(places.controller_socket, client.generation, on_metadata)
+    controller = ControllerClient(layout.controller_socket, client.generation, on_metadata)
     broker = Broker(client.config, _listeners(client), metadata, controller, client.control)
-    timer = TimerStarter(client.config, metadata, broker.node_id, places.run_dir, start_by_supervisord)
+    timer = TimerStarter(client.config, metadata, broker.node_id, layout.run_dir, start_by_supervisord)
     broker.quotas = native.Quotas(client.control)
-    broker.authentication = authentication.of_broker(client.config, metadata, broker.tokens, places.data_dir)
-    broker.audit = Audit(places.logs_dir / "audit.log")
+    broker.authentication = authentication.of_broker(client.config, metadata, broker.tokens, layout.data_dir)
+    broker.audit = Audit(layout.logs_dir / "audit.log")
     metrics = Observer(
-        broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, places.run_dir
+        broker, native.Control.attach(client.control.buffer), client.welcome.worker_count, layout.run_dir
     )
     assert client.arena is not None  # each process that answers requests has one
     link = Link(
@@ -130,7 +130,7 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
         return (await dispatch.respond(broker, address, frame, 0, metrics)).body
 
     dead_letters = broker.dead_letters = DeadLetters(broker, coordinators, link, serve_client)
-    coordinators.share_states.of_owner = dead_letters.ask
+    coordinators.share_states.respond_to_owner = dead_letters.respond_to_owner
     handoffs = [socket.socket(fileno=fd) for fd in client.handoff_fds]
     control = client.control
 
@@ -233,17 +233,17 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
 def main() -> int:
     paths.keep_private()
     log = logging.setup("acceptor")
-    places = paths.layout(paths.default_data_dir())
+    layout = paths.layout(paths.default_data_dir())
     try:
-        client = KeeperClient.connect(places.run_dir, "acceptor")
+        client = KeeperClient.connect(layout.run_dir, "acceptor")
     except (KeeperError, OSError) as error:
         log.error("cannot attach to the keeper", reason=str(error))
         return 1
     logging.setup("acceptor", 0, client.config)
     logging.follow(lambda: client.control.log_level)
-    client.confinement = confinement.confine(client.config, places)
+    client.confinement = confinement.confine(client.config, layout)
     log.info("process confined", in_force=client.confinement)
-    asyncio.run(_run_and_exit(client, places))
+    asyncio.run(_run_and_exit(client, layout))
     return 1  # not reached
 
 
@@ -255,13 +255,13 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         )
 
 
-async def _run_and_exit(client: KeeperClient, places: paths.Layout) -> None:
+async def _run_and_exit(client: KeeperClient, layout: paths.Layout) -> None:
     """Exits without closing the loop or the interpreter, which would wait for threads that a disk or
     a name server blocks.
     """
     status = 1
     try:
-        status = await run(client, places)
+        status = await run(client, layout)
     except (OSError, KeeperError) as error:
         logging.get("acceptor").error("the acceptor cannot serve", reason=str(error))
     except Exception:

@@ -29,8 +29,8 @@ MAGIC = 0x31434E4F
 PACKET = struct.Struct("<IHH16sHH16s4xII8x")
 BATCH_COUNT = 64
 PAUSE_S = 0.1
-# connections of addresses that connect too fast and are held until they are closed; excess ones are
-# closed immediately
+# Connections of addresses that connect too fast are held for a moment, then closed. At most this
+# many are held; further ones are closed immediately.
 DELAYED_COUNT_MAX = 1024
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 # The client left before it was served.
@@ -157,9 +157,9 @@ class Acceptor:
         connection.close()
 
     def _pause_after_error(self, error: OSError) -> None:
-        """The connection is still there, so its event would fire again immediately."""
-        way_out = "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
-        log.error(f"cannot accept connections for now{way_out}", reason=str(error))
+        """The connection is still in the kernel's queue, so its event would fire again immediately."""
+        advice = "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
+        log.error(f"cannot accept connections for now{advice}", reason=str(error))
         self._pause()
         assert self._loop is not None
         self._loop.call_later(PAUSE_S, self._resume_unless_full)
@@ -183,7 +183,7 @@ class Acceptor:
         self.hand(connection, message)
 
     def hand(self, connection: socket.socket, message: bytes) -> None:
-        """Passes it to a worker, now or when one has room; the caller no longer owns the socket."""
+        """Passes the connection to a worker, now or when one has room. Takes over the socket."""
         self.accepted_count += 1
         if self._waiting or not self._handoff.send(connection, message):
             self._waiting.append((connection, message))
@@ -206,8 +206,8 @@ class Acceptor:
     def _on_writable(self, worker: int) -> None:
         before = len(self._waiting)
         self._hand_over_waiting()
-        # It is writable, yet nothing can be sent: the cause is not a full buffer, so the event
-        # would fire again immediately.
+        # The hand-off socket is writable, yet nothing can be sent: the cause is not a full buffer, so
+        # the event would fire again immediately.
         if len(self._waiting) == before:
             for other in list(self._writers):
                 self._unwatch(other)

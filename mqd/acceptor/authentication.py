@@ -58,7 +58,7 @@ class Users(Protocol):
         ...
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
-        """The number of users by the shape of their credentials. Key None: PLAIN."""
+        """The number of users by the shape of their credentials. Mechanism None: PLAIN."""
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:
@@ -124,11 +124,11 @@ class MetadataUsers:
 def load_seed(file: Path) -> bytes:
     """A secret that outlives this process. Raises OSError."""
     if not file.exists():
-        beside = file.with_suffix(".new")
-        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as made:
-            made.write(secrets.token_bytes(32))
-        beside.replace(file)
+        new_file = file.with_suffix(".new")
+        fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as output:
+            output.write(secrets.token_bytes(32))
+        new_file.replace(file)
     return file.read_bytes()
 
 
@@ -199,7 +199,9 @@ def _oauth_options(own: Mapping[str, str]) -> oauth.Options:
 
 
 class Authentication:
-    """`seed`: a secret of this broker, for salts of users that do not exist while the cluster has none."""
+    """`seed`: the broker's secret from which salts for unknown users are derived, until the cluster
+    has a secret for them.
+    """
 
     def __init__(
         self, options: Sequence[ListenerOptions | None], users: Users, seed: bytes, failure_delay_ms: int
@@ -236,15 +238,15 @@ class Authentication:
         now_s = time.monotonic()
         self._underway.pop(connection, None)
         self._underway[connection] = _Underway(mechanism, self._exchange(options, mechanism), now_s)
-        # most belong to connections that have ended
+        # the oldest ones: most belong to connections that have ended
         while len(self._underway) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
             self._underway.popitem(last=False)
 
     def _oldest_s(self) -> float:
         return next(iter(self._underway.values())).began_s
 
-    async def step(self, connection: Connection, listener_id: int, address: str, before: str, token: bytes) -> Step:
-        """Handles one token of the client. `address`: the client's; `before`: the connection's
+    async def step(self, connection: Connection, listener_id: int, address: str, current: str, token: bytes) -> Step:
+        """Handles one token of the client. `address`: the client's; `current`: the connection's
         present principal, "" = none.
 
         Raises IllegalState or Refused. On Refused the caller delays its response and does not keep
@@ -256,7 +258,7 @@ class Authentication:
             raise IllegalState("no SaslHandshake has come before this token, or its exchange is lost")
         underway.busy = True
         try:
-            return await self._step(options, underway, connection, before, token)
+            return await self._step(options, underway, connection, current, token)
         except AuthenticationFailed as error:
             self._underway.pop(connection, None)
             delay_s = self._failed(error, underway, connection, address)
@@ -273,7 +275,7 @@ class Authentication:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _step(
-        self, options: ListenerOptions, underway: _Underway, connection: Connection, before: str, token: bytes
+        self, options: ListenerOptions, underway: _Underway, connection: Connection, current: str, token: bytes
     ) -> Step:
         exchange = underway.exchange
         if len(token) > options.token_bytes_max:
@@ -281,7 +283,7 @@ class Authentication:
         if time.monotonic() > underway.began_s + EXCHANGE_S_MAX:
             raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
         if self._waiting_bytes + len(token) > WAITING_BYTES_MAX:
-            raise AuthenticationFailed("too many large tokens at once; retry later", user=exchange.user)
+            raise AuthenticationFailed("too many large tokens are being checked; retry later", user=exchange.user)
         self._waiting_bytes += len(token)
         try:
             response = await exchange.step(token)
@@ -291,9 +293,9 @@ class Authentication:
             return Step(response)
         self._underway.pop(connection, None)
         principal, expires_ms, is_token = self._proven(exchange)
-        if before and principal != before:
+        if current and principal != current:
             raise AuthenticationFailed(
-                f"the connection belongs to {before} and cannot change its principal", user=exchange.user
+                f"the connection belongs to {current} and cannot change its principal", user=exchange.user
             )
         self.succeeded_count += 1
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
@@ -365,7 +367,7 @@ class Authentication:
         """Runs in a thread. Raises AuthenticationFailed if WAITING_MAX checks wait for one
         already."""
         if self._waiting >= WAITING_MAX:
-            raise AuthenticationFailed("too many clients are authenticating at once; retry later")
+            raise AuthenticationFailed("too many clients are authenticating; retry later")
         self._waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(threads, work)
@@ -376,7 +378,7 @@ class Authentication:
 def _seed_of(secret: bytes) -> bytes:
     return hmac.digest(
         secret, b"salts of users that do not exist", "sha256"
-    )  # a fixed label: clients see salts derived from it
+    )  # the label must not change: clients would see other salts
 
 
 def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:

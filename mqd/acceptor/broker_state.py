@@ -128,7 +128,7 @@ class Address:
 
     @property
     def is_trusted(self) -> bool:
-        """Has all rights, and no quota."""
+        """Whether it has all rights and no quota."""
         return self.peer_node >= 0 or self.is_host
 
     @property
@@ -142,7 +142,7 @@ class ProducerIds:
 
     def __init__(self) -> None:
         self.next = self.end = 0
-        # the request for more; its result is the error
+        # the request for more ids; its result is an error code
         self.request: asyncio.Task[int] | None = None
 
 
@@ -203,7 +203,7 @@ class BrokerState:
         one."""
         return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
 
-    def _elsewhere(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
+    def _endpoint_at(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
         """The address of this client's listener at another host; None: that host has no such listener."""
         if not broker.endpoints:
             return broker.host, broker.port
@@ -219,7 +219,7 @@ class BrokerState:
             for broker in self.metadata.brokers.values()
             if broker.node_id != self.node_id
             and not broker.fenced
-            and (reached := self._elsewhere(broker, address)) is not None
+            and (reached := self._endpoint_at(broker, address)) is not None
         ]
         return sorted([*others, (self.node_id, host, port, self.config.get("broker.rack"))])
 
@@ -228,7 +228,7 @@ class BrokerState:
         if node_id == self.node_id:
             return self.advertised(address)
         broker = self.metadata.brokers.get(node_id)
-        return self._elsewhere(broker, address) if broker is not None and not broker.fenced else None
+        return self._endpoint_at(broker, address) if broker is not None and not broker.fenced else None
 
     # -- configuration -----------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from mqd.security.python_tls import file_state, pem_of_pkcs12
 POLL_S = 60.0
 WARN_DAYS = (30, 14, 7, 1)
 _DAY = datetime.timedelta(days=1)
-_WAY_OUT = "replace it (mqd cert renew); the new one is loaded without a restart"
+_ADVICE = "replace it (mqd cert renew); the new one is loaded without a restart"
 log = logging.get("acceptor.certificates")
 
 
@@ -87,11 +87,11 @@ class Certificates:
         self.ends = {name: ends.timestamp() for name, ends in self._found.items()}
 
     def _warn(self, name: str, ends: datetime.datetime, days: int) -> None:
-        of = "between hosts" if name == "hosts" else f"of listener {name}"
+        which = "between hosts" if name == "hosts" else f"of listener {name}"
         if days < 0:
-            log.error(f"the certificate {of} has expired: clients refuse it; {_WAY_OUT}", ended=f"{ends:%Y-%m-%d}")
+            log.error(f"the certificate {which} has expired: clients refuse it; {_ADVICE}", ended=f"{ends:%Y-%m-%d}")
         else:
-            log.warning(f"the certificate {of} expires soon; {_WAY_OUT}", ends=f"{ends:%Y-%m-%d}", days_left=days)
+            log.warning(f"the certificate {which} expires soon; {_ADVICE}", ends=f"{ends:%Y-%m-%d}", days_left=days)
 
 
 def _chains(config: Mapping[str, str], listener: listeners.Listener) -> list[bytes]:

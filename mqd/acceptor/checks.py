@@ -1,14 +1,14 @@
 """Checks that workers request before they write a batch (CHECK, native/server/check/check.c): may
 these partitions be written in this transaction, and does every record of this batch have a key?
 
-The transaction coordinator decides the first question. A batch whose topic has another compression.type is
-compressed to it on a thread and returned. Workers check compressed batches themselves, unless the
-codec's library is missing: then this process decompresses them, checks their records in C, and
-lists those without a key (KIP-467). The batch stays in the worker's arena, lent until the response;
-if that worker dies in the meantime the result is discarded.
+The transaction coordinator decides the first question. A batch in another codec than its topic's
+compression.type is recompressed on a thread and returned. Workers check compressed batches
+themselves, unless the codec's library is missing: then this process decompresses them, checks their
+records in C, and lists those without a key (KIP-467). The batch stays in the worker's arena, lent
+until the response; if that worker dies in the meantime the result is discarded.
 
-Bounds: THREADS at a time, each with at most DECOMPRESSED_BYTES_MAX; the number of waiting checks is
-bounded by the workers' lending limit.
+Bounds: THREADS checks at a time, each of at most DECOMPRESSED_BYTES_MAX; the number of waiting
+checks is bounded by the workers' lending limit.
 """
 
 import asyncio
@@ -135,8 +135,8 @@ def check_records(
 
 
 def _unscheduled(header: BatchHeader, records: bytes) -> CheckResult | None:
-    """The records whose headers do not say when they are due, and what is wrong with the first. The
-    records can be parsed.
+    """Refuses the records whose headers do not say when they are due, with the problem of the first.
+    None: all do. `records` can be parsed.
     """
     if b"mqd-" not in records:
         return None

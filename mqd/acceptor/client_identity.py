@@ -5,8 +5,8 @@ A worker puts a block before the frame of a request (struct mqd_request_principa
 acceptor knows every connection's principal without a query. The response that ends an exchange begins
 with a block of its own (struct mqd_authenticated).
 
-A client that sent SaslHandshake 0 continues with bare tokens instead of requests. Each becomes a
-SaslAuthenticate here, and its response a bare token, so handlers know one form only.
+A client that sent SaslHandshake 0 continues with raw SASL tokens, which have no request header. Each
+is converted to a SaslAuthenticate, and the response to a raw token, so handlers know one form only.
 """
 
 import struct
@@ -79,8 +79,8 @@ def address(descriptor: Descriptor, identity: Identity) -> Address:
 
 
 def raw_response(body: bytes) -> bytes | None:
-    """The token in a SaslAuthenticate response of version 0; None: the token was refused; the old
-    form has no response for that.
+    """The token in a SaslAuthenticate response of version 0. None: the client's token was refused,
+    for which there is no raw response.
     """
     _, error, message_bytes = _RESPONSE.unpack_from(body)
     return None if error else body[_RESPONSE.size + max(message_bytes, 0) + 4 :]

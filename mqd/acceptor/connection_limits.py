@@ -6,8 +6,9 @@
                                   connections wait in the kernel's queue
     max.connections.per.ip        of an address: enforced like max.connections of a listener
     max.connections               of a listener: the worker that gets the connection counts
-                                  (native/shm/tally.h), and closes those above; of the broker: each
-                                  worker adds up the connections of all workers (server/handoff.c)
+                                  (native/shm/tally.h), and closes those above the limit; of the
+                                  broker: each worker adds up the connections of all workers
+                                  (server/handoff.c)
 
 Connections from other hosts, and those of local clients, arrive on other sockets and are not
 limited.
@@ -118,8 +119,8 @@ class ConnectionLimits:
                 rate.charge(now_ns)
 
     def address_delay_s(self, address: bytes, now_ns: int) -> float:
-        """0: the connection is admitted, and counts. Otherwise it does not count, and is closed
-        after this time: a client that reconnects immediately does so at this pace.
+        """0: the connection is admitted, and counts. Otherwise it does not count, and is held for
+        this time before it is closed, which slows down a client that reconnects immediately.
         """
         per_s = self._address_per_s.get(address, self._default_per_s)
         if per_s is None:

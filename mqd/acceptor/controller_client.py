@@ -43,12 +43,12 @@ Metadata = (
 )
 
 
-class _NoMessage(Exception):
-    """The controller sent an invalid message. Does not cover a bug of ours in handling a valid one."""
+class _InvalidMessage(Exception):
+    """The controller sent an invalid message. A bug in handling a valid one is a MetadataFault."""
 
 
 class MetadataFault(Exception):
-    """A bug of ours in applying metadata."""
+    """A bug in applying metadata."""
 
 
 class ControllerClient:
@@ -66,7 +66,7 @@ class ControllerClient:
         self._request_id = 0
 
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Response:
-        """Never raises because of the controller: failures are in the response's error."""
+        """Failures are in the response's error; it does not raise."""
         if len(self._sent) >= REQUESTS_MAX:
             return messages.Response(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._request_id += 1
@@ -104,7 +104,7 @@ class ControllerClient:
             try:
                 self._write(self._subscribe)
                 await self._receive(reader)
-            except (OSError, EOFError, _NoMessage) as error:
+            except (OSError, EOFError, _InvalidMessage) as error:
                 log.warning("connection to the controller ended", reason=str(error) or type(error).__name__)
             finally:
                 self._writer.close()
@@ -117,13 +117,13 @@ class ControllerClient:
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > MESSAGE_BYTES_MAX:
-                raise _NoMessage(f"a message of {size} bytes")
+                raise _InvalidMessage(f"a message of {size} bytes, more than {MESSAGE_BYTES_MAX}")
             data = await reader.readexactly(size)
             try:
                 with paused():
                     message = _decode(data)
             except (ValueError, msgspec.MsgspecError) as error:
-                raise _NoMessage(str(error)) from error
+                raise _InvalidMessage(str(error)) from error
             if isinstance(message, messages.Response):
                 answered = self._sent.get(message.request_id)
                 if answered is not None and not answered.done():

@@ -107,8 +107,8 @@ class InternalPartitions:
         ):
             return None
         if view.leader_epoch > image.leader_epoch:
-            # the worker learned of the leadership first: the metadata does not show yet which host
-            # led the partition in between
+            # the worker already has newer metadata: it is not known here yet which host led the
+            # partition in between
             return None
         return Source(view.leader_epoch, view.owner_generation, view.log_end_offset, view.high_watermark)
 
@@ -211,21 +211,21 @@ class Coordinators:
     def _carry_out(self, name: str, effect: Effect, leader_epoch: int) -> None:
         self.share_states.carry_out(name, effect, leader_epoch)
 
-    def _each(self) -> Iterable[Coordinator]:
+    def _coordinators(self) -> Iterable[Coordinator]:
         found = (self.groups, self.share)
         return found if self.transactions is None else (*found, self.transactions)
 
     def of_topic(self, name: str) -> Coordinator | None:
-        return next((coordinator for coordinator in self._each() if coordinator.topic == name), None)
+        return next((coordinator for coordinator in self._coordinators() if coordinator.topic == name), None)
 
     def start(self) -> None:
-        for coordinator in self._each():
+        for coordinator in self._coordinators():
             coordinator.start()
         self.share_pruning.repeated.start()
         self.queue_deletion.repeated.start()
 
     def stop(self) -> None:
-        for coordinator in self._each():
+        for coordinator in self._coordinators():
             coordinator.stop()
         self.share_states.stop()
         self.share_pruning.repeated.stop()
@@ -236,7 +236,7 @@ class Coordinators:
 
     def on_worker_death(self, worker: int) -> None:
         self.log.on_owner_death(worker)
-        for coordinator in self._each():
+        for coordinator in self._coordinators():
             coordinator.check_partitions()
 
     def on_metadata(self, message: object) -> None:
@@ -252,7 +252,7 @@ class Coordinators:
         if self._gone and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
             self._forget_gone()  # before a client commits for a topic that was created again
         if any(self._concerns(part) for part in parts):
-            for coordinator in self._each():
+            for coordinator in self._coordinators():
                 coordinator.check_partitions()
 
     def _concerns(self, message: object) -> bool:
@@ -289,8 +289,7 @@ class Coordinators:
         """Deletions while no coordinator was active. The writer of the offsets knew those
         partitions before this host became leader of their log. So this host knows them too, unless
         it reports them as withheld, or they were deleted. A topic that was created again under the
-        same name looks as if it had always existed: the record of an offset does not identify its
-        topic's incarnation.
+        same name is not recognized, because the record of an offset has no topic id.
         """
         assert isinstance(core, Group)
         metadata, left = self._broker.metadata, {}

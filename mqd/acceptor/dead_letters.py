@@ -12,7 +12,7 @@ it anyway, and dead letters are rare. Its load is bounded: AT_ONCE transactions 
 CHUNK_BYTES of copied records at a time, which are read in the disks' threads.
 
 Bounds: one mover for each share-partition that this host leads and that has had dead letters;
-IDLE_MAX of them without any are kept. Concurrency: the event loop's thread.
+up to IDLE_MAX movers without dead letters are kept. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ from mqd.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 
-NOTE_GROUP = "__dlq."  # and the share group's id
+NOTE_GROUP = "__dlq."  # followed by the share group's id
 TRANSACTION_TIMEOUT_MS = 60_000
 STEP_S = 45.0
 RETRY_S, RETRY_S_MAX, RETRIES_S = 0.01, 0.3, 15.0
@@ -122,18 +122,18 @@ class Figures(NamedTuple):
 
     written: int  # since the start of this process
     waiting: int
-    oldest_ms: int  # for how long, as far as this process knows
+    oldest_ms: int  # age of the oldest waiting one, as far as this process knows
 
 
 class _Mover:
     def __init__(self, name: str, group_id: str, topic_id: bytes, partition: int, core: Letters) -> None:
         self.name, self.group_id, self.topic_id, self.partition = name, group_id, topic_id, partition
         self.core = core
-        self.lock = asyncio.Lock()  # its LOADING, and the READs and WRITEs of its owner
+        self.lock = asyncio.Lock()  # held during LOADING, and during READs and WRITEs of the owner
         self.producer = (-1, -1)  # id, epoch
         self.timer: asyncio.TimerHandle | None = None
         self.tasks: set[asyncio.Task[None]] = set()
-        self.problem = ""  # as logged
+        self.problem = ""  # the last one that was logged
 
     def stop(self) -> None:
         if self.timer is not None:
@@ -182,18 +182,18 @@ class DeadLetters:
 
     # -- what owners read and write ----------------------------------------------------------------
 
-    async def ask(self, api_key: int, request: Any) -> Any:
+    async def respond_to_owner(self, api_key: int, request: Any) -> Any:
         """Handles an owner's READ or WRITE of one share-partition. Returns the response."""
         (topic,) = request.topics
         (one,) = topic.partitions
         name = core_name(request.group_id, topic.topic_id, one.partition)
         mover = self._movers.get(name)
         if mover is None:
-            return self._observed(name, api_key, request, await self._states.respond(request))
+            return self._observe(name, api_key, request, await self._states.respond(request))
         async with mover.lock:
-            return self._observed(name, api_key, request, await self._states.respond(request))
+            return self._observe(name, api_key, request, await self._states.respond(request))
 
-    def _observed(self, name: str, api_key: int, request: Any, response: Any) -> Any:
+    def _observe(self, name: str, api_key: int, request: Any, response: Any) -> Any:
         (topic,), (answered,) = request.topics, response.results
         (one,), (result,) = topic.partitions, answered.partitions
         if api_key not in (READ, WRITE) or result.error_code:
@@ -311,7 +311,7 @@ class DeadLetters:
             await self._put_note(mover, step, producer_id, producer_epoch)
         else:
             assert step.kind == COMMITTING
-            await self._done(
+            await self._request(
                 EndTxnRequest(
                     transactional_id=self._transactional_id(mover),
                     producer_id=producer_id,
@@ -329,11 +329,11 @@ class DeadLetters:
         image = self._broker.metadata.by_id(mover.topic_id)
         leader = image.partitions[mover.partition].leader if image and mover.partition < len(image.partitions) else -2
         if leader not in (-1, self._broker.node_id):
-            return Outcome(step.token, is_superseded=True)  # deleted, or led elsewhere
+            return Outcome(step.token, is_superseded=True)  # deleted, or another host leads it
         transactions = self._coordinators.transactions
         if transactions is None or not await transactions.ensure_topic():
             raise Failed("the topic of transactions cannot be created")
-        response = await self._done(
+        response = await self._request(
             InitProducerIdRequest(
                 transactional_id=self._transactional_id(mover), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
             ),
@@ -369,7 +369,7 @@ class DeadLetters:
         source = self._source(mover)
         if not await self._coordinators.groups.ensure_topic():
             raise Failed("the topic of committed offsets cannot be created")
-        response = await self._done(
+        response = await self._request(
             OffsetFetchRequest(
                 group_id=NOTE_GROUP + mover.group_id,
                 topics=[OffsetFetchRequest.Topic(name=source.topic, partition_indexes=[source.partition])],
@@ -380,7 +380,7 @@ class DeadLetters:
         return response.topics[0].partitions[0].metadata
 
     async def _note_end(self, mover: _Mover, text: str | None) -> int | None:
-        """As in Outcome. A later leader's log may have other records at the offsets of lost ones."""
+        """Outcome.note_end: a later leader's log may have other records at the offsets of lost ones."""
         note = parsed_note(text or "")
         if note is None or not 0 <= note.leader_epoch < mover.core.leader_epoch:
             return None
@@ -388,7 +388,7 @@ class DeadLetters:
         part = message.Partition(
             partition=source.partition, current_leader_epoch=mover.core.leader_epoch, leader_epoch=note.leader_epoch
         )
-        response = await self._done(message(topics=[message.Topic(topic=source.topic, partitions=[part])]), 3)
+        response = await self._request(message(topics=[message.Topic(topic=source.topic, partitions=[part])]), 3)
         end_offset = int(response.topics[0].partitions[0].end_offset)
         return end_offset if end_offset >= 0 else None
 
@@ -400,10 +400,10 @@ class DeadLetters:
             "producer_epoch": producer_epoch,
             "group_id": group_id,
         }
-        await self._done(AddOffsetsToTxnRequest(**identity), 3)
+        await self._request(AddOffsetsToTxnRequest(**identity), 3)
         message = TxnOffsetCommitRequest
         part = message.Partition(partition_index=source.partition, committed_offset=0, committed_metadata=step.note)
-        await self._done(message(**identity, topics=[message.Topic(name=source.topic, partitions=[part])]), 3)
+        await self._request(message(**identity, topics=[message.Topic(name=source.topic, partitions=[part])]), 3)
 
     def _source(self, mover: _Mover) -> Source:
         image = self._broker.metadata.by_id(mover.topic_id)
@@ -420,14 +420,14 @@ class DeadLetters:
         target = settings.dead_letter_topic
         if not target or target == source.topic:
             if target:
-                log.warning("a dead letter was rejected; it has no letter of its own", group=mover.group_id)
+                log.warning("a dead letter was rejected; no dead letter is written for it", group=mover.group_id)
             return Outcome(step.token, unwanted=True)
         image = await self._target(target)
         effective = configuration.topic_effective(self._broker.effective(), image.config)
         if effective[ENABLED] != "true":
             raise Failed(f"topic {target} takes no dead letters; set {ENABLED}=true for it")
         index = source.partition % len(image.partitions)
-        await self._done(
+        await self._request(
             AddPartitionsToTxnRequest(
                 v3_and_below_transactional_id=self._transactional_id(mover),
                 v3_and_below_producer_id=producer_id,
@@ -484,8 +484,9 @@ class DeadLetters:
         return count, {one.offset: Copied(one.key, one.value, one.headers) for one in found}
 
     async def _append(self, topic: str, index: int, batch: bytes) -> None:
-        """Raises AppendError or PeerError: the batch may have been written then, and FENCING
-        follows."""
+        """Raises AppendError or PeerError. The batch may have been written nevertheless; FENCING
+        follows.
+        """
         node_id = leader_elsewhere(self._broker, topic, index)
         if node_id < 0:
             await self._coordinators.log.append(topic, index, batch)
@@ -523,8 +524,8 @@ class DeadLetters:
 
     # -- requests like a client's ------------------------------------------------------------------
 
-    async def _done(self, request: object, version: int) -> Any:
-        """The response, without an error. Raises Failed."""
+    async def _request(self, request: object, version: int) -> Any:
+        """Returns the response, which has no error. Raises Failed."""
         api_key, delay_s = codec.message_of(type(request))[0].api_key, RETRY_S
         frame = encode_request(request, version, 1, "mqd-dead-letters")
         until_s = time.monotonic() + RETRIES_S
@@ -543,7 +544,7 @@ class DeadLetters:
 
 
 def _error_of(response: Any) -> int:
-    """The first error in it."""
+    """The first error code in the response."""
     error = getattr(response, "error_code", 0)
     for topic in getattr(response, "topics", None) or getattr(response, "results_by_topic_v3_and_below", None) or ():
         for one in getattr(topic, "partitions", None) or getattr(topic, "results_by_partition", None) or ():

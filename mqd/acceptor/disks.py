@@ -1,7 +1,7 @@
 """The acceptor's reads of log directories, for requests and for loading coordinators. A directory
 that hangs does not delay reads of another one.
 
-Bounds: READS_AT_ONCE and LOADS_AT_ONCE threads for each directory; LOADS_IN_ALL loads at a time,
+Bounds: READ_THREADS and LOAD_THREADS threads for each directory; LOADS_MAX loads at a time,
 because they share the interpreter with the event loop. Other work waits as long as the directory
 makes progress. A thread in a hanging file system stays, and counts, until that responds.
 
@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from mqd.base.blocking_pool import QueryProgress, in_thread
 
-READS_AT_ONCE = 4
-LOADS_AT_ONCE = 2
-LOADS_IN_ALL = 4
+READ_THREADS = 4
+LOAD_THREADS = 2
+LOADS_MAX = 4
 SILENT_S = 10.0  # a directory without progress for this long counts as not responding
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class _Work(QueryProgress):
 
 
 class _Directory:
-    """At most `at_once` threads work in it."""
+    """One log directory. At most `at_once` threads work in it."""
 
     def __init__(self, path: Path, at_once: int) -> None:
         self._path, self._at_once = path, at_once
@@ -45,45 +45,45 @@ class _Directory:
         """Raises TimeoutError if the work, or all work ahead of it, has made no progress for
         SILENT_S.
         """
-        mine = _Work(work)
-        self._waiting[mine] = None
+        item = _Work(work)
+        self._waiting[item] = None
         self._start()
         try:
-            while not mine.response.done():
+            while not item.response.done():
                 last_step_s = (
-                    mine.stepped_s if mine in self._under_way else max(one.stepped_s for one in self._under_way)
+                    item.stepped_s if item in self._under_way else max(other.stepped_s for other in self._under_way)
                 )
                 left_s = last_step_s + SILENT_S - time.monotonic()
                 if left_s <= 0:
                     raise TimeoutError(f"log directory {self._path} does not respond")
-                await asyncio.wait({mine.response}, timeout=min(left_s, SILENT_S))
-            return mine.response.result()
+                await asyncio.wait({item.response}, timeout=min(left_s, SILENT_S))
+            return item.response.result()
         finally:
-            self._waiting.pop(mine, None)
-            mine.response.cancel()  # its caller was cancelled
+            self._waiting.pop(item, None)
+            item.response.cancel()  # its caller was cancelled
 
     def _start(self) -> None:
         while self._waiting and len(self._under_way) < self._at_once:
-            one = next(iter(self._waiting))
-            del self._waiting[one]
-            one.step()
+            item = next(iter(self._waiting))
+            del self._waiting[item]
+            item.step()
             try:
-                future = in_thread(partial(one.work, one))
+                future = in_thread(partial(item.work, item))
             except RuntimeError as error:  # no thread is available
-                one.response.set_exception(OSError(errno.EAGAIN, str(error)))
+                item.response.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
-            self._under_way.add(one)
-            future.add_done_callback(partial(self._ended, one))
+            self._under_way.add(item)
+            future.add_done_callback(partial(self._ended, item))
 
-    def _ended(self, one: _Work, future: "asyncio.Future[Any]") -> None:
-        self._under_way.discard(one)
+    def _ended(self, item: _Work, future: "asyncio.Future[Any]") -> None:
+        self._under_way.discard(item)
         error = future.exception()
-        if one.response.done():
+        if item.response.done():
             pass
         elif error is not None:
-            one.response.set_exception(error)
+            item.response.set_exception(error)
         else:
-            one.response.set_result(future.result())
+            item.response.set_result(future.result())
         self._start()
 
 
@@ -91,9 +91,9 @@ class Disks:
     """`log_dirs`: their paths; callers use the index."""
 
     def __init__(self, log_dirs: Sequence[Path]) -> None:
-        self._reads = [_Directory(path, READS_AT_ONCE) for path in log_dirs]
-        self._loads = [(asyncio.Semaphore(LOADS_AT_ONCE), _Directory(path, LOADS_AT_ONCE)) for path in log_dirs]
-        self._slots = asyncio.Semaphore(LOADS_IN_ALL)
+        self._reads = [_Directory(path, READ_THREADS) for path in log_dirs]
+        self._loads = [(asyncio.Semaphore(LOAD_THREADS), _Directory(path, LOAD_THREADS)) for path in log_dirs]
+        self._slots = asyncio.Semaphore(LOADS_MAX)
 
     async def read(self, log_dir: int, work: Callable[..., T], *arguments: object) -> T:
         """Runs short work and passes on its exceptions. Raises TimeoutError if the directory does

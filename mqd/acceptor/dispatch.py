@@ -136,8 +136,8 @@ def handler_of(api_key: int) -> Handler:
 async def respond(
     broker: Broker, address: Address, frame: bytes, connection: int, observer: Observer | None = None
 ) -> Outcome:
-    """Raises nothing but cancellation. An invalid request ends its connection with the reason. A
-    bug of ours is logged and answered with UNKNOWN_SERVER_ERROR.
+    """Raises only CancelledError. An invalid request ends its connection with the reason. An internal
+    error is logged and answered with UNKNOWN_SERVER_ERROR.
     """
     began = time.perf_counter()
     api, failed = "unknown", True
@@ -176,15 +176,15 @@ async def _handled(
     if broker.relaying is not None:
         if authorized.denied is not None:
             frame = encode_request(authorized.request, header.api_version, header.correlation_id, header.client_id)
-        elsewhere = await broker.relaying.respond(
+        relayed = await broker.relaying.respond(
             address, header, authorized.request, frame, lambda part: handler(context, header, part)
         )
-        if elsewhere is not None:
-            if isinstance(elsewhere, bytes) and authorized.denied is None:
-                return Outcome(elsewhere)
-            if isinstance(elsewhere, bytes):
-                elsewhere = decode_response(elsewhere, header.api_key, header.api_version)[1]
-            return Outcome(_encode(header, authorized.completed(elsewhere)))
+        if relayed is not None:
+            if isinstance(relayed, bytes) and authorized.denied is None:
+                return Outcome(relayed)
+            if isinstance(relayed, bytes):
+                relayed = decode_response(relayed, header.api_key, header.api_version)[1]
+            return Outcome(_encode(header, authorized.completed(relayed)))
     handling = handler(context, header, authorized.request)
     if throttle.counts_time(context, header):
         response = await throttle.charged(handling, context, header, began)

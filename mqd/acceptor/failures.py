@@ -1,5 +1,5 @@
 """The response to a request that failed as a whole, as Kafka's getErrorResponse: one error in every
-error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed by a bug of ours.
+error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed because of a bug.
 
 If the response has an error of its own, that is set. Otherwise every requested item gets the error:
 the arrays are filled from the request's, by the schema. Pure functions.
@@ -25,10 +25,10 @@ class Failure(NamedTuple):
     message: str | None
 
 
-OURS = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
+INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
 
 
-def failed_response(header: RequestHeader, request: object, failure: Failure = OURS) -> object | None:
+def failed_response(header: RequestHeader, request: object, failure: Failure = INTERNAL_ERROR) -> object | None:
     """None: this version of the response has no error field, or nothing was requested."""
     response = message_class(header.api_key, "Response")()
     return response if _fail(response, request, header.api_version, failure) else None
@@ -54,10 +54,10 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
     arrays). Returns whether it contains an error now.
     """
     fields = {field.name: field for field in _fields(message_of(type(response))[1], version)}
-    found = False
+    has_error = False
     for field in filter(_is_error, fields.values()):
         setattr(response, field.name, failure.error)
-        found = True
+        has_error = True
     for field in fields.values():
         if getattr(response, field.name) is None and version not in field.nullable and not field.is_tagged(version):
             setattr(response, field.name, _empty(response, field))
@@ -67,8 +67,8 @@ def _fail(response: Any, request: object, version: int, failure: Failure) -> boo
         if field.is_array and field.struct is not None:
             elements = _elements(response, field, request, version, failure)
             setattr(response, field.name, elements)
-            found |= bool(elements) and _has_error_field(field.struct, version)
-    return found
+            has_error |= bool(elements) and _has_error_field(field.struct, version)
+    return has_error
 
 
 def _empty(response: object, field: Field) -> object:
@@ -89,18 +89,18 @@ def _elements(response: object, field: Field, request: object, version: int, fai
     arrays = [
         one for one in _fields(message_of(type(request))[1], version) if one.is_array and getattr(request, one.name)
     ]
-    same = [one for one in arrays if one.name == field.name]
-    source = same or (arrays if field.struct is not None and _has_error_field(field.struct, version) else [])
+    same_name = [one for one in arrays if one.name == field.name]
+    source = same_name or (arrays if field.struct is not None and _has_error_field(field.struct, version) else [])
     if not source:
         return []
-    made = []
+    elements = []
     for element in getattr(request, source[0].name):
-        filled = _class_of(response, field)()
-        if not _name(filled, element, source[0], version) and not same:
+        item = _class_of(response, field)()
+        if not _name(item, element, source[0], version) and not same_name:
             return []
-        _fail(filled, element, version, failure)
-        made.append(filled)
-    return made
+        _fail(item, element, version, failure)
+        elements.append(item)
+    return elements
 
 
 def _class_of(response: object, field: Field) -> type:
@@ -117,7 +117,7 @@ def _name(response: object, element: object, source: Field, version: int) -> boo
         if not field.is_array and field.struct is None
     ]
     if all(field.name.startswith("error_") for field in own):
-        return True  # it has no name: answers are in request order (ACLs)
+        return True  # it has no name: responses are in request order (ACLs)
     if isinstance(element, msgspec.Struct):
         common = [field.name for field in own if hasattr(element, field.name)]
         for name in common:

@@ -66,13 +66,13 @@ class Flushes:
             return
 
     async def _wait_for(self, slot: int, end_offset: int) -> None:
-        while self._below(slot, end_offset):
+        while self._is_unflushed(slot, end_offset):
             future = asyncio.get_running_loop().create_future()
             self._waiting.setdefault(slot, []).append(future)
             self._slots.await_flush(slot)
-            if not self._below(slot, end_offset):
-                # it completed before the owner saw that it is awaited; `future` resolves with the
-                # next notification
+            if not self._is_unflushed(slot, end_offset):
+                # the flush completed before the owner saw that it is awaited; `future` resolves
+                # with the next notification
                 return
             try:
                 await future
@@ -80,7 +80,7 @@ class Flushes:
                 if future in self._waiting.get(slot, ()):
                     self._waiting[slot].remove(future)
 
-    def _below(self, slot: int, end_offset: int) -> bool:
+    def _is_unflushed(self, slot: int, end_offset: int) -> bool:
         view = self._view(slot)
         return view is not None and unflushed(view, end_offset)
 

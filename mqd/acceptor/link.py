@@ -110,7 +110,7 @@ def _compression(check: Descriptor) -> Compression | None:
 class ShareStates(Protocol):
     """The part of mqd/acceptor/interbroker/share_states.py that the link calls."""
 
-    async def ask(self, api_key: int, body: bytes) -> bytes: ...
+    async def respond_to_worker(self, api_key: int, body: bytes) -> bytes: ...
 
 
 class Link:
@@ -146,8 +146,8 @@ class Link:
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._described = self._archived = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._young: list[_Pending] = []  # arrived since the last check,
-        self._older: list[_Pending] = []  # or before it
+        self._young: list[_Pending] = []  # requests that arrived after the last _on_park()
+        self._older: list[_Pending] = []  # requests that arrived before it
         # by worker: token -> slow requests, which may be abandoned
         self._parked: list[dict[int, _Pending]] = [{} for _ in range(worker_count)]
         self._park: asyncio.TimerHandle | None = None
@@ -315,7 +315,7 @@ class Link:
             pending.task.cancel()
 
     def _unpark(self, pending: _Pending, _task: asyncio.Task[None]) -> None:
-        """It is done. A successor of its worker may use the same token again."""
+        """The request is done. A successor of its worker may use the same token again."""
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]
 
@@ -417,7 +417,7 @@ class Link:
         response = b""
         try:
             if self.share_states is not None:
-                response = await self.share_states.ask(descriptor.flags, body)
+                response = await self.share_states.respond_to_worker(descriptor.flags, body)
         except Exception:
             log.exception("a share-partition's state cannot be read or written", worker=worker, api=descriptor.flags)
         if descriptor.generation != self._control.endpoint_generation(worker):
@@ -508,22 +508,22 @@ class Link:
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._descriptions[worker].clear()
         for task in list(self._share_tasks[worker]):
-            task.cancel()  # before the READ of its successor
+            task.cancel()  # must not be carried out after a READ of the worker's successor
         self._broker.flushes.notify_all()
         for pending in list(self._parked[worker].values()):
             if pending.generation != self._control.endpoint_generation(worker):
                 pending.task.cancel()
         if self._loop is not None and self._turn is None:
-            # It may have died after it cleared our sleep flag and before it woke us; no other
-            # process would wake us.
+            # The worker may have died after it cleared our sleep flag and before it woke us; no
+            # other process would wake us.
             self._on_turn()
 
     # -- producers of a partition ------------------------------------------------------------------
 
     async def producers(self, owner: int, slot: int) -> tuple[int, list[ProducerView]]:
-        """The partition's producers as its slot's owner knows them: (error code, views). The
-        owner's death gives NOT_LEADER_OR_FOLLOWER, no room for the response REQUEST_TIMED_OUT; the
-        caller sets the timeout.
+        """(error code, the partition's producers as the slot's owner knows them). The error is
+        NOT_LEADER_OR_FOLLOWER if the owner dies, and REQUEST_TIMED_OUT if it has no space for the
+        response. The caller sets a timeout.
         """
         assert self._loop is not None
         self._described += 1

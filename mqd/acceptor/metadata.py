@@ -17,7 +17,7 @@ def _shown_as(view: messages.TopicImage, base: messages.TopicImage | None) -> me
     """The view with the partitions of its base. Operations that are only for topics with logs of their own check
     Metadata.log_of().
     """
-    if base is None:  # it waits for slots of this host
+    if base is None:  # the base waits for slots of this host
         return msgspec.structs.replace(view, partition_count=-1)
     return msgspec.structs.replace(
         view,
@@ -49,9 +49,8 @@ class Metadata:
         self.client_quotas: list[messages.ClientQuota] = []
         # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
         self.features: dict[str, int] = {}
-        # by user and mechanism
-        self.scram_version = 0  # changes with them
-        self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}
+        self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}  # by user and mechanism
+        self.scram_version = 0  # changes with the credentials
         self.delegation_tokens: dict[str, DelegationToken] = {}  # by id
         self.features_version = 0  # version of the message that last changed them
         # Existing topics that this host's processes do not receive, or not with all their
@@ -68,7 +67,8 @@ class Metadata:
         self._gone: dict[str, int] = {}
         self._sorted: list[str] | None = None
         self._views: dict[str, dict[str, messages.TopicImage]] = {}  # topic -> its views, as they were received
-        # Topic id -> (partitions from this index on, version), as long as it matters.
+        # Topic id -> [(first index of added partitions, version that added them)], until all workers
+        # have applied that version.
         self._visible_from: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
@@ -151,10 +151,14 @@ class Metadata:
 
     def _note_elections(self, old: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
         for new in partitions:
-            was = old.partitions[new.index] if new.index < len(old.partitions) else None
-            if was is not None and new.leader >= 0 and new.leader_epoch > was.leader_epoch:
+            before = old.partitions[new.index] if new.index < len(old.partitions) else None
+            if before is not None and new.leader >= 0 and new.leader_epoch > before.leader_epoch:
                 self.election_count += 1
-            if new.recovering and was is not None and not (was.recovering and was.leader_epoch == new.leader_epoch):
+            if (
+                new.recovering
+                and before is not None
+                and not (before.recovering and before.leader_epoch == new.leader_epoch)
+            ):
                 self.unclean_count += 1
                 self._unclean.append((old.name, new))
 

@@ -1,6 +1,6 @@
 """Producer ids for idempotent and transactional producers, in blocks from the controller. The
-controller writes a block to disk before it returns it, so an id is never assigned twice, whatever
-restarts; the rest of a block is lost with the acceptor. All requests that find no id left wait for
+controller writes a block to disk before it returns it, so an id is never assigned twice, even after a
+restart; the rest of a block is lost with the acceptor. All requests that find no id left wait for
 the same block, and share its error.
 """
 

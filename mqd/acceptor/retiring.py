@@ -30,7 +30,7 @@ from mqd.protocol.redirected import origin_of
 
 TIMEOUT_S = 10.0
 DESCRIBE_VERSION = 0
-WAY_OUT = (
+ADVICE = (
     "Bring back a host that has its records (mqd topic describe shows which), and try again. If they are lost"
     " permanently, let the partition begin empty: move it to hosts in service (mqd topic reassign --no-wait), and"
     " elect a leader (kafka-leader-election.sh --election-type unclean)."
@@ -59,17 +59,17 @@ def described(broker: Broker, topic: messages.TopicImage) -> Retirement:
     their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers have applied it.
     """
     applied = broker.table.metadata_version >= broker.metadata.version
-    going = topic.partitions[first_retired(topic) :]
+    retiring = topic.partitions[first_retired(topic) :]
     retired = [
         CreatePartitionsResponse.Retired(
             partition_index=one.index, redirect_index=one.redirect, leader_id=one.leader, leader_epoch=one.leader_epoch
         )
-        for one in going
+        for one in retiring
     ]
     return Retirement(
-        step=going[-1].retiring - RETIRE_NOT + 1 if going else 0,
+        step=retiring[-1].retiring - RETIRE_NOT + 1 if retiring else 0,
         applied=applied,
-        remaining=len(topic.partitions) - len(going),
+        remaining=len(topic.partitions) - len(retiring),
         retired=retired,
     )
 
@@ -96,10 +96,10 @@ async def refusal_to_add(
     context: Context, header: RequestHeader, change: messages.AddPartitions
 ) -> tuple[int, str] | None:
     """(error code, reason) if a transaction is open that wrote to a removed partition, or if that
-    cannot be determined. The transaction's marker goes to where the records went, as long as there is no
-    partition with that index, and the partition count is the same as then; otherwise readers of
-    committed records would wait for it forever. The controller refuses the change if other
-    partitions have been removed than this host knows (AddPartitions.first_leader_epoch).
+    cannot be determined. The transaction's marker follows the records to another partition only
+    while no partition has the removed index and the partition count is unchanged; otherwise readers
+    of committed records would wait for the marker forever. The controller refuses the change if
+    other partitions have been removed than this host knows (AddPartitions.first_leader_epoch).
     """
     topic = context.broker.metadata.topics.get(change.name)
     if topic is None or not topic.first_leader_epoch or change.partition_count <= len(topic.partitions):
@@ -134,8 +134,8 @@ async def _refused(context: Context, header: RequestHeader, topic: str, found: O
 
 
 async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> list[Open]:
-    """Raises _Unknown, also for a permanently lost partition: only an operator can tell that it is
-    not merely late. A leader that was elected uncleanly reports the open transactions in the
+    """Raises _Unknown, also for a permanently lost partition, because only an operator knows that it
+    will not return. A leader that was elected uncleanly reports the open transactions in the
     remaining records.
     """
     by_leader: dict[int, list[int]] = {}
@@ -149,7 +149,7 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
         if partition.leader < 0:
             raise _Unknown(
                 f"Partition {partition.index} of {topic.name} has no leader that knows whether a transaction is"
-                f" open on it. {WAY_OUT}"
+                f" open on it. {ADVICE}"
             )
         by_leader.setdefault(partition.leader, []).append(partition.index)
     responses = await asyncio.gather(
@@ -181,7 +181,7 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
             reason = error_message(partition.error_code)
             raise _Unknown(
                 f"The leader of partition {partition.partition_index} of {name} cannot tell whether a transaction is"
-                f" open on it ({reason}); try again. If that persists, its disk has failed: {WAY_OUT}"
+                f" open on it ({reason}); try again. If that persists, its disk has failed: {ADVICE}"
             )
         found += [
             Open(partition.partition_index, one.producer_id)

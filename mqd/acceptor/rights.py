@@ -30,7 +30,7 @@ DENIED: dict[int, int] = {
 }
 """By resource type: the error code of a denial."""
 
-# (context, header, request, the request again, or its element) -> 0 or Kafka's error code
+# (context, header, request, the element, or the request again in a WholeRule) -> 0 or Kafka's error code
 Check = Callable[[Context, RequestHeader, Any, Any], int]
 
 
@@ -90,20 +90,20 @@ def _authorize_elements(context: Context, header: RequestHeader, request: Any, r
     if not denied:
         return Authorized(request)
     elements: list[object] = []
-    for error, some in denied.items():
+    for error, refused_elements in denied.items():
         if rule.parts:
-            some = [msgspec.structs.replace(element, **{rule.parts: []}) for element in some]
-        part = msgspec.structs.replace(request, **{rule.field: some})
+            refused_elements = [msgspec.structs.replace(element, **{rule.parts: []}) for element in refused_elements]
+        part = msgspec.structs.replace(request, **{rule.field: refused_elements})
         elements += getattr(_failed(header, part, error), rule.response_field)
-    refused = message_class(header.api_key, "Response")(**{rule.response_field: elements})
-    is_asked = allowed or rule.is_group_first
-    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_asked else None
-    return Authorized(rest, refused, rule.response_field, rule.is_group_first)
+    denied_response = message_class(header.api_key, "Response")(**{rule.response_field: elements})
+    is_handled = allowed or rule.is_group_first
+    rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_handled else None
+    return Authorized(rest, denied_response, rule.response_field, rule.is_group_first)
 
 
 def _is_refused_alone(header: RequestHeader) -> bool:
     """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures, Alter- and
-    DeleteShareGroupOffsets: When Kafka refuses the whole request, it does not list its elements.
+    DeleteShareGroupOffsets: when Kafka refuses the whole request, it does not list its elements.
     """
     return header.api_key in (47, 55, 57, 91, 92) or (header.api_key == 24 and header.api_version >= 4)
 
@@ -159,7 +159,7 @@ def _committed_topic(context: Context, header: RequestHeader, request: Any, topi
     return 0 if allowed else DENIED[ResourceType.TOPIC]
 
 
-def _syncs(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+def _check_sync(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     """A request that lacks a field of its version is left to the handler, which refuses it."""
     if header.api_version >= 5 and (request.protocol_type is None or request.protocol_name is None):
         return 0
@@ -170,17 +170,17 @@ _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
 SHARE_COORDINATOR = 2
 
 
-def _coordinator(context: Context, header: RequestHeader, request: Any, key: Any) -> int:
+def _check_coordinator_key(context: Context, header: RequestHeader, request: Any, key: Any) -> int:
     kind = _COORDINATED.get(request.key_type)
     return 0 if kind is None or context.authorize(Operation.DESCRIBE, kind, key) else DENIED[kind]
 
 
-def _one_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+def _check_find_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     """Coordinators of share-partitions: only for hosts, from version 6 on; the handler refuses
     others."""
     if request.key_type == SHARE_COORDINATOR and header.api_version >= 6:
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
-    return _coordinator(context, header, request, request.key) if header.api_version < 4 else 0
+    return _check_coordinator_key(context, header, request, request.key) if header.api_version < 4 else 0
 
 
 # Resource types of configurations: 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group.
@@ -211,14 +211,14 @@ def may_view(context: Context, configs: Iterable[Any]) -> bool:
     return all(context.authorize(Operation.READ, ResourceType.TOPIC, base) for base in bases)
 
 
-def _alters(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
+def _check_alter(context: Context, header: RequestHeader, request: Any, resource: Any) -> int:
     error = _configured(Operation.ALTER_CONFIGS)(context, header, request, resource)
     if error or _CONFIGURED.get(resource.resource_type) != ResourceType.TOPIC:
         return error
     return 0 if may_schedule(context, resource.configs) else DENIED[ResourceType.TOPIC]
 
 
-def _initialises(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+def _check_init_producer_id(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     if request.transactional_id is not None:
         return on(ResourceType.TRANSACTIONAL_ID, Operation.WRITE, "transactional_id")(context, header, request, request)
     allowed = context.authorize_any(Operation.WRITE, ResourceType.TOPIC) or context.authorize(
@@ -227,7 +227,7 @@ def _initialises(context: Context, header: RequestHeader, request: Any, _: Any) 
     return 0 if allowed else DENIED[ResourceType.CLUSTER]
 
 
-def _adds_partitions(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+def _check_add_partitions(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     if header.api_version >= 4:  # batches, from other hosts
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     name = request.v3_and_below_transactional_id
@@ -235,7 +235,7 @@ def _adds_partitions(context: Context, header: RequestHeader, request: Any, _: A
     return 0 if allowed else DENIED[ResourceType.TRANSACTIONAL_ID]
 
 
-def _writes_markers(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
+def _check_write_markers(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     allowed = any(
         context.authorize(operation, ResourceType.CLUSTER, CLUSTER_NAME)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
@@ -260,16 +260,16 @@ SHARE_TOPICS = topics(READ, response_field="responses", attribute="topic_name").
 
 RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     0: (topics(WRITE, "topic_data", "responses"),),
-    1: OPEN,  # only refused here
+    1: OPEN,  # the handler only refuses it
     2: (topics(DESCRIBE),),
     3: BY_HANDLER,
     8: (group(READ), ElementRule("topics", "topics", _committed_topic)),
     9: BY_HANDLER,
-    10: (WholeRule(_one_coordinator), ElementRule("coordinator_keys", "coordinators", _coordinator)),
+    10: (WholeRule(_check_find_coordinator), ElementRule("coordinator_keys", "coordinators", _check_coordinator_key)),
     11: (group(READ),),
     12: (group(READ),),
     13: (group(READ),),
-    14: (WholeRule(_syncs),),
+    14: (WholeRule(_check_sync),),
     15: (ElementRule("groups", "groups", on(ResourceType.GROUP, DESCRIBE)),),
     16: BY_HANDLER,
     17: OPEN,
@@ -277,18 +277,18 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     19: BY_HANDLER,
     20: BY_HANDLER,
     21: (topics(DELETE),),
-    22: (WholeRule(_initialises),),
+    22: (WholeRule(_check_init_producer_id),),
     23: (topics(DESCRIBE, attribute="topic"),),
-    24: (WholeRule(_adds_partitions),),
+    24: (WholeRule(_check_add_partitions),),
     25: (transaction(WRITE), group(READ)),
     26: (transaction(WRITE),),
-    27: (WholeRule(_writes_markers),),
+    27: (WholeRule(_check_write_markers),),
     28: (transaction(WRITE), group(READ), topics(READ)),
     29: (cluster(DESCRIBE),),
     30: (cluster(ALTER),),
     31: (cluster(ALTER),),
     32: (ElementRule("resources", "results", _configured(Operation.DESCRIBE_CONFIGS)),),
-    33: (ElementRule("resources", "responses", _alters),),
+    33: (ElementRule("resources", "responses", _check_alter),),
     34: BY_HANDLER,
     35: (cluster(DESCRIBE),),
     36: OPEN,
@@ -299,7 +299,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     41: BY_HANDLER,
     42: (ElementRule("groups_names", "results", on(ResourceType.GROUP, DELETE)),),
     43: (cluster(ALTER),),
-    44: (ElementRule("resources", "responses", _alters),),
+    44: (ElementRule("resources", "responses", _check_alter),),
     45: (cluster(ALTER),),
     46: (cluster(DESCRIBE),),
     47: (group(DELETE), topics(READ)),
@@ -320,7 +320,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     75: BY_HANDLER,
     76: (group(READ),),
     77: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
-    78: OPEN,  # only refused here
+    78: OPEN,  # the handler only refuses it
     79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),

@@ -114,7 +114,7 @@ def start_by_supervisord(environment: Mapping[str, str] = os.environ) -> None:
     address, own = environment.get("SUPERVISOR_SERVER_URL", ""), environment.get("SUPERVISOR_PROCESS_NAME", "")
     if not address or not own.endswith("acceptor"):
         raise OSError("supervisord has no address (unix_http_server in its configuration)")
-    # supervisord resolves no name: the address is in the transport
+    # the URL is not used: the transport has the address
     server = xmlrpc.client.ServerProxy("http://127.0.0.1", SupervisorTransport(None, None, address))
     name = own.removesuffix("acceptor") + "timer"
     try:

@@ -19,7 +19,7 @@ from mqd.base import logging
 from mqd.base.tasks import Periodic
 from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.place import Place
+from mqd.coordinator.partition_state import PartitionState
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import Snapshot
 
@@ -42,34 +42,34 @@ class SharePruning:
         )
 
     async def _prune_all(self) -> None:
-        for place in self._coordinator.places:
+        for state in self._coordinator.partition_states:
             try:
-                await self.prune(place)
+                await self.prune(state)
             except Exception:  # the others are pruned nevertheless
-                log.exception("states of share groups cannot be pruned", partition=place.index)
+                log.exception("states of share groups cannot be pruned", partition=state.index)
 
-    async def prune(self, place: Place) -> int:
+    async def prune(self, state: PartitionState) -> int:
         """The offset below which everything was deleted; -1: nothing was."""
-        shard = place.shard
+        shard = state.shard
         if shard is None:
             return -1
         leader_epoch, end_offset = shard.leader_epoch, shard.end_offset
         names = [name for name, _ in shard.items()]
-        if not is_due(self._start_offset(place.index), end_offset, len(names)):
+        if not is_due(self._start_offset(state.index), end_offset, len(names)):
             return -1
         try:
             for first in range(0, len(names), AT_ONCE):
                 await asyncio.gather(*map(self._snapshot, names[first : first + AT_ONCE]))
         except CoordinatorError:
             return -1  # the next prune starts over
-        if place.shard is None or place.shard.leader_epoch != leader_epoch:  # U2
+        if state.shard is None or state.shard.leader_epoch != leader_epoch:  # U2
             return -1
-        change = messages.DeleteRecords(self._coordinator.topic, place.index, end_offset)
+        change = messages.DeleteRecords(self._coordinator.topic, state.index, end_offset)
         response = await self._broker.controller.request(change, DELETE_MS)
         if response.error:
             log.warning(
                 "states of share groups cannot be pruned",
-                partition=place.index,
+                partition=state.index,
                 offset=end_offset,
                 reason=response.message,
             )

@@ -19,7 +19,7 @@ from mqd.acceptor.broker import Context
 from mqd.native import QuotaKind
 from mqd.protocol.framing import RequestHeader
 
-MUTATION_UNITS = 1_000_000  # time in which a changed partition is counted
+MUTATION_UNITS = 1_000_000  # units that one changed partition costs (mqd/controller/quotas.py)
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36
 
 
@@ -70,9 +70,9 @@ def _ms(delay_ns: int) -> int:
 
 
 class TopicChanges:
-    """The controller_mutation_rate of the client of one request (KIP-599). A client that owes
-    changes is refused if the request is `strict`: a version that has an error for that. Otherwise
-    it is served, and its connection is not read until the debt is paid.
+    """The controller_mutation_rate of the client of one request (KIP-599). A client over its quota is
+    refused if the request is `strict`, that is if its version has an error for that. Otherwise it is
+    served, and its connection is not read until the quota permits.
     """
 
     def __init__(self, context: Context, header: RequestHeader, strict: bool) -> None:
@@ -89,7 +89,7 @@ class TopicChanges:
         self.throttle_time_ms = max(self.throttle_time_ms, _ms(owed_ns))
         return owed_ns > 0
 
-    def made(self, partition_count: int) -> None:
+    def charge(self, partition_count: int) -> None:
         if self._is_on:
             delay_ns = _charge(self._context, self._header, QuotaKind.MUTATION, partition_count * MUTATION_UNITS)
             self.throttle_time_ms = 0 if self._strict else _ms(delay_ns)

@@ -106,21 +106,21 @@ class TransactionService:
         """Raises CoordinatorError."""
         return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
 
-    async def identify(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
+    async def request_identity(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
         """`make_event(request, spare producer id)` is called again with a producer id if the core
         needs one. The coordinator's errors are in the response.
         """
         try:
-            response = await self._with_spare(transactional_id, make_event)
+            response = await self._request_with_spare_id(transactional_id, make_event)
         except CoordinatorError as error:
             return Identity(error.error_code)
         assert isinstance(response, Identity)
         return response
 
-    async def joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointResponse:
-        """Like identify(), for joint transactions."""
+    async def request_joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointResponse:
+        """Like request_identity(), for joint transactions."""
         try:
-            response = await self._with_spare(transactional_id, make_event)
+            response = await self._request_with_spare_id(transactional_id, make_event)
         except CoordinatorError as error:
             return JointResponse(error.error_code)
         if isinstance(response, Identity):  # no producer id is available
@@ -128,7 +128,7 @@ class TransactionService:
         assert isinstance(response, JointResponse)
         return response
 
-    async def _with_spare(self, transactional_id: str, make_event: Callable[[int, int], object]) -> object:
+    async def _request_with_spare_id(self, transactional_id: str, make_event: Callable[[int, int], object]) -> object:
         """Raises CoordinatorError."""
         response = await self.request(transactional_id, lambda number: make_event(number, -1))
         if getattr(response, "error", 0) != NEED_PRODUCER_ID:
@@ -209,7 +209,7 @@ class TransactionService:
 
     async def check(self, payload: bytes) -> list[int] | int:
         """The payload of a CHECK (MQD_CHECK_TRANSACTION): an error code for each partition, or one
-        for all. Raises nothing but cancellation.
+        for all. Raises only CancelledError.
         """
         try:
             producer_id, epoch, version, _acks, id_bytes, count, _timeout_ms = _CHECK.unpack_from(payload)

@@ -68,23 +68,23 @@ class Refused(RuntimeError):
     """The controller cannot start here; the message names the remedy."""
 
 
-def _known_cluster_id(places: paths.Layout) -> str:
+def _known_cluster_id(layout: paths.Layout) -> str:
     try:
-        return directories.read_properties(places.meta_properties).get("cluster.id", "")
+        return directories.read_properties(layout.meta_properties).get("cluster.id", "")
     except OSError:
         return ""
 
 
-def _enter_cluster_id(places: paths.Layout, cluster_id: str) -> None:
+def _enter_cluster_id(layout: paths.Layout, cluster_id: str) -> None:
     """From here on this data directory belongs to that cluster."""
-    properties = directories.read_properties(places.meta_properties)
+    properties = directories.read_properties(layout.meta_properties)
     properties["cluster.id"] = cluster_id
     native.file_replace(
-        places.meta_properties, "".join(f"{name}={value}\n" for name, value in properties.items()).encode()
+        layout.meta_properties, "".join(f"{name}={value}\n" for name, value in properties.items()).encode()
     )
 
 
-async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> None:
+async def _refuse_lost_metadata(layout: paths.Layout, log_dirs: list[str]) -> None:
     """With empty metadata no partition would have an owner. A host that holds records must not lose
     their metadata silently.
     """
@@ -92,14 +92,14 @@ async def _refuse_lost_metadata(places: paths.Layout, log_dirs: list[str]) -> No
     silent = [path for path, response in zip(log_dirs, responses) if not response.done()]
     if silent:
         raise Refused(
-            f"{places.metadata_dir} is empty, and {silent[0]} does not respond: it may hold partitions whose"
+            f"{layout.metadata_dir} is empty, and {silent[0]} does not respond: it may hold partitions whose"
             " metadata would be lost. Start again when it responds, or without it in log.dirs"
         )
     full = [path for path, response in zip(log_dirs, responses) if response.result()]
     if full:
         raise Refused(
-            f"{places.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore"
-            f" {places.metadata_dir} from a copy, or move the partitions away"
+            f"{layout.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore"
+            f" {layout.metadata_dir} from a copy, or move the partitions away"
         )
 
 
@@ -115,13 +115,13 @@ def _membership(config: dict[str, str], client: KeeperClient, key: ReplicaKey) -
 class Process:
     """One run of the controller: start-up, components, and end."""
 
-    def __init__(self, client: KeeperClient, places: paths.Layout) -> None:
-        self.client, self.places = client, places
+    def __init__(self, client: KeeperClient, layout: paths.Layout) -> None:
+        self.client, self.layout = client, layout
         self.config = client.config
         self.node_id = int(self.config["node.id"])
         self.log_dirs = [path for path in self.config["log.dirs"].split(",") if path]
-        self.key = load_or_create_key(places.metadata_dir, self.node_id, os.urandom(16))
-        self.store = QuorumStore(places.metadata_dir, self.key)
+        self.key = load_or_create_key(layout.metadata_dir, self.node_id, os.urandom(16))
+        self.store = QuorumStore(layout.metadata_dir, self.key)
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stopping = False  # whether Shutdown was received
@@ -170,19 +170,19 @@ class Process:
         immediately if there is a log; otherwise founds a cluster alone, or queries the seeds until
         it is clear which cluster this host belongs to.
         """
-        known = _known_cluster_id(self.places)
+        known = _known_cluster_id(self.layout)
         if stored.snapshot is not None:
             if state.cluster_id and known and state.cluster_id != known:
                 raise Refused(
-                    f"{self.places.metadata_dir} belongs to cluster {state.cluster_id}, but"
-                    f" {self.places.meta_properties} names {known}: the two do not belong together; restore one of"
+                    f"{self.layout.metadata_dir} belongs to cluster {state.cluster_id}, but"
+                    f" {self.layout.meta_properties} names {known}: the two do not belong together; restore one of"
                     " them"
                 )
             return known or state.cluster_id, stored, ()
         if not self.membership.seeds:
-            await _refuse_lost_metadata(self.places, self.log_dirs)
+            await _refuse_lost_metadata(self.layout, self.log_dirs)
             cluster_id = known or directory_text(new_topic_id())
-            return cluster_id, self._found(cluster_id, (Voter(self.key, *self.membership.address),)), ()
+            return cluster_id, self._found_cluster(cluster_id, (Voter(self.key, *self.membership.address),)), ()
         decision = await self.membership.form(known)
         voters = tuple(
             sorted(
@@ -191,16 +191,16 @@ class Process:
             )
         )
         if getattr(decision, "voter", True):
-            return decision.cluster_id, self._found(decision.cluster_id, voters), ()
+            return decision.cluster_id, self._found_cluster(decision.cluster_id, voters), ()
         log.info("this host joins a cluster", cluster_id=decision.cluster_id)
-        _enter_cluster_id(self.places, decision.cluster_id)
+        _enter_cluster_id(self.layout, decision.cluster_id)
         return decision.cluster_id, stored, self.membership.members()
 
-    def _found(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
-        """Stores the id first: with an id and without a log this host retries, and never founds
-        another cluster.
+    def _found_cluster(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
+        """Founds the cluster. Stores its id first: a host with an id and without a log retries, and
+        never founds another cluster.
         """
-        _enter_cluster_id(self.places, cluster_id)
+        _enter_cluster_id(self.layout, cluster_id)
         if len(voters) > 1:
             log.info(
                 "the hosts of the cluster have found each other",
@@ -266,9 +266,9 @@ class Process:
 
     @property
     def session_path(self) -> Path:
-        return self.places.metadata_dir / "session"
+        return self.layout.metadata_dir / "session"
 
-    def remember(self, broker_epoch: int, clean: bool) -> None:
+    def record_session(self, broker_epoch: int, clean: bool) -> None:
         # May hang on one of the directories: then nothing is written, and no other code waits for
         # the lock.
         devices = session.devices(self.log_dirs)
@@ -280,7 +280,7 @@ class Process:
                 session.Session(broker_epoch, directory_text(self.key.directory_id), boot, devices, clean),
             )
 
-    def doubt(self, broker_epoch: int) -> None:
+    def record_doubt(self, broker_epoch: int) -> None:
         """After a failed flush the page cache is unreliable: an unchanged boot id then proves
         nothing.
         """
@@ -299,16 +299,16 @@ class Process:
                 bytes=recovered.cut_bytes,
             )
         await self.membership.listen()
-        cluster_id, stored, peers = await self._or_end(self.determine_cluster(recovered.stored, recovered.state))
+        cluster_id, stored, peers = await self._unless_ended(self.determine_cluster(recovered.stored, recovered.state))
         shell = self.shell = self._make_shell(stored, recovered.state)
         self.membership.joined(cluster_id, shell)
         shell.start_quorum(cluster_id, peers)
-        await self._or_end(
-            self.membership.start_gossip(self.places.metadata_dir, self.places.run_dir, self.client.control.generation)
+        await self._unless_ended(
+            self.membership.start_gossip(self.layout.metadata_dir, self.layout.run_dir, self.client.control.generation)
         )
         control = self.client.control
         restarted = control.broker_incarnation == control.generation
-        await self._or_end(
+        await self._unless_ended(
             shell.wait_metadata(control.metadata_version, shell.quorum.core.log.end_offset)
             if restarted
             else shell.wait_metadata(0)
@@ -322,7 +322,7 @@ class Process:
                 f"the cluster no longer supports this version of mqd: {lacking}. Install the version that the"
                 " other hosts run"
             )
-        entries, devices = await self._or_end(
+        entries, devices = await self._unless_ended(
             asyncio.gather(self.prepare_directories(cluster_id, state), self.devices())
         )
         state = shell.core.committed  # it may have grown in the meantime
@@ -334,13 +334,15 @@ class Process:
         host = HostCore(self.node_id, -1, self.client.welcome.worker_count, native.PARTITION_SLOT_COUNT, index_of)
         broker = BrokerCore(self.node_id, state, options.controller_options(self.config))
         server = self.server = shell.server = Server(
-            self.places.controller_socket, shell.on_message, shell.on_end, Audit(self.places.logs_dir / "audit.log")
+            self.layout.controller_socket, shell.on_message, shell.on_end, Audit(self.layout.logs_dir / "audit.log")
         )
-        shell.on_registered = lambda epoch: self.remember(epoch, False)
-        shell.on_doubt = self.doubt
+        shell.on_registered = lambda epoch: self.record_session(epoch, False)
+        shell.on_doubt = self.record_doubt
         shell.start(host, broker, entries, self.registration(entries, devices), clock.boottime_ns())
         ticking = asyncio.get_running_loop().create_task(shell.tick())
-        await self._or_end(asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED))
+        await self._unless_ended(
+            asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED)
+        )
         if shell.present.done():
             await server.start()
         return await self._serve(cluster_id, ticking)
@@ -362,11 +364,11 @@ class Process:
             self.store,
             self.client.control,
             self.membership.send,
-            self.membership.know,
+            self.membership.add_address,
             quotas.bursts_ns(self.config),
         )
 
-    async def _or_end(self, work):
+    async def _unless_ended(self, work):
         """The result of the work; raises Ended if this process must end first."""
         task = asyncio.ensure_future(work)
         await asyncio.wait({task, self.ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -401,7 +403,7 @@ class Process:
         shell = self.shell
         assert shell is not None
         if self.stopping and not shell.failed.done():
-            await self._remember_clean(shell)
+            await self._record_clean_end(shell)
         if self.server is not None:
             await self.server.stop()
         await self.membership.stop()
@@ -412,7 +414,7 @@ class Process:
         log.info("controller ended", reason=self.ended.result())
         return self.client.exit_status
 
-    async def _remember_clean(self, shell: Shell) -> None:
+    async def _record_clean_end(self, shell: Shell) -> None:
         """Called when the workers have ended and left their markers: this session lost nothing.
         Does not wait for directories that do not respond.
         """
@@ -431,12 +433,12 @@ class Process:
         if epoch < 0:
             return
         workers_of: dict[str, list[int]] = {}
-        for path, index in self._written_places(shell):
+        for path, index in self._marker_places(shell):
             workers_of.setdefault(path, []).append(index)
         marked = {path: partial(_all_marked, Path(path), indices) for path, indices in workers_of.items()}
         found = await self._responses(marked)
         if len(found) == len(marked) and all(found.values()):
-            await self._responses({",".join(self.log_dirs): lambda: self.remember(epoch, True)})
+            await self._responses({",".join(self.log_dirs): lambda: self.record_session(epoch, True)})
 
     async def _responses(self, queries: Mapping[str, Callable[[], T]]) -> dict[str, T]:
         """The responses of the log directories (or groups of them) that respond in time."""
@@ -453,7 +455,7 @@ class Process:
             )
         return {path: response.result() for path, response in futures.items() if response.done()}
 
-    def _written_places(self, shell: Shell) -> set[tuple[str, int]]:
+    def _marker_places(self, shell: Shell) -> set[tuple[str, int]]:
         """(log directory, worker) of every partition on this host: each leaves a marker there after
         a clean end.
         """
@@ -476,8 +478,8 @@ class Ended(Exception):
     """This process received Shutdown before it served any request."""
 
 
-async def run(client: KeeperClient, places: paths.Layout) -> int:
-    process = Process(client, places)
+async def run(client: KeeperClient, layout: paths.Layout) -> int:
+    process = Process(client, layout)
     try:
         return await process.run()
     except Ended as reason:
@@ -489,18 +491,18 @@ async def run(client: KeeperClient, places: paths.Layout) -> int:
 def main() -> int:
     paths.keep_private()
     log = logging.setup("controller")
-    places = paths.layout(paths.default_data_dir())
+    layout = paths.layout(paths.default_data_dir())
     try:
-        client = KeeperClient.connect(places.run_dir, "controller")
+        client = KeeperClient.connect(layout.run_dir, "controller")
     except (KeeperError, OSError) as error:
         log.error("cannot attach to the keeper", reason=str(error))
         return 1
     log = logging.setup("controller", 0, client.config)
     logging.follow(lambda: client.control.log_level)
-    client.confinement = confinement.confine(client.config, places)
+    client.confinement = confinement.confine(client.config, layout)
     log.info("process confined", in_force=client.confinement)
     try:
-        return asyncio.run(run(client, places))
+        return asyncio.run(run(client, layout))
     except (MetadataCorrupt, DirectoryRefused, Refused, configuration.ConfigError) as error:
         log.error(f"the controller refuses to start: {error}")
         return 2

@@ -29,7 +29,7 @@ class Alone:
     def send(self, node_id: int, message: msgspec.Struct) -> None:
         pass
 
-    def know(self, node_id: int, host: str, port: int) -> None:
+    def add_address(self, node_id: int, host: str, port: int) -> None:
         pass
 
     async def stop(self) -> None:

@@ -18,7 +18,7 @@ from mqd.cluster.metadata.rules.placement import Directory
 T = TypeVar("T")
 
 META_PROPERTIES = "meta.properties"
-RESPONSE_S = 5.0  # a file system without a response for this long hangs
+RESPONSE_S = 5.0  # a file system that does not respond for this long counts as hanging
 log = logging.get("controller.directories")
 
 
@@ -49,7 +49,7 @@ def identify(
     An unreadable directory, or an empty one in place of one with partitions, is unusable: its
     partitions are offline, everything else continues. Raises DirectoryRefused.
     """
-    return _no_twins([_identify_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
+    return _refuse_copies([_identify_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
 
 
 async def identify_in_time(
@@ -67,8 +67,11 @@ async def identify_in_time(
     responses = await in_time(
         [partial(_identify_one, path, cluster_id, node_id, known, used, new_id) for path in places]
     )
-    return _no_twins(
-        [response.result() if response.done() else _silent(path, known) for path, response in zip(places, responses)]
+    return _refuse_copies(
+        [
+            response.result() if response.done() else _unresponsive(path, known)
+            for path, response in zip(places, responses)
+        ]
     )
 
 
@@ -82,7 +85,7 @@ async def in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = No
     return responses
 
 
-def _silent(path: str, known: Mapping[str, str]) -> Directory:
+def _unresponsive(path: str, known: Mapping[str, str]) -> Directory:
     log.error(
         "log directory does not respond: its partitions are offline until the broker is restarted",
         directory=path,
@@ -91,15 +94,15 @@ def _silent(path: str, known: Mapping[str, str]) -> Directory:
     return Directory(next((directory_id for directory_id, where in known.items() if where == path), ""), path, 0, False)
 
 
-def _no_twins(found: list[Directory]) -> list[Directory]:
+def _refuse_copies(found: list[Directory]) -> list[Directory]:
     for index, directory in enumerate(found):
-        twin = next(
+        other = next(
             (other for other in found[:index] if other.directory_id and other.directory_id == directory.directory_id),
             None,
         )
-        if twin is not None:
+        if other is not None:
             raise DirectoryRefused(
-                f"{directory.path} and {twin.path} have the same directory.id: one is a copy of the other; remove one"
+                f"{directory.path} and {other.path} have the same directory.id: one is a copy of the other; remove one"
                 " of them from log.dirs"
             )
     return found
@@ -186,14 +189,14 @@ class Measures:
     """Periodic measurements of the file systems of log.dirs. Each is queried in a thread of its
     own, one query at a time: a caller waits RESPONSE_S at most, and a hanging disk occupies only one
     thread and does not keep the process from ending. `entries`: as identified at the start; a
-    directory that was unusable then has no place in this host's image until a restart, whatever its
-    file system reports. Concurrency: the event loop's thread.
+    directory that was unusable then stays so until a restart, whatever its file system reports.
+    Concurrency: the event loop's thread.
     """
 
     def __init__(self, entries: Iterable[Directory]) -> None:
         self._entries = list(entries)
         self._requests: dict[int, asyncio.Future[Directory]] = {}
-        self._silent: set[int] = set()
+        self._unresponsive: set[int] = set()
 
     async def take(self) -> list[Directory]:
         """The entries in their current state; one whose file system does not respond is unusable."""
@@ -209,8 +212,8 @@ class Measures:
         if request is None:
             return entry
         if not request.done():
-            if index not in self._silent:
-                self._silent.add(index)
+            if index not in self._unresponsive:
+                self._unresponsive.add(index)
                 log.error(
                     "file system does not respond: until it does, no partition is placed there, and its partitions"
                     " count as failed",
@@ -219,8 +222,8 @@ class Measures:
                 )
             return entry._replace(free_bytes=0, usable=False)
         del self._requests[index]
-        if index in self._silent:
-            self._silent.discard(index)
+        if index in self._unresponsive:
+            self._unresponsive.discard(index)
             log.info("file system responds again", directory=entry.path)
         return request.result()
 

@@ -1,9 +1,9 @@
-"""Carries out the quorum's disk effects: one thread, one effect after another, in order; effects
-that wait behind a flush are flushed together.
+"""Carries out the quorum's disk effects: one thread, one effect after another, in order; appends that
+were queued during a flush are flushed together.
 
 Invariants
     D1  DiskDone(n) is sent only when everything up to n is durable; DiskRefused(n) when n and the
-        effects queued behind it have left nothing on the disk
+        effects queued after it have left nothing on the disk
     D2  a failed flush, or any other error that leaves the files in doubt, ends the process
         (`on_failure`)
     D3  snapshots of this host's state and reads of them use the same queue, so a file is never replaced
@@ -82,8 +82,8 @@ class Disk:
                 await self._next(self._queue.popleft())
         except FlushFailed as error:
             self._fail(f"a flush of the metadata log failed, so what is on disk is unknown: {error}")
-        # A bug of ours: log the traceback, then end; supervisord starts a successor over the data
-        # on disk.
+        # A bug: log the traceback, then end; supervisord starts a successor, which reads what is on
+        # disk.
         except Exception as error:
             log.exception("the controller failed")
             self._fail(f"{type(error).__name__}: {error}")
@@ -128,7 +128,7 @@ class Disk:
             self._refused(work, error)
 
     def _gather(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
-        """Adds the appends queued directly behind it: one write, one flush."""
+        """Adds the appends that follow it in the queue: one write, one flush."""
         sequence, batches = work.sequence, list(work.batches)
         size = sum(batch.size_bytes for batch in batches)
         while self._queue and isinstance(following := self._queue[0], events.AppendLog) and size < APPEND_BYTES_MAX:
@@ -158,7 +158,7 @@ class Disk:
             case events.ReadSnapshot():
                 log.warning("a snapshot of the metadata could not be read", reason=str(error))
             case _ if isinstance(error, ValueError) and not isinstance(work, events.InstallSnapshot):
-                raise error  # a bug of ours
+                raise error  # a bug
             case _:
                 log.error("the metadata log cannot be written; waiting writes are refused", reason=str(error))
                 self._queue = deque(

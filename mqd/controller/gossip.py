@@ -1,5 +1,5 @@
-"""The shell of gossip: one UDP socket and short TCP exchanges on the controller listener's address,
-a timer, and the file that counts this directory's starts.
+"""Runs the core of gossip: one UDP socket and short TCP exchanges on the controller listener's
+address, a timer, and the file that counts this directory's starts.
 
     gossip = create(profile, secrets, cluster_id, seeds, udp_socket, peers, metadata_dir)
     gossip.on_change = ...
@@ -74,23 +74,23 @@ log = logging.get("controller.gossip")
 # -- incarnations ----------------------------------------------------------------------------------
 
 
-def next_life(path: Path) -> int:
+def next_incarnation(path: Path) -> int:
     """The next incarnation: one more than the number in the file, written there before it is used.
     A missing or damaged file counts as 0: a host that remembers a later incarnation reports it when
     this host joins.
     """
     try:
-        life = int(path.read_text())
+        incarnation = int(path.read_text())
     except (FileNotFoundError, ValueError):
-        life = 0
-    life = max(0, min(life, LIFE_MAX - 1)) + 1
-    keep_life(path, life)
-    return life
+        incarnation = 0
+    incarnation = max(0, min(incarnation, LIFE_MAX - 1)) + 1
+    store_incarnation(path, incarnation)
+    return incarnation
 
 
-def keep_life(path: Path, life: int) -> None:
+def store_incarnation(path: Path, incarnation: int) -> None:
     """Durable on return. Raises OSError."""
-    native.file_replace(path, f"{life}\n".encode())
+    native.file_replace(path, f"{incarnation}\n".encode())
 
 
 def directory_bytes(directory_id: str) -> bytes:
@@ -193,12 +193,12 @@ class _Names:
 class Gossip(asyncio.DatagramProtocol):
     """Owns the socket from start() on. Everything runs in the loop's thread."""
 
-    def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, life_path: Path) -> None:
+    def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, incarnation_path: Path) -> None:
         self.core = core
         self.on_change: Callable[[Change], None] = lambda change: None
         # datagrams of other protocols; unauthenticated bytes
         self.on_other: Callable[[bytes], None] = lambda data: None
-        self._socket, self._peers, self._life_path = datagrams, peers, life_path
+        self._socket, self._peers, self._incarnation_path = datagrams, peers, incarnation_path
         self._transport: asyncio.DatagramTransport | None = None
         self._names = _Names(datagrams.family, self._send)
         self._timer: asyncio.TimerHandle | None = None
@@ -252,9 +252,10 @@ class Gossip(asyncio.DatagramProtocol):
                     self._begin(self._probe(effect))
                 case KeepLife():
                     log.warning(
-                        "this directory is an old copy: other hosts know a later incarnation of it", life=effect.life
+                        "this directory is an old copy: other hosts know a later incarnation of it",
+                        incarnation=effect.life,
                     )
-                    keep_life(self._life_path, effect.life)
+                    store_incarnation(self._incarnation_path, effect.life)
                 case LeaveDone():
                     self._left.set()
                 case _:
@@ -396,11 +397,14 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Not started yet. `secrets`: the cluster's; the first seals, each is accepted. `directory`:
-    holds the count of this host's incarnations (its metadata directory). Raises OSError.
+    """Creates it; start() starts it. `secrets`: the cluster's: messages are sealed with the first one,
+    and accepted if sealed with any of them. `directory` (for metadata) has the count of this host's
+    incarnations. Raises OSError.
     """
-    life_path = directory / "gossip-life"
+    incarnation_path = directory / "gossip-life"
     first, *others = gossip_keys(secrets)
     seal = Seal(first, cluster_id, others)
-    core = GossipCore(profile, seal, settings or Settings(), random.SystemRandom(), next_life(life_path), seeds)
-    return Gossip(core, datagrams, peers, life_path)
+    core = GossipCore(
+        profile, seal, settings or Settings(), random.SystemRandom(), next_incarnation(incarnation_path), seeds
+    )
+    return Gossip(core, datagrams, peers, incarnation_path)

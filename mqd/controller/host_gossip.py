@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mqd.controller.shell import Shell
 
 FEED_S = 0.25
-SEEDS_EVERY, LOAD_EVERY = 4, 20  # the interval of updates of gossip's data
+SEEDS_EVERY, LOAD_EVERY = 4, 20  # intervals of these updates, in multiples of FEED_S
 SIZE_S = 1.0  # how long a start waits for a measurement
 LOOK_UP_AGAIN_S = 10.0  # after a failed look-up
 PEERS_MAX = 8  # number of hosts queried for the quorum's leader
@@ -100,13 +100,13 @@ class HostGossip:
         datagrams: socket.socket,
         peers: Peers,
         shell: Shell,
-        know: Callable[[int, str, int], None],
+        add_address: Callable[[int, str, int], None],
         directory: Path,
         run_dir: Path,
         incarnation: int,
         disk_bytes: int,
     ) -> None:
-        self._config, self._shell, self._know = config, shell, know
+        self._config, self._shell, self._add_address = config, shell, add_address
         self._log_dirs = _log_dirs(config)
         self._cpu_ns, self._measured_ms = 0, clock.monotonic_ms()
         self._used_bytes = 0
@@ -115,7 +115,7 @@ class HostGossip:
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._credentials = credentials
-        self._places: tuple[tuple[str, int], ...] = ()  # of the other voters
+        self._recipients: tuple[tuple[str, int], ...] = ()  # of the other voters
         self._resolved: dict[tuple[str, int], _Resolved] = {}  # of each one looked up
         self._lookups: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
         # (node, whole host) -> the last notice that was logged
@@ -170,7 +170,7 @@ class HostGossip:
         while True:
             try:
                 self._gossip_controller()
-                self._leave_orders()
+                self._update_orders()
                 if count % SEEDS_EVERY == 0:
                     self._gossip_seeds()
                 if count % LOAD_EVERY == 0:
@@ -246,34 +246,38 @@ class HostGossip:
 
     # -- proof of death ----------------------------------------------------------------------------
 
-    def _leave_orders(self) -> None:
+    def _update_orders(self) -> None:
         """Writes for the keeper which hosts to notify if this process ends unexpectedly. Host names
         are resolved in the background, whenever the hosts change; unresolved ones are not notified.
         """
-        places = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
-        if places != self._places:
-            self._places = places
+        recipients = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
+        if recipients != self._recipients:
+            self._recipients = recipients
             self._resolved = {
-                place: known._replace(until_s=0.0) for place, known in self._resolved.items() if place in places
+                recipient: known._replace(until_s=0.0)
+                for recipient, known in self._resolved.items()
+                if recipient in recipients
             }
         now_s = asyncio.get_running_loop().time()
-        for place in places:
-            if place not in self._lookups and (place not in self._resolved or now_s >= self._resolved[place].until_s):
-                response = self._lookups[place] = gossip.look_up(*place)
-                response.add_done_callback(partial(self._on_looked_up, place))
+        for recipient in recipients:
+            if recipient not in self._lookups and (
+                recipient not in self._resolved or now_s >= self._resolved[recipient].until_s
+            ):
+                response = self._lookups[recipient] = gossip.look_up(*recipient)
+                response.add_done_callback(partial(self._on_looked_up, recipient))
         self._write_orders()
 
-    def _on_looked_up(self, place: tuple[str, int], response: asyncio.Future[list[tuple]]) -> None:
+    def _on_looked_up(self, recipient: tuple[str, int], response: asyncio.Future[list[tuple]]) -> None:
         error = response.exception()
-        if self._lookups.pop(place, None) is None or place not in self._places:
+        if self._lookups.pop(recipient, None) is None or recipient not in self._recipients:
             return
         if error is None:
             found = _Resolved(tuple((entry[4][0], entry[4][1]) for entry in response.result()), float("inf"))
         else:
-            log.debug("a host's name was not found", host=place[0], reason=str(error))
-            before = self._resolved.get(place, _Resolved((), 0.0))
+            log.debug("a host's name was not found", host=recipient[0], reason=str(error))
+            before = self._resolved.get(recipient, _Resolved((), 0.0))
             found = before._replace(until_s=asyncio.get_running_loop().time() + LOOK_UP_AGAIN_S)
-        self._resolved[place] = found
+        self._resolved[recipient] = found
         self._try_orders()
 
     def _write_orders(self) -> None:
@@ -282,19 +286,22 @@ class HostGossip:
             shell.quorum.core, shell.core.committed, self._incarnation, self._final_notice
         )
         orders = None
-        numbers = tuple(
+        addresses = tuple(
             dict.fromkeys(
-                number for place in self._places if place in self._resolved for number in self._resolved[place].found
+                address
+                for recipient in self._recipients
+                if recipient in self._resolved
+                for address in self._resolved[recipient].found
             )
         )
-        if notice is not None and numbers:
+        if notice is not None and addresses:
             orders = death_notice.Orders(
                 self._incarnation,
                 notice.node_id,
                 notice.broker_epoch,
                 notice.controller_epoch,
                 self._cluster_id,
-                numbers,
+                addresses,
                 notice.led,
             )
         if orders != self._orders:
@@ -342,7 +349,7 @@ class HostGossip:
     def _on_change(self, change: gossip.Change) -> None:
         if isinstance(change, events.MemberChanged):
             if change.member.state == events.ALIVE:
-                self._know(change.member.node_id, change.member.profile.host, change.member.profile.port)
+                self._add_address(change.member.node_id, change.member.profile.host, change.member.profile.port)
         elif isinstance(change, events.ControllerSeen):
             core = self._shell.quorum.core
             if core.leader < 0 and change.epoch >= core.epoch:

@@ -1,6 +1,5 @@
 """This host in its cluster: its identity, the hosts that it admits, how it joins a cluster, and the
-destinations of its messages. On a host that does not listen for others there are no peers, and this
-is idle.
+destinations of its messages. A host that does not listen for others uses alone.py instead.
 """
 
 from __future__ import annotations
@@ -89,12 +88,12 @@ class Membership:
     # -- joining a cluster ------------------------------------------------------------------------
 
     async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
-        """Waits until the seeds' responses allow a decision. Only with seeds."""
+        """Waits until the seeds' responses allow a decision. Called only if there are seeds."""
         assert self._peers is not None
         self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting)
         decision = await self._forming.run()
         for member in (*decision.voters, *self._forming.core.members()):
-            self._peers.know(member.node_id, member.host, member.port)
+            self._peers.add_address(member.node_id, member.host, member.port)
         return decision
 
     def members(self) -> tuple[int, ...]:
@@ -112,8 +111,8 @@ class Membership:
             self._peers.drop(lambda identity: False)
 
     async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
-        """After joined(). `directory`: holds the count of this host's incarnations. `incarnation`:
-        of the keeper. Raises OSError.
+        """Called after joined(). `directory` has the count of this host's incarnations. `incarnation`:
+        the keeper's. Raises OSError.
         """
         if self._peers is None:
             return
@@ -129,7 +128,7 @@ class Membership:
             self._sockets[1],
             self._peers,
             self._shell,
-            self.know,
+            self.add_address,
             directory,
             run_dir,
             incarnation,
@@ -147,9 +146,9 @@ class Membership:
         if self._peers is not None:
             self._peers.send(node_id, message)
 
-    def know(self, node_id: int, host: str, port: int) -> None:
+    def add_address(self, node_id: int, host: str, port: int) -> None:
         if self._peers is not None:
-            self._peers.know(node_id, host, port)
+            self._peers.add_address(node_id, host, port)
 
     def _decide(self, hello: Hello) -> Identity | Refusal:
         own, theirs = self.identity(), hello.identity

@@ -11,7 +11,7 @@ from mqd.cluster.membership.handshake import HandshakeFailed
 from mqd.cluster.membership.host_tls import HostTls
 
 READ_BYTES = 256 << 10
-FAREWELL_S = 1.0
+REASON_SEND_S = 1.0
 
 
 class TlsReader:
@@ -21,7 +21,7 @@ class TlsReader:
         self._tls, self._reader = tls, reader
         self._buffer = bytearray()
 
-    async def _more(self) -> bool:
+    async def _receive(self) -> bool:
         """False: the end."""
         try:
             plain = self._tls.open(b"")
@@ -37,13 +37,13 @@ class TlsReader:
 
     async def readexactly(self, size: int) -> bytes:
         while len(self._buffer) < size:
-            if not await self._more():
+            if not await self._receive():
                 raise asyncio.IncompleteReadError(bytes(self._buffer), size)
         return self._take(size)
 
     async def read(self, size: int) -> bytes:
         if not self._buffer:
-            await self._more()
+            await self._receive()
         return self._take(size)
 
     def _take(self, size: int) -> bytes:
@@ -97,15 +97,15 @@ async def continue_with(
                     raise EOFError("the peer ended the connection in the TLS handshake")
                 writer.write(tls.feed(data))
         except HandshakeFailed:
-            await _send_farewell(tls, reader, writer)
+            await _send_reason(tls, reader, writer)
             raise
     return TlsReader(tls, reader), TlsWriter(tls, writer)
 
 
-async def _send_farewell(tls: HostTls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _send_reason(tls: HostTls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Sends the reason for the end of the connection, and waits until the peer has closed it."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(FAREWELL_S):
+        async with asyncio.timeout(REASON_SEND_S):
             writer.write(tls.farewell)
             writer.write_eof()
             while await reader.read(READ_BYTES):

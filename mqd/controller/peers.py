@@ -128,9 +128,9 @@ class Peers:
     """`identity()`: this host's current identity. `decide(hello)`: admits a host and returns the
     identity to answer with, or refuses. `on_message(connection, message)`: in the loop's thread, in
     order of arrival. `on_stream(hello, reader, writer)`: connections for another purpose
-    ("gossip"); awaited, then closed. `is_strange(identity)`: for a peer that this host has
-    connected to, the reason why it is not the expected host; "" = it is. `is_voters(identity)`: the
-    host is a voter, and a newcomer with the same node id does not displace it.
+    ("gossip"); awaited, then closed. `mismatch_of(identity)`: why a peer that this host has connected
+    to is not the expected host; "" = it is. `is_voter(identity)`: whether the host is a voter, so that
+    a newcomer with the same node id does not displace it.
     """
 
     def __init__(
@@ -140,16 +140,16 @@ class Peers:
         decide: Callable[[Hello], Identity | Refusal],
         on_message: Callable[[Connection, msgspec.Struct], None],
         on_stream: Callable[[Hello, Reader, Writer], Awaitable[None]] | None = None,
-        is_strange: Callable[[Identity], str] = lambda identity: "",
-        is_voters: Callable[[Identity], bool] = lambda identity: False,
+        mismatch_of: Callable[[Identity], str] = lambda identity: "",
+        is_voter: Callable[[Identity], bool] = lambda identity: False,
     ) -> None:
         self._credentials = credentials
         self._identity, self._decide = identity, decide
-        self._on_message, self._on_stream, self._is_strange, self._is_voters = (
+        self._on_message, self._on_stream, self._mismatch_of, self._is_voter = (
             on_message,
             on_stream,
-            is_strange,
-            is_voters,
+            mismatch_of,
+            is_voter,
         )
         self._nodes: dict[int, _Node] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -161,7 +161,7 @@ class Peers:
 
     # -- addresses --------------------------------------------------------------------------------
 
-    def know(self, node_id: int, host: str, port: int) -> None:
+    def add_address(self, node_id: int, host: str, port: int) -> None:
         """Adds an address of a node. The newest is tried first, then up to two older ones."""
         if not host or not port or node_id == self._identity().node_id:
             return
@@ -224,11 +224,11 @@ class Peers:
             except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
                 failure = error
                 continue
-            strange = self._is_strange(connection.identity)
-            if connection.identity.node_id == node_id and not strange:
+            mismatch = self._mismatch_of(connection.identity)
+            if connection.identity.node_id == node_id and not mismatch:
                 return connection
             connection.writer.close()
-            failure = OSError(strange or f"{host}:{port} is node {connection.identity.node_id}")
+            failure = OSError(mismatch or f"{host}:{port} is node {connection.identity.node_id}")
         raise failure
 
     def _failed(self, node_id: int, node: _Node, reason: str, wait_s: float) -> None:
@@ -280,12 +280,12 @@ class Peers:
         try:
             await _run_handshake(side, reader, writer)
             if side.refused is not None:
-                self._turn_away(side, writer, side.refused.message)
+                self._log_refusal(side, writer, side.refused.message)
                 await writer.drain()
             elif side.done:
                 ours = await continue_with(self._credentials.tls(side), reader, writer)
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
-            self._turn_away(side, writer, reason_of(error))
+            self._log_refusal(side, writer, reason_of(error))
             side.peer = None
         finally:
             self._handshake_count -= 1
@@ -302,7 +302,7 @@ class Peers:
             self._tasks.discard(task)
             writer.close()
 
-    def _turn_away(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
+    def _log_refusal(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
         """Logs a refusal; for an authenticated host only once for each reason."""
         if not self._turned_away.is_new(side.proven, reason):
             return
@@ -317,10 +317,10 @@ class Peers:
     async def _receive(self, connection: Connection) -> None:
         node_id = connection.identity.node_id
         if connection.stated.cluster_id != self._identity().cluster_id:
-            # It has joined a cluster during the handshake: the peer would ignore all its messages.
+            # this host has joined a cluster during the handshake: the peer would ignore its messages
             connection.writer.transport.abort()
             return
-        self._joined(node_id, connection)
+        self._on_joined(node_id, connection)
         try:
             while True:
                 message = await connection.receive()
@@ -331,11 +331,11 @@ class Peers:
         except peer_messages.PeerProtocolError as error:
             log.warning("a host sent an invalid message; disconnected", node=node_id, reason=str(error))
         finally:
-            self._left(node_id, connection)
+            self._on_left(node_id, connection)
             connection.writer.transport.abort()
 
-    def _joined(self, node_id: int, connection: Connection) -> None:
-        self.know(node_id, connection.identity.host, connection.identity.port)
+    def _on_joined(self, node_id: int, connection: Connection) -> None:
+        self.add_address(node_id, connection.identity.host, connection.identity.port)
         node = self._nodes.setdefault(node_id, _Node())
         node.connections.append(connection)
         if (
@@ -343,7 +343,7 @@ class Peers:
             or not node.current.is_open
             or (
                 node.current.identity.directory_id != connection.identity.directory_id
-                and not self._is_voters(node.current.identity)
+                and not self._is_voter(node.current.identity)
             )
         ):
             node.current = connection
@@ -352,7 +352,7 @@ class Peers:
         if len(node.connections) > CONNECTIONS_PER_NODE_MAX:
             next(one for one in node.connections if one is not node.current).writer.transport.abort()
 
-    def _left(self, node_id: int, connection: Connection) -> None:
+    def _on_left(self, node_id: int, connection: Connection) -> None:
         node = self._nodes[node_id]
         node.connections.remove(connection)
         if node.current is connection:
@@ -370,10 +370,10 @@ class Peers:
 
     async def flush(self, seconds: float = 1.0) -> None:
         """Waits until all sent data has left this process, or `seconds` are over."""
-        living = [node.current for node in self._nodes.values() if node.current is not None and node.current.is_open]
-        for connection in living:
+        connected = [node.current for node in self._nodes.values() if node.current is not None and node.current.is_open]
+        for connection in connected:
             connection.writer.transport.set_write_buffer_limits(0)
-        waits = [connection.writer.drain() for connection in living]
+        waits = [connection.writer.drain() for connection in connected]
         if waits:
             try:
                 async with asyncio.timeout(seconds):

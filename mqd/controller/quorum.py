@@ -62,7 +62,7 @@ class Quorum:
         try:
             for effect in self.core.handle(event, clock.boottime_ns()):
                 _EFFECTS[type(effect)](self, effect)
-        except Exception as error:  # a bug of ours, or a contradiction that cannot be repaired here
+        except Exception as error:  # a bug, or a contradiction that cannot be repaired here
             log.exception("the controller failed")
             self._stopped = True
             self._fail(f"{type(error).__name__}: {error}")
@@ -86,8 +86,7 @@ class Quorum:
         self._timer, self._timer_ns = None, NO_DEADLINE
         if clock.boottime_ns() >= self.core.next_deadline_ns:
             self.handle(events.Tick())
-        # Otherwise a passed deadline would be due immediately again and again until the process has
-        # ended.
+        # after a stop, a passed deadline would be due immediately, again and again
         if not self._stopped:
             self._schedule()
 
@@ -154,7 +153,7 @@ class Quorum:
         self._publish_lease()
         self._on_leader()
 
-    def _deposed(self, effect: events.Deposed) -> None:
+    def _on_deposed(self, effect: events.Deposed) -> None:
         log.info("this host is no longer the active controller", epoch=effect.epoch, reason=effect.reason)
         self._on_metadata(metadata_core.Resigned())
         self._on_leader()
@@ -166,7 +165,7 @@ class Quorum:
         if isinstance(effect, events.ProposalsDropped):
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
         else:
-            assert isinstance(effect.token, tuple)  # as _persist passed it
+            assert isinstance(effect.token, tuple)  # as propose() passed it
             attempt, version = effect.token
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
 
@@ -201,7 +200,7 @@ class Quorum:
             if self.core.log.snapshot is None or self._metadata.committed.version > self.core.log.snapshot.offset:
                 self._snapshot()
 
-    def _outdated(self, effect: events.Outdated) -> None:
+    def _on_outdated(self, effect: events.Outdated) -> None:
         self._stopped = True
         self._fail(
             f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to continue"
@@ -236,7 +235,7 @@ _EFFECTS: dict[type, Callable[[Quorum, Any], None]] = {
     events.LoadState: Quorum._load_state,
     events.Committed: Quorum._committed,
     events.BecameActive: Quorum._became_active,
-    events.Deposed: Quorum._deposed,
+    events.Deposed: Quorum._on_deposed,
     events.ControlAppended: Quorum._control_appended,
     events.ProposalRefused: Quorum._refused,
     events.ProposalsDropped: Quorum._refused,
@@ -244,6 +243,6 @@ _EFFECTS: dict[type, Callable[[Quorum, Any], None]] = {
     events.VotersChanged: Quorum._leader_changed,
     events.VoterChangeEnded: Quorum._voter_change_ended,
     events.SnapshotWanted: Quorum._snapshot_requested,
-    events.Outdated: Quorum._outdated,
+    events.Outdated: Quorum._on_outdated,
     events.Note: Quorum._note,
 }

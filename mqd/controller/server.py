@@ -30,7 +30,7 @@ _decoder = msgspec.msgpack.Decoder(ToController)
 
 
 class InvalidMessage(Exception):
-    """A subscriber sent an invalid message. Does not cover a bug of ours in handling a valid one."""
+    """A subscriber sent an invalid message. An error in handling a valid message is not one."""
 
 
 def _decode(data: bytes) -> ToController:
@@ -171,7 +171,7 @@ class Server:
                 connection.on_request(message)
             try:
                 self._on_message(connection, message)
-            except Exception:  # a bug of ours, whatever its type
+            except Exception:  # a bug
                 log.exception(
                     "a subscriber's message cannot be handled; disconnected",
                     subscriber=connection.name,

@@ -66,7 +66,7 @@ class Shell:
         store: QuorumStore,
         control: native.Control,
         send: Callable[[int, msgspec.Struct], None] = lambda node_id, message: None,
-        know: Callable[[int, str, int], None] = lambda node_id, host, port: None,
+        add_address: Callable[[int, str, int], None] = lambda node_id, host, port: None,
         quota_bursts_ns: Sequence[int] = quotas.BURSTS_NS,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -92,7 +92,7 @@ class Shell:
             self._send_peer,
             self._fail,
         )
-        self._know = know
+        self._add_address = add_address
         self._send_out = send
         self._control = control
         self.directories: list[Directory] = []
@@ -117,8 +117,8 @@ class Shell:
     async def wait_metadata(self, version: int, logged: int = 0) -> None:
         """Waits until the committed state has reached `version` and `logged` and, on a host alone,
         until it decides; or until the process must end. `logged`: the end of this host's log when
-        its predecessor had ended. The predecessor had sent its committed state to single workers,
-        and that state was in its log. Records that the quorum's leader truncates there were not
+        the previous controller process ended. It may have sent any committed state to workers, and
+        all of that state is in the log. Records that the quorum's leader truncates were not
         committed.
         """
         waiting_since, log_count = clock.monotonic_ms(), 0
@@ -169,13 +169,13 @@ class Shell:
             self._control.set_broker(0, 0, 0)  # a new segment must not show a lease
         lease_ns = self._control.lease_deadline_ns
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
-        # there may never be another commit
+        # now, because the metadata may never change again
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
         self._leader_changed()
-        self._maybe_present()
+        self._maybe_set_present()
 
-    def _maybe_present(self) -> None:
+    def _maybe_set_present(self) -> None:
         """This host's processes receive only metadata that include the host's current registration.
         From older metadata a worker would serve partitions that it led before the restart (R10),
         and set aside files whose topic is missing there.
@@ -188,12 +188,12 @@ class Shell:
         ):
             return
         self.present.set_result(None)
-        self.on_host(slots.seen(self._control, self.core.committed))
+        self.on_host(slots.read_slots(self._control, self.core.committed))
         self.on_host(ControllerChanged(self._leader()))
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Writes them before a change is published, so that it is enforced as soon as it is known."""
+        """Writes the quotas before a change is published, so that it is enforced as soon as it is known."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
@@ -236,7 +236,7 @@ class Shell:
                 self.metadata(metadata_core.Tick(clock.now_ms()))
                 self.on_host(host_core.Tick())
                 self._voters.tick()
-                self._maybe_back()
+                self._maybe_report_back()
                 if measuring is not None and measuring.done():
                     measuring.result()  # a failure there also ends the process
                     measuring = None
@@ -325,12 +325,12 @@ class Shell:
     def on_worker_death(self, index: int, generation: int) -> None:
         log.info("worker died; its partitions get a new leader epoch", worker=index, generation=generation)
         self.on_host(host_core.WorkerDied(index, generation))
-        self._maybe_dead()
+        self._maybe_report_dead()
 
     def _worker_states(self) -> list[int]:
         return [self._control.endpoint_state(index) for index in range(self._control.worker_count)]
 
-    def _maybe_dead(self) -> None:
+    def _maybe_report_dead(self) -> None:
         """If no worker is alive, as the keeper has proven, no process here leads anything: the other
         hosts need not wait for this host's session to end, nor for its workers to return.
         """
@@ -346,7 +346,7 @@ class Shell:
             self._dead_since_ms = clock.monotonic_ms()
             self.on_broker(broker_core.HostDied())
 
-    def _maybe_back(self) -> None:
+    def _maybe_report_back(self) -> None:
         """Reports the host as back when all workers serve, or some do and the others are overdue."""
         if self._dead_since_ms < 0:
             return
@@ -403,9 +403,9 @@ class Shell:
 
     def _learn_addresses(self) -> None:
         for voter in self.quorum.voters:
-            self._know(voter.node_id, voter.host, voter.port)
+            self._add_address(voter.node_id, voter.host, voter.port)
         for broker in self.core.committed.brokers.values():
-            self._know(broker.node_id, broker.controller_host, broker.controller_port)
+            self._add_address(broker.node_id, broker.controller_host, broker.controller_port)
 
     def _leader_changed(self) -> None:
         """Also called when the voters change, or this host has become active."""
@@ -448,9 +448,9 @@ class Shell:
                         )
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
-            self._maybe_present()
+            self._maybe_set_present()
             self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
-            self._maybe_in_service()
+            self._maybe_set_in_service()
 
     def _publish(self, action: metadata_core.Publish, whole: bool) -> None:
         self._log_published(action)
@@ -476,8 +476,8 @@ class Shell:
 
     def on_host(self, event: host_core.Event) -> None:
         if not self.present.done():
-            # it receives everything when it starts, including a worker's death in the meantime
-            # (from the slots)
+            # the host core receives everything when it starts, including a worker's death in the
+            # meantime (from the slots)
             return
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
@@ -491,7 +491,7 @@ class Shell:
                     self._control.metadata_version = action.version
                     self.metadata(metadata_core.AppliedByHost(action.version))
                     self.on_broker(broker_core.MetadataApplied(action.version))
-                    self._maybe_in_service()
+                    self._maybe_set_in_service()
                 case host_core.RecordMove():
                     self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
                 case host_core.RaiseEpochs():
@@ -514,8 +514,8 @@ class Shell:
     def _on_doubted(response: "asyncio.Future[None]") -> None:
         if response.exception() is not None:
             log.error(
-                "it could not be recorded that a partition is not served: after a kill of this host's processes its"
-                " replicas would count as complete",
+                "it could not be recorded that a partition is not served: if this host's processes are killed now, its"
+                " replicas will count as complete",
                 reason=str(response.exception()),
             )
 
@@ -565,9 +565,9 @@ class Shell:
         if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
             # it queries the log directories, one of which may hang: not awaited at the end
             in_thread(lambda: self.on_registered(action.broker_epoch))
-        self._maybe_in_service()
+        self._maybe_set_in_service()
 
-    def _maybe_in_service(self) -> None:
+    def _maybe_set_in_service(self) -> None:
         """Once the workers know that this host is unfenced, they serve its leaderships."""
         if self.in_service.done() or not self._in_service():
             return

@@ -8,7 +8,7 @@ from mqd.cluster.host.images import LOG_DIR_NONE
 from mqd.cluster.metadata.state import MetadataState
 
 
-def seen(control: native.Control, state: MetadataState) -> Started:
+def read_slots(control: native.Control, state: MetadataState) -> Started:
     """The state that a starting controller finds. `state`: the committed metadata."""
     alive = {
         index: control.endpoint_generation(index)
@@ -37,7 +37,7 @@ def assign(control: native.Control, action: AssignSlot) -> None:
     """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):
-        return  # keeps the evidence of its owner's death
+        return  # the slot still shows its owner's death, which must stay visible
     offline = action.owner == OWNER_NONE or (
         before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
     )

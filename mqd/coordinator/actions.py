@@ -1,10 +1,10 @@
-"""The actions that a coordinator's core returns to its shell, and the one event that every core
+"""The actions that a coordinator's core returns to the runtime, and the one event that every core
 handles.
 
 A core is the state of one group or one transactional id. It is pure and handles one event at a
 time; `handle(event, now_ms) -> list[Action]` is its only mutator. A core changes its state
-immediately. The shell (mqd/coordinator/runtime.py) writes the core's Persists and holds back every
-later Reply of that core until they are below the high watermark. When a write fails, the shell
+immediately. The runtime (mqd/coordinator/runtime.py) writes the core's Persists and holds back every
+later Reply of that core until they are below the high watermark. When a write fails, the runtime
 discards the cores of that partition and loads them again from the log: no core rolls itself back.
 
 Order within one list matters: a Reply that depends on a Persist comes after it.
@@ -27,7 +27,7 @@ class Persist(msgspec.Struct, frozen=True):
     producer_id: int = -1
     producer_epoch: int = -1
     # A lazy Persist decides nothing: earlier Persists already hold everything that counts. No Reply
-    # waits for it. The shell delays it briefly to batch it with others.
+    # waits for it. The runtime delays it briefly to batch it with others.
     is_lazy: bool = False
 
 
@@ -50,7 +50,7 @@ def persists(records: list[KeyValue]) -> list["Action"]:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Answers the request with that number. Each request is answered exactly once. The shell
+    """Answers the request with that number. Each request is answered exactly once. The runtime
     ignores a number that no request waits for any more.
     """
 
@@ -59,8 +59,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """(Re)arms the timer of that name of this core; None disarms it. It fires once, as TimerFired,
-    not before `at_ms`.
+    """Arms this core's timer of that name, also one that is armed; `at_ms` None disarms it. It fires
+    once, as TimerFired, not before `at_ms`.
     """
 
     name: str
@@ -68,8 +68,8 @@ class Timer(msgspec.Struct, frozen=True):
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """Base of the other effects that a kind of core requests (a transaction's WriteMarkers). The
-    shell holds it back like a Reply, then passes it once to the coordinator's function
+    """Base of the effects that only one kind of core requests (a transaction's WriteMarkers). The
+    runtime holds it back like a Reply, then passes it once to the coordinator's function
     `carry_out(name, effect, leader_epoch)`. The result returns as an event to the same core, unless
     the core has been reloaded since. In that case on_loaded returns again the effects that the log
     records as unfinished.
@@ -100,8 +100,8 @@ class Core(Protocol):
     def handle(self, event: object, now_ms: int) -> list[Action]: ...
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Applies one record of the log; records come in order. Raises ValueError for bytes that it
-        cannot read: the broker logs the record and skips it.
+        """Applies one record of the log; records come in order. Raises ValueError if the record
+        cannot be decoded: the broker logs that and skips the record.
         """
 
     def on_loaded(self, now_ms: int) -> list[Action]:
@@ -109,7 +109,7 @@ class Core(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """True if the core holds nothing that the next request could not recreate. The shell then
+        """True if the core holds nothing that the next request could not recreate. The runtime then
         drops it.
         """
 

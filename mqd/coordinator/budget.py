@@ -1,9 +1,9 @@
-"""A bound in bytes on what all cores of one coordinator keep in memory, whatever their partition.
+"""A limit in bytes on the memory of all cores of one coordinator, across its partitions.
 
-A core counts its own bytes (`size_bytes`); a shard reports what each event has changed. A request
-is checked against the budget before its core handles it, so a refused one has changed nothing. What
-is loaded from the log is counted, never refused: the budget may then be exceeded, but requests no
-longer increase it.
+A core counts its own bytes (`size_bytes`); a shard reports by how much each event has changed them.
+A request is checked against the budget before its core handles it, so a refused request changes
+nothing. State that is loaded from the log is counted, never refused. It can exceed the budget;
+then requests that need more memory are refused.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ class Budget(Protocol):
     used_bytes: int
 
     def refusal(self, name: str, core: Any, event: object) -> int:
-        """Kafka's error code if this event would take too much memory, otherwise 0. `core` None:
-        there is none of that name.
+        """Kafka's error code if this event would take too much memory, otherwise 0. `core` is None
+        if no core of that name exists.
         """

@@ -28,8 +28,8 @@ class Source(NamedTuple):
     end_offset: int  # log end
     high_watermark: int
 
-    def is_term_of(self, other: "Source") -> bool:
-        """Same leader epoch and same generation of the owner."""
+    def is_same_term_as(self, other: "Source") -> bool:
+        """Whether leader epoch and generation of the owner are the same."""
         return (self.leader_epoch, self.owner_generation) == (other.leader_epoch, other.owner_generation)
 
 
@@ -37,7 +37,7 @@ class Partitions(Protocol):
     """The internal topic as seen in the metadata and the partition table."""
 
     def count(self) -> int:
-        """0: the topic does not exist (yet)."""
+        """Number of partitions; 0: the topic does not exist (yet)."""
 
     def source(self, partition: int) -> Source | None:
         """None: the partition is not served at the moment."""
@@ -51,7 +51,7 @@ class Partitions(Protocol):
         """Creates the topic. False: not possible now."""
 
     def is_elsewhere(self, partition: int) -> bool:
-        """Another host leads the partition and runs its coordinator."""
+        """Whether another host leads the partition and runs its coordinator."""
 
     def may_lead(self) -> bool:
         """Whether this host holds its lease. Checked on each request."""

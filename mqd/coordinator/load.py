@@ -1,11 +1,11 @@
-"""Reads a coordinator's partition from its segment files and builds its cores. Runs in a thread. A
-million committed offsets load in seconds.
+"""Reads a coordinator's partition from its segment files and builds its cores, in a thread. A million
+committed offsets are loaded in seconds.
 
 The records that count are those that compaction would keep: the last plain record of each key, in
 log order, without tombstones. Records of a transaction count from its commit marker on, unless the
 current record for their key was written after them (Kafka compares the offsets of the two in the
 same way). Records without a marker are pending. A pending record that can no longer count keeps its
-key but has no value. Where the cores are `in_order` (share-partitions, whose topic is not compacted
+key but has no value. If the cores are `in_order` (share-partitions, whose topic is not compacted
 and has no transactions), every record counts, and is replayed when it is read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
@@ -53,38 +53,38 @@ class _State:
         # The write counter of each record that counts. Kept only while a transaction is open; a
         # missing key is older than that.
         self.written: dict[bytes, int] = {}
-        self.now = 0  # write counter
+        self.write_count = 0
         self.in_order: bool = getattr(cores, "in_order", False)
 
-    def problem(self, text: str, **fields: object) -> None:
+    def log_problem(self, text: str, **fields: object) -> None:
         self.loaded.skipped_count += 1
         if self.loaded.skipped_count <= _NAMED_MAX:
             log.error(text, partition=self.name, **fields)
 
     def on_plain(self, data: bytes, places: numpy.ndarray, base_position: int) -> None:
-        plain, take, in_order = self.plain, self.plain.pop, self.in_order
+        plain, discard, in_order = self.plain, self.plain.pop, self.in_order
         starts = places[:, (0, 2)]
         ends = starts + places[:, (1, 3)]
-        tombstones = places[:, 3]
+        value_sizes = places[:, 3]
         for key_start, key_end, value_start, value_end, value_size in zip(
             starts[:, 0].tolist(),
             ends[:, 0].tolist(),
             starts[:, 1].tolist(),
             ends[:, 1].tolist(),
-            tombstones.tolist(),
+            value_sizes.tolist(),
             strict=True,
         ):
             key = data[key_start:key_end]
             if in_order:
                 self._replay(key, data[value_start:value_end] if value_size >= 0 else None)
                 continue
-            take(key, None)
+            discard(key, None)
             if value_size >= 0:
                 plain[key] = data[value_start:value_end]
         if self.open:
-            self.now += 1
+            self.write_count += 1
             for key_start, key_size in places[:, :2].tolist():
-                self.written[data[key_start : key_start + key_size]] = self.now
+                self.written[data[key_start : key_start + key_size]] = self.write_count
         self.loaded.record_count += len(places)
 
     def put(self, key: bytes, value: bytes | None, written: int) -> None:
@@ -101,7 +101,7 @@ class _State:
         """A transactional, control or compressed batch. Raises CorruptBatch."""
         found = [(record.key, record.value) for record in records(batch, data)]
         self.loaded.record_count += len(found)
-        self.now += 1
+        self.write_count += 1
         if batch.control:
             self._on_marker(batch, found)
         elif batch.transactional:
@@ -110,11 +110,11 @@ class _State:
             for key, value in found:
                 if key is not None:
                     pending.pop(key, None)
-                    pending[key] = (self.now, value)
+                    pending[key] = (self.write_count, value)
         else:
             for key, value in found:
                 if key is not None:
-                    self.put(key, value, self.now)
+                    self.put(key, value, self.write_count)
 
     def _on_marker(self, batch: BatchInfo, found: list[tuple[bytes | None, bytes | None]]) -> None:
         """Key: version int16, type int16 (0 abort, 1 commit)."""
@@ -145,7 +145,7 @@ class _State:
             for key, (written, value) in pending.items()
         ]
         for written, producer_id, epoch, key, value in sorted(left, key=lambda one: one[0]):
-            self._pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
+            self._replay_pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
 
     def _replay_each(self) -> None:
         for key, value in self.plain.items():
@@ -163,7 +163,7 @@ class _State:
         except ValueError as error:
             self._unreadable(key, error)
 
-    def _pending(self, producer_id: int, epoch: int, key: bytes, value: bytes | None) -> None:
+    def _replay_pending(self, producer_id: int, epoch: int, key: bytes, value: bytes | None) -> None:
         try:
             name = self.cores.core_of(key)
             if name is None:
@@ -179,7 +179,9 @@ class _State:
         self.loaded.epochs[producer_id] = epoch
 
     def _unreadable(self, key: bytes, error: Exception) -> None:
-        self.problem("a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error))
+        self.log_problem(
+            "a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error)
+        )
 
 
 def load(
@@ -200,7 +202,7 @@ def load(
         state.build()
         if loaded.skipped_count > _NAMED_MAX:
             log.error(
-                "more of a coordinator's records cannot be read than are logged",
+                "records of a coordinator cannot be read; only the first ones were logged",
                 partition=state.name,
                 count=loaded.skipped_count,
             )
@@ -248,21 +250,21 @@ def _read_block(
         if stop == WalkStop.END_OFFSET:
             return True, position + at, next_offset
         if stop == WalkStop.OTHER:
-            at, next_offset = _other(data, at, position, state)
+            at, next_offset = _take_other(data, at, position, state)
         elif stop == WalkStop.CORRUPT:
-            return _pass_over(fd, directory, base, position + at, next_offset, end_offset, state)
+            return _skip_damage(fd, directory, base, position + at, next_offset, end_offset, state)
         elif stop == WalkStop.END:
             if at:
                 return False, position + at, next_offset
             return _large_batch(fd, position, data, next_offset, directory, base, end_offset, state)
 
 
-def _other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
+def _take_other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
     batch = parse_header(data, at, position + at)
     try:
         state.on_other(batch, data[at : at + batch.size_bytes])
     except CorruptBatch as error:
-        state.problem(
+        state.log_problem(
             "a batch of a coordinator's partition cannot be read and does not count",
             offset=batch.base_offset,
             records=batch.record_count,
@@ -278,10 +280,10 @@ def _large_batch(
     damaged, or the file ends too early.
     """
     batch = _header_at(fd, position)
-    whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
+    whole = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
     if batch is None or not whole or crc32c(whole[_CRC_END:]) != batch.crc:
-        return _pass_over(fd, directory, base, position, next_offset, end_offset, state)
-    _other(whole, 0, position, state)
+        return _skip_damage(fd, directory, base, position, next_offset, end_offset, state)
+    _take_other(whole, 0, position, state)
     return False, position + batch.size_bytes, batch.next_offset
 
 
@@ -293,7 +295,7 @@ def _header_at(fd: int, position: int) -> BatchInfo | None:
         return None
 
 
-def _whole(fd: int, batch: BatchInfo) -> bytes:
+def _read_batch(fd: int, batch: BatchInfo) -> bytes:
     """The bytes of the batch; b"" when the file does not hold all of them."""
     return (
         os.pread(fd, batch.size_bytes, batch.position)
@@ -302,7 +304,7 @@ def _whole(fd: int, batch: BatchInfo) -> bytes:
     )
 
 
-def _pass_over(
+def _skip_damage(
     fd: int, directory: Path, base: int, position: int, next_offset: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
     """Finds the next batch after a damaged one. Uses the damaged batch's length if a sound batch
@@ -310,15 +312,15 @@ def _pass_over(
     """
     for candidate in _candidates(fd, directory, base, position):
         batch = _header_at(fd, candidate)
-        whole = _whole(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
+        whole = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
         if batch is not None and whole and crc32c(whole[_CRC_END:]) == batch.crc:
-            return False, candidate, _damaged(state, base, position, next_offset, min(batch.base_offset, end_offset))
-    _damaged(state, base, position, next_offset, end_offset)
+            return False, candidate, _log_damage(state, base, position, next_offset, min(batch.base_offset, end_offset))
+    _log_damage(state, base, position, next_offset, end_offset)
     return True, position, next_offset
 
 
-def _damaged(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
-    state.problem(
+def _log_damage(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
+    state.log_problem(
         "damage in a coordinator's partition; the records in it do not count",
         segment=base,
         position=position,

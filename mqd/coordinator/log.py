@@ -8,8 +8,7 @@ Invariants
     L1  appends to one partition reach its owner in the order of the calls
     L2  every append is answered exactly once: by the owner, when the owner dies, or immediately
         when it cannot be sent
-    L3  an error says whether the batch may be in the log (`unknown`): after the owner's death it
-        may
+    L3  an error says whether the batch may be in the log (`unknown`), as after the owner's death
     L4  an append that names a leader epoch is sent only while the partition is served in that
         epoch; it also names the owner's generation, so a successor never accepts it
     L5  when the owner reports that a partition is being retired and its records go to another one,
@@ -92,8 +91,8 @@ class _Append(NamedTuple):
 
 
 class Log:
-    """`token_base` is OR-ed into every token to keep them distinct from other users' tokens (bits
-    48 and up).
+    """`token_base` (bits 48 and up) is OR-ed into every token, to distinguish them from those of
+    other users of the link.
     """
 
     def __init__(self, partitions: Partitions, sender: Sender, token_base: int) -> None:
@@ -185,7 +184,7 @@ class Log:
 
     def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
         """Handles the owner's response. `redirect`: the partition is being retired, and its records
-        go to this partition. Returns False if the token is not ours.
+        go to this partition. Returns False if the token belongs to another user of the link.
         """
         append = self._pending.pop(token, None)
         if append is None:
@@ -241,10 +240,9 @@ class Log:
 
 def _is_redirected(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition must also be written to the partition that takes its
-    records. INVALID_PRODUCER_EPOCH: this marker was written before, and the outcome of the other
-    one is unknown. Records that were redirected once are never redirected again (D3 of
-    native/server/redirect.h), and a producer id that was rewritten twice would be another
-    partition's.
+    records. With INVALID_PRODUCER_EPOCH this marker was written before, and it is unknown whether
+    the second one was. Records are redirected once only (D3 of native/server/redirect.h), so a
+    marker whose producer id was rewritten for a redirect is not written a second time.
     """
     return error in (0, ErrorCode.INVALID_PRODUCER_EPOCH) and origin_of(marker.producer_id)[1] < 0
 

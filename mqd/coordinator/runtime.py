@@ -16,12 +16,11 @@ Invariants
     R3  the first offset of every batch is where this shard expected it; otherwise the log holds
         records from another writer (late ones of a predecessor), and the shard is reloaded
     R4  a shard becomes active when everything it has loaded is below the high watermark: records
-        that a predecessor had in flight count, permanently
+        that a predecessor had in flight are then committed
     R5  without its host's lease a shard answers no request: another host may already lead its
         partition and hold newer state
-    R6  a partition is loaded only when no write that a predecessor on this host sent to its owner
-        is in flight: such a write would land in the log without reaching the cores, ahead of
-        records written by cores that do not know of it
+    R6  a partition is loaded only when no write of a predecessor on this host is in flight: it
+        could be appended after the log was read, and the cores would not know of it
     R7  an event posted to all reaches every core that it concerns and that does not fail on it:
         immediately, or after each reload of its partition before the core answers any request,
         until the core's effects are written. This holds as long as no other host has led the
@@ -35,7 +34,7 @@ Concurrency: the event loop's thread; a loading thread builds cores before they 
 
 import asyncio
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -44,7 +43,7 @@ from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
 from mqd.coordinator.log import AppendError, Log
-from mqd.coordinator.place import Missed, Place, expire, only
+from mqd.coordinator.partition_state import CoreNames, Missed, PartitionState, expire, one_core
 from mqd.coordinator.shard import Shard, TooLarge, Unit
 from mqd.protocol.errors import ErrorCode
 
@@ -57,7 +56,7 @@ LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
 RETRY_S = 0.2  # delay before retrying a shard that could not be written or loaded
 SILENT_RETRY_S = 2.0  # the same when its log directory does not respond
 
-# by the partition's owner: nothing was written to the log
+# codes with which a partition's owner refuses a marker: nothing was written to the log
 MARKER_REFUSALS = frozenset((ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.TRANSACTION_COORDINATOR_FENCED))
 
 log = logging.get("coordinator")
@@ -88,11 +87,11 @@ class Coordinator:
         self._carry_out = carry_out
         self._after_load = after_load
         self._budget = budget
-        self.places: list[Place] = []
+        self.partition_states: list[PartitionState] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
         self._turn: asyncio.Handle | None = None
-        self._to_write: dict[Place, None] = {}
+        self._to_write: dict[PartitionState, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
         self._next_check: asyncio.TimerHandle | None = None
@@ -113,10 +112,10 @@ class Coordinator:
                 handle.cancel()
         for task in self._tasks:
             task.cancel()
-        for place in self.places:
-            if place.late is not None:
-                place.late.cancel()
-            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", quiet=True)
+        for state in self.partition_states:
+            if state.lazy_timer is not None:
+                state.lazy_timer.cancel()
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the acceptor ends", quiet=True)
         self._loop = None
 
     @property
@@ -131,7 +130,7 @@ class Coordinator:
         return partition_for(name, count)
 
     async def ensure_topic(self) -> bool:
-        """Creates the internal topic on first need. False: not there yet; call again."""
+        """Creates the internal topic on first need. False: it does not exist yet; call again."""
         if self._creating is None or self._creating.done():
             if self._partitions.count():
                 return True
@@ -159,7 +158,7 @@ class Coordinator:
         """Returns the response that the core replied with. Raises CoordinatorError. On timeout the
         code is COORDINATOR_NOT_AVAILABLE and the outcome is unknown.
         """
-        place, shard = self._active(name)
+        state, shard = self._active(name)
         if len(self._futures) >= REQUESTS_MAX:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._number += 1
@@ -167,12 +166,12 @@ class Coordinator:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
         self._futures[number] = future
-        place.requests.add(number)
+        state.requests.add(number)
         try:
             event = make_event(number)
             if self._budget is not None and (error := self._budget.refusal(name, shard.core(name), event)):
                 raise CoordinatorError(error)
-            self._handle(place, shard, name, event)
+            self._handle(state, shard, name, event)
             if future.done():
                 return future.result()
             if timeout_s is None:
@@ -184,47 +183,47 @@ class Coordinator:
                 alarm.cancel()
         finally:
             self._futures.pop(number, None)
-            place.requests.discard(number)
+            state.requests.discard(number)
 
     def post(self, name: str, event: object) -> None:
         """Passes an event that needs no response to a core. Raises CoordinatorError."""
-        place, shard = self._active(name)
-        self._handle(place, shard, name, event)
+        state, shard = self._active(name)
+        self._handle(state, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
         """Sends an event to every core that it concerns. Cores of a partition that is being loaded,
         or that will be reloaded while no other host has led it, receive it after the load: they
         have served no request in between (R7).
         """
-        for place in self.places:
-            if place.epoch >= 0:
-                self._notify(place, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
-                del place.missed[:-MISSED_MAX]
+        for state in self.partition_states:
+            if state.epoch >= 0:
+                self._notify(state, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
+                del state.missed[:-MISSED_MAX]
 
     def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
         """Another host leads the partition in this epoch, or may have led it up to this epoch. It
         has handled the posted events; its commits may refer to things created since.
         """
-        if partition < len(self.places) and self.places[partition].epoch <= leader_epoch:
-            self.places[partition].forget_missed()
+        if partition < len(self.partition_states) and self.partition_states[partition].epoch <= leader_epoch:
+            self.partition_states[partition].forget_missed()
 
     def _notify(
-        self, place: Place, event: object, names: Callable[[Shard], Iterable[str]], failed: frozenset[str] = frozenset()
+        self, state: PartitionState, event: object, names: CoreNames, failed: frozenset[str] = frozenset()
     ) -> None:
         """Delivers the event now, and again at a load that comes before its effects are written. If
         a core fails on it the shard is discarded, and the other cores get the event again.
         """
-        shard, written = place.shard, 0
+        shard, written = state.shard, 0
         if shard is not None:
             for name in names(shard):
-                if name not in failed and place.shard is shard:
-                    self._handle(place, shard, name, event, known=True)
-                    failed = failed if place.shard is shard else failed | {name}
-            if place.shard is shard:
+                if name not in failed and state.shard is shard:
+                    self._handle(state, shard, name, event, known=True)
+                    failed = failed if state.shard is shard else failed | {name}
+            if state.shard is shard:
                 if not shard.waiting_count:
                     return
                 written = shard.written_count + shard.waiting_count
-        place.missed.append(Missed(written, event, names, failed))
+        state.missed.append(Missed(written, event, names, failed))
 
     def core(self, name: str) -> Core | None:
         """For reading only; its state may not be written yet. None: no such core. Raises
@@ -234,16 +233,16 @@ class Coordinator:
 
     def items(self) -> Iterator[tuple[str, Core]]:
         """All cores of all loaded partitions, for reading only. See check_loaded()."""
-        for place in self.places:
-            if place.shard is not None:
-                yield from place.shard.items()
+        for state in self.partition_states:
+            if state.shard is not None:
+                yield from state.shard.items()
 
     def check_loaded(self) -> None:
         """Raises CoordinatorError(COORDINATOR_LOAD_IN_PROGRESS) while some partition of this host
         is not loaded, that is while items() is incomplete.
         """
-        if len(self.places) < self._partitions.count() or any(
-            place.shard is None and not self._partitions.is_elsewhere(place.index) for place in self.places
+        if len(self.partition_states) < self._partitions.count() or any(
+            state.shard is None and not self._partitions.is_elsewhere(state.index) for state in self.partition_states
         ):
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
 
@@ -266,12 +265,12 @@ class Coordinator:
         written because the open transaction has a newer epoch (`is_bumped`: or the same epoch).
         `leader_epoch`: write in this epoch only; -1 accepts any.
         """
-        if not 0 <= partition < len(self.places):
+        if not 0 <= partition < len(self.partition_states):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
-        place = self.places[partition]
-        if place.shard is None:
-            raise CoordinatorError(self._absent_error(place))
-        if leader_epoch not in (-1, place.shard.leader_epoch):
+        state = self.partition_states[partition]
+        if state.shard is None:
+            raise CoordinatorError(self._absent_error(state))
+        if leader_epoch not in (-1, state.shard.leader_epoch):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -283,7 +282,7 @@ class Coordinator:
                     future.set_exception(CoordinatorError(error))
 
         try:
-            place.shard.end_transaction(
+            state.shard.end_transaction(
                 producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped
             )
         except Exception:
@@ -293,49 +292,49 @@ class Coordinator:
                 partition=partition,
                 producer_id=producer_id,
             )
-            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the end of a transaction failed")
-            done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # if it is not in a batch yet
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the end of a transaction failed")
+            done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # unless _unload() has called it
         await future
 
-    def _active(self, name: str) -> tuple[Place, Shard]:
+    def _active(self, name: str) -> tuple[PartitionState, Shard]:
         partition = self.partition_for(name)
-        if partition >= len(self.places):
+        if partition >= len(self.partition_states):
             self.check_partitions()
             raise CoordinatorError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-        place = self.places[partition]
-        if place.shard is None:
-            raise CoordinatorError(self._absent_error(place))
+        state = self.partition_states[partition]
+        if state.shard is None:
+            raise CoordinatorError(self._absent_error(state))
         if not self._partitions.may_lead():  # R5
             # The function that carries out effects drops them on an error, and only a load starts
             # them again (Markers). If the lease has not returned, the next check unloads the shard.
             if self._carry_out is not None:
-                self._unload(place, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
+                self._unload(state, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
-        return place, place.shard
+        return state, state.shard
 
-    def _absent_error(self, place: Place) -> int:
-        if self._partitions.is_elsewhere(place.index) or not self._partitions.may_lead():
+    def _absent_error(self, state: PartitionState) -> int:
+        if self._partitions.is_elsewhere(state.index) or not self._partitions.may_lead():
             return int(ErrorCode.NOT_COORDINATOR)
         return int(
             ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-            if place.source is not None or place.not_before == 0.0
+            if state.source is not None or state.not_before == 0.0
             else ErrorCode.NOT_COORDINATOR
         )
 
-    def _handle(self, place: Place, shard: Shard, name: str, event: object, known: bool = False) -> None:
+    def _handle(self, state: PartitionState, shard: Shard, name: str, event: object, known: bool = False) -> None:
         try:
             (shard.handle_known if known else shard.handle)(name, event, self._now_ms())
         except TooLarge as error:
-            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
         except Exception:
             log.exception(
                 "a coordinator's core failed; its partition is loaded again",
                 topic=self.topic,
-                partition=place.index,
+                partition=state.index,
                 core=name,
                 event=type(event).__name__,
             )
-            self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} failed")
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} failed")
 
     def _on_reply(self, number: int, response: object) -> None:
         future = self._futures.get(number)
@@ -343,7 +342,9 @@ class Coordinator:
             future.set_result(response)
 
     def _on_effect(self, leader_epoch: int, name: str, effect: Effect) -> None:
-        """Runs in a later turn of the loop: events that it posts must not reach a core that handles one."""
+        """Carries the effect out in a later turn of the loop: the events that it posts must not reach
+        a core that is handling an event.
+        """
         if self._carry_out is None:
             raise TypeError(
                 f"a core of {self.topic} requested the effect {type(effect).__name__}, for which there is no handler"
@@ -353,43 +354,45 @@ class Coordinator:
 
     # -- writing and timers ------------------------------------------------------------------------
 
-    def _wake(self, place: Place) -> None:
+    def _wake(self, state: PartitionState) -> None:
         """One write per turn of the event loop: requests of one turn are written together."""
-        self._to_write[place] = None
+        self._to_write[state] = None
         if self._turn is None and self._loop is not None:
             self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
         self._turn = None
-        places, self._to_write = self._to_write, {}
-        for place in places:
-            shard = place.shard
+        partition_states, self._to_write = self._to_write, {}
+        for state in partition_states:
+            shard = state.shard
             unit = shard.next_unit() if shard is not None else None
             if shard is not None and unit is not None:
-                self._write(place, shard, unit)
-            elif shard is not None and shard.is_lazy and place.late is None and self._loop is not None:
-                place.late = self._loop.call_later(LAZY_S, self._on_late, place)
+                self._write(state, shard, unit)
+            elif shard is not None and shard.is_lazy and state.lazy_timer is None and self._loop is not None:
+                state.lazy_timer = self._loop.call_later(LAZY_S, self._on_lazy_timer, state)
 
-    def _on_late(self, place: Place) -> None:
-        place.late = None
-        shard = place.shard
+    def _on_lazy_timer(self, state: PartitionState) -> None:
+        state.lazy_timer = None
+        shard = state.shard
         unit = shard.next_unit(is_late=True) if shard is not None else None
         if shard is not None and unit is not None:
-            self._write(place, shard, unit)
+            self._write(state, shard, unit)
 
-    def _write(self, place: Place, shard: Shard, unit: Unit) -> None:
+    def _write(self, state: PartitionState, shard: Shard, unit: Unit) -> None:
         now_ms = self._now_ms()
         futures = [
-            self._log.append_nowait(self.topic, place.index, batch.encode(now_ms), shard.leader_epoch)
+            self._log.append_nowait(self.topic, state.index, batch.encode(now_ms), shard.leader_epoch)
             for batch in unit.batches
         ]
-        task = place.writing = asyncio.get_running_loop().create_task(self._written(place, shard, unit, futures))
+        task = state.writing = asyncio.get_running_loop().create_task(self._written(state, shard, unit, futures))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _written(self, place: Place, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]) -> None:
+    async def _written(
+        self, state: PartitionState, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]
+    ) -> None:
         results = await asyncio.gather(*futures, return_exceptions=True)
-        if place.shard is not shard:
+        if state.shard is not shard:
             return
         expected = shard.end_offset
         for batch, result in zip(unit.batches, results, strict=True):
@@ -400,34 +403,28 @@ class Coordinator:
             ):
                 continue
             if isinstance(result, AppendError):
-                self._unload(
-                    place,
-                    int(
-                        ErrorCode.NOT_COORDINATOR
-                        if result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
-                        else ErrorCode.COORDINATOR_NOT_AVAILABLE
-                    ),
-                    f"a write failed: {result}",
-                )
+                is_led_elsewhere = result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+                error = ErrorCode.NOT_COORDINATOR if is_led_elsewhere else ErrorCode.COORDINATOR_NOT_AVAILABLE
+                self._unload(state, int(error), f"a write failed: {result}")
                 return
             if isinstance(result, BaseException):
-                self._unload(place, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result!r}")
+                self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result!r}")
                 return
             if result != expected:  # R3
                 self._unload(
-                    place, int(ErrorCode.NOT_COORDINATOR), f"a batch was appended at offset {result}, not at {expected}"
+                    state, int(ErrorCode.NOT_COORDINATOR), f"a batch was appended at offset {result}, not at {expected}"
                 )
                 return
             expected += batch.offset_count
         shard.written()
-        if place.missed:
-            place.missed = [missed for missed in place.missed if missed.written > shard.written_count]
-        self._wake(place)
+        if state.missed:
+            state.missed = [missed for missed in state.missed if missed.written > shard.written_count]
+        self._wake(state)
 
     def _fire_timers(self) -> None:
         now_ms = self._now_ms()
-        for place in self.places:
-            shard = place.shard
+        for state in self.partition_states:
+            shard = state.shard
             if shard is None:
                 continue
             due = shard.timers.next_ms()
@@ -435,8 +432,8 @@ class Coordinator:
                 continue
             for timer in shard.timers.take_due(now_ms):
                 name = shard.fire(timer)
-                if name is not None and place.shard is shard:
-                    self._handle(place, shard, name, TimerFired(timer[1]), known=True)
+                if name is not None and state.shard is shard:
+                    self._handle(state, shard, name, TimerFired(timer[1]), known=True)
 
     def _armed(self, at_ms: int) -> None:
         """A timer was set. It is nearly always later than the current alarm."""
@@ -450,9 +447,8 @@ class Coordinator:
     def _on_alarm(self) -> None:
         self._alarm = None
         self._fire_timers()
-        due = [
-            at for place in self.places if place.shard is not None and (at := place.shard.timers.next_ms()) is not None
-        ]
+        shards = [state.shard for state in self.partition_states if state.shard is not None]
+        due = [at for shard in shards if (at := shard.timers.next_ms()) is not None]
         if due:
             self._armed(min(due))
 
@@ -471,56 +467,56 @@ class Coordinator:
         if self._next_check is not None:
             self._next_check.cancel()
         count = self._partitions.count()
-        if count < len(self.places):  # the topic was deleted
-            for place in self.places:
-                self._unload(place, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
-            self.places = []
-        while len(self.places) < count:
-            self.places.append(Place(len(self.places)))
-        if not self.places:
+        if count < len(self.partition_states):  # the topic was deleted
+            for state in self.partition_states:
+                self._unload(state, int(ErrorCode.NOT_COORDINATOR), "the topic was deleted")
+            self.partition_states = []
+        while len(self.partition_states) < count:
+            self.partition_states.append(PartitionState(len(self.partition_states)))
+        if not self.partition_states:
             return  # until check_partitions() is called, when there is a topic
         waiting = False
-        for partition, place in enumerate(self.places):
-            self._check_partition(partition, place)
-            waiting = waiting or (place.shard is None and not self._partitions.is_elsewhere(partition))
+        for partition, state in enumerate(self.partition_states):
+            self._check_partition(partition, state)
+            waiting = waiting or (state.shard is None and not self._partitions.is_elsewhere(partition))
         self._next_check = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._check_partitions)
         # a directory that has failed stays failed
         self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if waiting else POLL_S
 
-    def _check_partition(self, partition: int, place: Place) -> None:
+    def _check_partition(self, partition: int, state: PartitionState) -> None:
         assert self._loop is not None
-        if place.loading is not None:
+        if state.loading is not None:
             return
         source = self._partitions.source(partition)
-        if place.shard is not None:
+        if state.shard is not None:
             # R1
-            if source is None or place.source is None or not source.is_term_of(place.source):
+            if source is None or state.source is None or not source.is_same_term_as(state.source):
                 self._unload(
-                    place,
+                    state,
                     int(ErrorCode.NOT_COORDINATOR),
                     "its partition is loaded again" if source is not None else "its partition is not served",
                 )
             return
         if source is None:
-            place.source = None
+            state.source = None
             if self._partitions.is_elsewhere(partition):
-                place.forget_missed()
+                state.forget_missed()
             return
-        if self._loop.time() < place.not_before or (place.writing is not None and not place.writing.done()):  # R6
+        if self._loop.time() < state.not_before or (state.writing is not None and not state.writing.done()):  # R6
             return
-        place.source, place.epoch = source, source.leader_epoch
-        place.loading = self._loop.create_task(self._load(partition, place, source))
-        self._tasks.add(place.loading)
-        place.loading.add_done_callback(self._tasks.discard)
+        state.source, state.epoch = source, source.leader_epoch
+        state.loading = self._loop.create_task(self._load(partition, state, source))
+        self._tasks.add(state.loading)
+        state.loading.add_done_callback(self._tasks.discard)
 
-    async def _load(self, partition: int, place: Place, source: Source) -> None:
+    async def _load(self, partition: int, state: PartitionState, source: Source) -> None:
         assert self._loop is not None
         try:
             began = self._loop.time()
             loaded = await self._partitions.load(partition, source.end_offset, self._cores)
             while True:
                 now = self._partitions.source(partition)
-                if now is None or not now.is_term_of(source) or now.end_offset != source.end_offset:
+                if now is None or not now.is_same_term_as(source) or now.end_offset != source.end_offset:
                     return  # another append happened or the owner changed: try again
                 if now.high_watermark >= source.end_offset:
                     break
@@ -531,13 +527,13 @@ class Coordinator:
                 source.leader_epoch,
                 self._on_reply,
                 functools.partial(self._on_effect, source.leader_epoch),
-                functools.partial(self._wake, place),
+                functools.partial(self._wake, state),
                 self._armed,
                 self._budget,
             )
-            place.shard = shard
+            state.shard = shard
             shard.on_loaded(self._now_ms())
-            self._catch_up(place, shard)
+            self._catch_up(state, shard)
             if loaded.record_count or loaded.skipped_count:
                 log.info(
                     "coordinator's partition loaded",
@@ -550,9 +546,9 @@ class Coordinator:
                     milliseconds=round((self._loop.time() - began) * 1000),
                 )
         except Exception as error:
-            place.shard = None
-            place.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
-            # any error but one of the disk is a bug
+            state.shard = None
+            state.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
+            # any error other than of the disk is a bug
             write = log.error if isinstance(error, OSError) else log.exception
             write(
                 "a coordinator's partition cannot be loaded; trying again",
@@ -561,40 +557,40 @@ class Coordinator:
                 reason=f"{type(error).__name__}: {error}",
             )
         finally:
-            place.loading = None
+            state.loading = None
 
-    def _catch_up(self, place: Place, shard: Shard) -> None:
+    def _catch_up(self, state: PartitionState, shard: Shard) -> None:
         """Delivers the events that were posted while the partition was not loaded."""
-        missed, place.missed = place.missed, []
+        missed, state.missed = state.missed, []
         for _, event, names, failed in missed:
-            self._notify(place, event, names, failed)
+            self._notify(state, event, names, failed)
         if self._after_load is None:
             return
         for name, core in shard.items():
             event = self._after_load(core)
-            if event is not None and place.shard is shard:
-                self._notify(place, event, partial(only, name))
+            if event is not None and state.shard is shard:
+                self._notify(state, event, partial(one_core, name))
 
-    def _unload(self, place: Place, error: int, reason: str, quiet: bool = False) -> None:
+    def _unload(self, state: PartitionState, error: int, reason: str, quiet: bool = False) -> None:
         """Discards the cores of a partition. Waiting requests get a retriable error."""
-        shard, place.shard = place.shard, None
+        shard, state.shard = state.shard, None
         if shard is None:
             return
         if self._loop is not None:
-            place.not_before = self._loop.time() + RETRY_S
+            state.not_before = self._loop.time() + RETRY_S
             self._loop.call_later(RETRY_S, self.check_partitions)
-        if not quiet and (len(shard) or place.requests):
+        if not quiet and (len(shard) or state.requests):
             log.warning(
                 "a coordinator's partition is loaded again",
                 topic=self.topic,
-                partition=place.index,
+                partition=state.index,
                 cores=len(shard),
-                requests=len(place.requests),
+                requests=len(state.requests),
                 reason=reason,
             )
         shard.fail(error)
-        for number in place.requests:
+        for number in state.requests:
             future = self._futures.get(number)
             if future is not None and not future.done():
                 future.set_exception(CoordinatorError(error))
-        place.requests = set()
+        state.requests = set()

@@ -1,5 +1,5 @@
-"""Records of the internal topics, written in the notation of mqd/protocol/schema/language.py and
-coded by the same generated code as the wire.
+"""Records of the internal topics, described in the notation of mqd/protocol/schema/language.py.
+Generated code encodes and decodes them, as for messages on the wire.
 
 A key is an int16 (the record's type; Kafka calls it the key's version) and its fields. A value is
 an int16 version and its fields, flexible from a certain version on (KIP-482). Any record may be
@@ -31,7 +31,7 @@ def _make_class(name: str, of: Struct, namespace: dict[str, object]) -> type:
 
 
 class Shape:
-    """One kind of key or value. `cls` is its Struct. Nested ones are its attributes, as with
+    """One kind of key or value. `cls` is its Struct. Nested Structs are attributes of it, as in
     messages: `shape.cls.Topic(...)`.
     """
 
@@ -44,7 +44,7 @@ class Shape:
         self._encoders: dict[int, Callable] = {}
 
     def encode(self, value: object, version: int) -> bytes:
-        """With the version in front. Raises ValueError when a value does not fit its field."""
+        """The version, then the value. Raises ValueError when a value does not fit its field."""
         run = self._encoders.get(version)
         if run is None:
             run = self._encoders[version] = EncoderWriter(self._message, version).compile(self._message.root)
@@ -56,7 +56,7 @@ class Shape:
         return bytes(out)
 
     def decode(self, data: bytes, prefix: int = 2, version: int | None = None):
-        """`data` begins with its version unless `prefix` supplies it."""
+        """`data` begins with its version, unless `version` is given. `prefix`: bytes to skip."""
         if version is None:
             if len(data) < 2:
                 raise ValueError(f"{self.name} is cut off before its version")
@@ -113,5 +113,5 @@ class RecordType:
 def key_type_of(key: bytes) -> int:
     """Raises ValueError for bytes that are not a key."""
     if len(key) < 2:
-        raise ValueError(f"a key of {len(key)} bytes")
+        raise ValueError(f"a key of {len(key)} bytes is too short")
     return _VERSION.unpack_from(key)[0]

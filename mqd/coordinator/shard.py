@@ -42,9 +42,7 @@ _OVERHEAD_BYTES = 128
 
 
 class TooLarge(Exception):
-    """A single Persist exceeds the size of a batch. It cannot be written, but the core that made it
-    has already changed.
-    """
+    """A Persist exceeds the size of a batch and cannot be written, but its core has already changed."""
 
 
 class Batch:
@@ -75,7 +73,9 @@ class Batch:
 
 
 class Unit:
-    """`is_due`: it holds something that a caller waits for, not only lazy Persists."""
+    """`is_due`: a caller waits for something in it; it has not only lazy Persists. `names`: the cores
+    with records that are not lazy. `held`: replies and effects that wait until it is written.
+    """
 
     __slots__ = ("batches", "held", "is_due", "names")
 
@@ -127,7 +127,7 @@ class Loaded:
         self.cores: dict[str, Core] = {}
         # producer id -> cores with records of its open transaction
         self.transactions: dict[int, dict[str, None]] = {}
-        self.epochs: dict[int, int] = {}  # of these producers
+        self.epochs: dict[int, int] = {}  # producer id -> epoch of its open transaction
         self.record_count = 0
         self.skipped_count = 0
 
@@ -199,12 +199,12 @@ class Shard:
         self._run(name, entry, entry.core.handle(event, now_ms))
 
     def handle_known(self, name: str, event: object, now_ms: int) -> None:
-        """As handle, but an event for a core that no longer exists is ignored: its timers are void."""
+        """As handle, but an event for a core that no longer exists is ignored, as a timer's."""
         if name in self._entries:
             self.handle(name, event, now_ms)
 
     def fire(self, timer: tuple[str, str]) -> str | None:
-        """Fires a due timer. Returns its core's name, or None."""
+        """Marks a due timer as fired. Returns its core's name; None: the timer was disarmed."""
         name, what = timer
         entry = self._entries.get(name)
         if entry is None or what not in entry.timers:
@@ -364,7 +364,7 @@ class Shard:
 
     @property
     def is_lazy(self) -> bool:
-        """There is something to write, but only lazy Persists."""
+        """Whether only lazy Persists wait to be written."""
         return len(self._units) == 1 and not self.is_writing and not self._units[0].is_due
 
     def check(self) -> None:

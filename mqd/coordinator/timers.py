@@ -46,12 +46,12 @@ class Timers:
         return self._heap[0][0] if self._heap else None
 
     def take_due(self, now_ms: int) -> list[Name]:
-        """In order of their times; each is disarmed."""
+        """Disarms the timers that are due and returns them in order of their times."""
         found = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, name = heapq.heappop(self._heap)
             if self._entry.get(name) != at_ms:
-                continue  # has since been armed for an earlier time
+                continue  # another entry has an earlier time
             del self._entry[name]
             due = self._due.get(name)
             if due is None:

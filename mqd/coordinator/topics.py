@@ -3,9 +3,9 @@
 The controller creates them on first need, like any topic: when a client looks up the coordinator of
 its group or transactional id. Their records are flushed before they are acknowledged
 (flush.on.ack), because exactly-once depends on committed offsets and transactions. The topics are
-compacted, never deleted by age or size; that of share-partitions is not compacted, because only all
-records of a key together give its state; the share coordinator deletes the records before its
-snapshots (mqd/acceptor/share_pruning.py).
+compacted, never deleted by age or size. The topic of share-partitions is not compacted, because a
+snapshot and all updates after it give the state; the share coordinator deletes the records before
+its snapshots (mqd/acceptor/share_pruning.py).
 """
 
 from collections.abc import Mapping

@@ -36,12 +36,12 @@ KEPT_BYTES_MAX = 64 << 20
 
 
 class Timer:
-    """The partitions of one host's schedules. `wake`: makes the process call update() again; from any
-    thread.
+    """The partitions of one host's schedules. `wake`, callable from any thread, makes the process call
+    update() again.
     """
 
-    def __init__(self, places: paths.Layout, wake: Callable[[], None] = lambda: None) -> None:
-        self._places = places
+    def __init__(self, layout: paths.Layout, wake: Callable[[], None] = lambda: None) -> None:
+        self._layout = layout
         self._wake = wake
         self._timers: dict[tuple[bytes, int], PartitionTimer] = {}
         self._ending: list[PartitionTimer] = []
@@ -55,13 +55,13 @@ class Timer:
         schedule for IDLE_S.
         """
         try:
-            about = (self._places.run_dir / schedule_board.SCHEDULES).stat()
+            about = (self._layout.run_dir / schedule_board.SCHEDULES).stat()
             seen = about.st_ino, about.st_mtime_ns
         except FileNotFoundError:
             seen = 0, 0
         if seen != self._seen:
             self._seen = seen
-            self._follow(schedule_board.read_schedules(self._places.run_dir).topics)
+            self._follow(schedule_board.read_schedules(self._layout.run_dir).topics)
         now = time.monotonic()
         self._ending = [timer for timer in self._ending if not timer.join(0)]
         if self._status_changed and now - self._status_at >= STATUS_S:
@@ -92,7 +92,7 @@ class Timer:
         wanted = {(topic.topic_id, index): topic for topic in topics for index in topic.led}
         self._remove_indexes(topics)
         for key, timer in list(self._timers.items()):
-            if wanted.get(key) is None or _differ(wanted[key], timer.topic, key[1]):
+            if wanted.get(key) is None or _must_restart(wanted[key], timer.topic, key[1]):
                 timer.stop()
                 self._ending.append(self._timers.pop(key))
         for key, topic in wanted.items():
@@ -100,8 +100,8 @@ class Timer:
                 timer = PartitionTimer(
                     topic,
                     key[1],
-                    self._places.client_socket,
-                    self._places.data_dir,
+                    self._layout.client_socket,
+                    self._layout.data_dir,
                     KEPT_BYTES_MAX // len(wanted),
                     self._on_status,
                 )
@@ -113,16 +113,16 @@ class Timer:
         """Removes the indexes of deleted topics. The rest stay: this host may lead a partition again."""
         kept = {topic.topic_id.hex() for topic in topics}
         with contextlib.suppress(OSError):
-            for path in (self._places.data_dir / "timer").iterdir():
+            for path in (self._layout.data_dir / "timer").iterdir():
                 if path.name.partition("-")[0] not in kept:
                     shutil.rmtree(path, ignore_errors=True)
 
     def _publish(self) -> None:
         try:
             found = [timer.status for timer in self._timers.values()]
-            schedule_board.write(self._places.run_dir, schedule_board.STATUS, found)
+            schedule_board.write(self._layout.run_dir, schedule_board.STATUS, found)
         except OSError:
-            pass  # a full disk costs numbers on the metrics page
+            pass  # with a full disk the metrics page stays outdated
 
     def stop(self) -> None:
         timers = [*self._timers.values(), *self._ending]
@@ -133,7 +133,7 @@ class Timer:
             timer.join(max(0.0, until - time.monotonic()))
 
 
-def _differ(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
+def _must_restart(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
     """Whether the partition's timer has to start again. With a new leader epoch it does: another
     host may have led the partition since.
     """
@@ -141,28 +141,28 @@ def _differ(one: ScheduleTopic, other: ScheduleTopic, partition: int) -> bool:
 
 
 def _wake(fd: int) -> None:
-    with contextlib.suppress(BlockingIOError):  # it is full: the process is awake
+    with contextlib.suppress(BlockingIOError):  # already signalled
         os.write(fd, b"\0")
 
 
 def main() -> int:
     paths.keep_private()
-    places = paths.layout(paths.default_data_dir())
-    config = schedule_board.read_schedules(places.run_dir).config
+    layout = paths.layout(paths.default_data_dir())
+    config = schedule_board.read_schedules(layout.run_dir).config
     log = logging.setup("timer", 0, config)
     try:
-        wake_fd = schedule_board.register_timer(places.run_dir)
+        wake_fd = schedule_board.register_timer(layout.run_dir)
     except OSError as error:
         log.error("the timer cannot start, or another one runs", reason=error.strerror)
         return 1
     from mqd.native import core  # noqa: F401  # before confinement: in tests it opens a file of theirs
 
-    log.info("process confined", in_force=confinement.confine(config, places))
+    log.info("process confined", in_force=confinement.confine(config, layout))
     stopping = threading.Event()
     signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    timer = Timer(places, lambda: _wake(wake_fd))
+    timer = Timer(layout, lambda: _wake(wake_fd))
     while not stopping.is_set():
         if not timer.update():
             log.info("timer ended", reason="there is no schedule any more")

@@ -56,7 +56,7 @@ def take_over(
     storage: Storage, log_start: int, committed: Progress, entry_count_max: int = ENTRY_COUNT_MAX
 ) -> Schedule:
     """`committed`: the progress as it was read from the group after all earlier writers were
-    fenced. The index in `storage` is used as far as it goes; one of another log is removed.
+    fenced. The index in `storage` is used as far as it goes; an index of another log is removed.
     """
     index, end_offset = Index.open(storage, entry_count_max)
     if not log_start <= end_offset <= committed.end_offset:
@@ -79,9 +79,9 @@ class Schedule:
             index.drop_to(committed.last)
 
     def read(self, rows: Iterable[Row], now_ms: int, due_of: Callable[[int], int | None]) -> bool:
-        """The next records, in order. False: not all of them were taken; pass them again, from
-        `end_offset` on, after a tick or later. `due_of(offset)`: when the earlier record is
-        due; None: there is none at that offset that is delivered.
+        """Takes the next records, in order. False: not all of them were taken; pass them again, from
+        `end_offset` on, after a tick or later. `due_of(offset)`: when an earlier record is due; None:
+        no record is to be delivered at that offset.
         """
         for row in rows:
             if row.offset < self.end_offset:
@@ -116,7 +116,7 @@ class Schedule:
         # Records below Y that were read again after a takeover have no progress to commit.
         if self.end_offset < self.progress.end_offset:
             return None
-        # the progress covers all late ones, so all of them are in this tick
+        # the progress covers all late records, so all of them are in this tick
         entries = self.index.take(now_ms, max(count_max - len(self._late), 1))
         last = max(self.progress.last, entries[-1]) if entries else self.progress.last
         progress = Progress(self.end_offset, last)
@@ -134,7 +134,7 @@ class Schedule:
         return not self._late and self.end_offset == self.progress.end_offset
 
     def save(self) -> None:
-        """Only while can_save."""
+        """Call it only while can_save."""
         self.index.save(self.end_offset)
 
     @property

@@ -2,8 +2,8 @@
 
 An entry is 16 bytes: when it is due, and the record's offset; the complement of an offset cancels
 the entry of that offset. Entries that are due before `loaded_end` are in memory. Later ones are in
-files, one for each day; the next days, hours, minutes and seconds are split into files of the next
-finer kind as soon as they are needed and hold too much to be loaded at once.
+files, one for each day. The file of the next day, hour, minute or second is split into files of the
+next finer kind when it is needed and too large to be loaded as a whole.
 
     level      day            hour           minute         second         millisecond
     files      all later      < ends[0]      < ends[1]      < ends[2]      < ends[3]
@@ -14,7 +14,7 @@ I1  loaded_end <= ends[3] <= ends[2] <= ends[1] <= ends[0]; an entry is in the f
 I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one millisecond, and the
     buffers of files at most entry_count_max.
 I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
-    it is on disk. So what open() finds is the state of one save(), whatever happened since.
+    it is on disk. So open() always finds the state that one save() wrote.
 
 The index can be rebuilt from the log at any time. Files save that time: 10^8 records take minutes.
 """
@@ -52,14 +52,14 @@ class Manifest(msgspec.Struct):
     loaded_end: int
     ends: list[int]
     files: list[tuple[int, int, str, int, int]]  # level, start, name, size, first offset
-    loaded: str  # a file of its own for what is in memory
+    loaded: str  # name of the file of the entries in memory
     loaded_bytes: int
     serial: int
     count: int
 
 
 class _File:
-    """A file of entries. `first_offset`: the lowest one in it. Its name was never used before."""
+    """A file of entries. `first_offset`: the lowest offset in it. Its name was never used before."""
 
     __slots__ = ("buffer", "dirty", "first_offset", "name", "size_bytes")
 
@@ -77,13 +77,14 @@ class Index:
         self._entry_count_max = entry_count_max
         self._ends = [_FIRST_MS] * (len(WIDTHS_MS) - 1)
         self._loaded_end = _FIRST_MS
-        self._files: dict[tuple[int, int], _File] = {}
+        self._files: dict[tuple[int, int], _File] = {}  # by level and start
         self._buffered = 0
-        self._front, self._at = _NONE, 0  # sorted
-        self._recent: list[Entry] = []  # a heap
-        self._cancelled: set[int] = set()  # of those in memory
-        self._floor = 0
-        self._garbage: list[str] = []
+        # in memory: sorted entries, of which the first `_at` were taken, and a heap of later ones
+        self._front, self._at = _NONE, 0
+        self._recent: list[Entry] = []
+        self._cancelled: set[int] = set()  # offsets of cancelled entries in memory
+        self._floor = 0  # entries with lower offsets are ignored
+        self._garbage: list[str] = []  # files to remove after the next save()
         self._serial = 0
         self._loaded_name = ""
         self.count = 0
@@ -152,10 +153,10 @@ class Index:
     def _level_of(self, due_ms: int) -> int:
         return next((at for at in range(len(WIDTHS_MS) - 1, 0, -1) if due_ms < self._ends[at - 1]), 0)
 
-    def _file(self, place: tuple[int, int]) -> _File:
-        file = self._files.get(place)
+    def _file(self, key: tuple[int, int]) -> _File:
+        file = self._files.get(key)
         if file is None:
-            file = self._files[place] = _File(self._fresh_name())
+            file = self._files[key] = _File(self._fresh_name())
         return file
 
     def _fresh_name(self) -> str:
@@ -192,14 +193,14 @@ class Index:
         """
         self._loaded_end = cut
         self._ends = [(cut // width + 1) * width for width in WIDTHS_MS[:-1]]
-        for place in [place for place in self._files if place[0] != self._level_of(place[1])]:
-            file = self._take_out(place)
+        for key in [key for key in self._files if key[0] != self._level_of(key[1])]:
+            file = self._take_out(key)
             for rows in self._read_all(file):
                 for due_ms, offset in rows.tolist():
                     self._write(due_ms, offset)
 
-    def _take_out(self, place: tuple[int, int]) -> _File:
-        file = self._files.pop(place)
+    def _take_out(self, key: tuple[int, int]) -> _File:
+        file = self._files.pop(key)
         self._buffered -= len(file.buffer) // 2
         if file.size_bytes:
             self._garbage.append(file.name)
@@ -220,14 +221,14 @@ class Index:
         """The next entries that are due, in order, at most `count_max`; they are taken out."""
         while True:
             taken = self._take(now_ms, count_max)
-            left = taken
+            pending = taken
             if self._cancelled or self._floor:
-                left = [one for one in taken if one.offset not in self._cancelled and one.offset >= self._floor]
+                pending = [one for one in taken if one.offset not in self._cancelled and one.offset >= self._floor]
                 self._cancelled.difference_update(entry.offset for entry in taken)
-            if left or not taken:
+            if pending or not taken:
                 break
-        self.count = max(self.count - len(left), 0)
-        return left
+        self.count = max(self.count - len(pending), 0)
+        return pending
 
     def _take(self, now_ms: int, count_max: int) -> list[Entry]:
         self._load(now_ms)
@@ -270,13 +271,13 @@ class Index:
         """Entries up to `last` have been delivered."""
         while self.take(last.due_ms - 1, self._entry_count_max):
             pass
-        # of those that are due in the same millisecond, only the first
+        # of the entries that are due in the same millisecond, only those with offsets up to that of `last`
         self._load(last.due_ms)
         rows = _sorted(np.array(self._recent, np.int64)) if self._recent else _NONE
         rows = _sorted(np.concatenate([self._front[self._at :], rows]))
-        gone = (rows[:, 0] < last.due_ms) | (rows[:, 0] == last.due_ms) & (rows[:, 1] <= last.offset)
-        self.count = max(self.count - int(gone.sum()), 0)
-        self._front, self._at, self._recent = rows[~gone], 0, []
+        delivered = (rows[:, 0] < last.due_ms) | (rows[:, 0] == last.due_ms) & (rows[:, 1] <= last.offset)
+        self.count = max(self.count - int(delivered.sum()), 0)
+        self._front, self._at, self._recent = rows[~delivered], 0, []
 
     def _load(self, now_ms: int) -> None:
         """Loads everything that is due into memory, as far as there is room."""
@@ -292,15 +293,15 @@ class Index:
             if to > self._loaded_end:  # nothing is in between
                 self._reach(to)
                 continue
-            place = level, self._loaded_end
-            file = self._files.get(place)
+            key = level, self._loaded_end
+            file = self._files.get(key)
             end = self._loaded_end + WIDTHS_MS[level]
             finest = level == len(WIDTHS_MS) - 1
             if file is not None and not finest and self._count_in(file) > self._entry_count_max:
-                self._split(place, level + 1)
+                self._split(key, level + 1)
                 continue
             if file is not None:
-                self._load_file(place)
+                self._load_file(key)
             self._reach(end)
 
     def _reach(self, end: int) -> None:
@@ -317,10 +318,10 @@ class Index:
         if file.buffer:
             yield np.array(file.buffer, np.int64).reshape(-1, 2)
 
-    def _split(self, place: tuple[int, int], level: int) -> None:
+    def _split(self, key: tuple[int, int], level: int) -> None:
         width = WIDTHS_MS[level]
-        file = self._take_out(place)
-        self._ends[level - 1] = place[1] + WIDTHS_MS[level - 1]
+        file = self._take_out(key)
+        self._ends[level - 1] = key[1] + WIDTHS_MS[level - 1]
         for rows in self._read_all(file):
             starts = rows[:, 0] - rows[:, 0] % width
             for start in np.unique(starts).tolist():
@@ -331,8 +332,8 @@ class Index:
                 if len(offsets):
                     finer.first_offset = min(finer.first_offset, int(offsets.min()))
 
-    def _load_file(self, place: tuple[int, int]) -> None:
-        rows = np.concatenate([_NONE, *self._read_all(self._take_out(place))])
+    def _load_file(self, key: tuple[int, int]) -> None:
+        rows = np.concatenate([_NONE, *self._read_all(self._take_out(key))])
         cancels = rows[:, 1] < 0
         if cancels.any():
             gone = np.isin(rows[:, 1], ~rows[cancels, 1])

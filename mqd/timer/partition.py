@@ -1,9 +1,9 @@
 """Delivers what is due in one partition of a schedule, on the host that leads it.
 
 A thread with two consumers (one reads the partition to its end, one looks up what is due) and a
-transactional producer, all through shared memory. Its transactional id is the partition's, so the
-timer of another host, or an earlier one of this, cannot commit any more once this one has begun.
-After any error everything is closed and started again from the committed progress: then it is known
+transactional producer, all through shared memory. Each partition has its own transactional id, so
+once this timer has begun, no timer of another host and no earlier timer of this host can commit any
+more. After any error everything is closed and started again from the committed progress, which shows
 whether the last transaction was committed.
 """
 
@@ -34,7 +34,7 @@ TICK_COUNT_MAX = 8192
 LOOK_UP_COUNT_MAX = 512  # records of one look-up: they are in memory until they are produced
 KEPT_MS = 60_000  # records that are due so soon are kept in memory, as far as there is room
 KEPT_OVERHEAD_BYTES = 300
-NEAR_COUNT = 64  # a gap of fewer records between two wanted ones is read and not seeked past
+NEAR_COUNT = 64  # a gap of fewer records between two wanted ones is read; a larger one is skipped by a seek
 # the longest wait between two checks: while records are pending, which can become due sooner than
 # expected if the clock is set; and otherwise
 PENDING_S, IDLE_S = 5.0, 60.0
@@ -118,8 +118,8 @@ class PartitionTimer:
                 self._serve()
             except Exception as error:  # bugs too: the other partitions must continue
                 expected = isinstance(error, (KafkaException, OSError, Deferred))
-                say = log.warning if expected else log.exception
-                say(
+                write_log = log.warning if expected else log.exception
+                write_log(
                     "schedule starts again from its committed progress",
                     topic=self.topic.topic,
                     partition=self.index,
@@ -295,7 +295,9 @@ class PartitionTimer:
             yield Row(offset, plan.due_ms, plan.cancels)
 
     def _look_up(self, offsets: list[int], take: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        """`take` of the records at these ascending offsets; deleted ones are left out."""
+        """Yields what `take` returns for the records at these ascending offsets. Deleted records are
+        left out.
+        """
         at = 0
         while at < len(offsets):
             first = offsets[at]
@@ -310,7 +312,7 @@ class PartitionTimer:
                 self._looking_up_at = -1
                 raise Deferred(f"the record at offset {first} cannot be read; retrying")
             self._looking_up_at = batch.next_offset
-            yield from take(_only(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
+            yield from take(_select(batch, offsets[at : bisect_left(offsets, batch.next_offset, at)]))
             at = bisect_left(offsets, batch.next_offset, at)
 
     # -- delivering --------------------------------------------------------------------------------
@@ -321,7 +323,7 @@ class PartitionTimer:
         sent = 0
         for record in self._in_order(tick.entries):
             key, value, section = record
-            headers = _without_ours(section) if section else []
+            headers = _without_schedule_headers(section) if section else []
             while True:
                 try:
                     producer.produce(target, value, key, headers=headers or None)
@@ -387,7 +389,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _only(batch: Any, wanted: list[int]) -> Any:
+def _select(batch: Any, wanted: list[int]) -> Any:
     """The wanted records of a batch; one slice where they follow each other."""
     offsets = batch.offsets
     if not wanted:
@@ -417,7 +419,7 @@ class _Listed(list[Any]):
         return self
 
 
-def _without_ours(section: bytes) -> list[tuple[str, bytes | None]]:
+def _without_schedule_headers(section: bytes) -> list[tuple[str, bytes | None]]:
     """The headers without those of the schedule: the target may be a schedule too."""
     headers, _ = read_headers(section, 0, len(section), "replace")
     return [(name, value) for name, value in headers if name not in schedule_headers.HEADERS]

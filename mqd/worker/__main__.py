@@ -40,8 +40,9 @@ def _arguments() -> argparse.Namespace:
 
 
 def _is_final(error: Exception, config: Mapping[str, str]) -> bool:
-    """A restart would fail in the same way: a wrong setting, or io_uring required where it is
-    forbidden."""
+    """Whether a restart would fail in the same way: a wrong setting, or io_uring required where it is
+    forbidden.
+    """
     refused = isinstance(error, NativeError) and error.code in (errno.EPERM, errno.ENOSYS)
     return isinstance(error, ConfigError) or (refused and config.get("io.backend") == "io_uring")
 

@@ -2,8 +2,8 @@
 do work that no caller waits for. Each log directory has its own threads, so that a hanging one
 does not block work in the others.
 
-Bound: URGENT_COUNT threads and one per log directory, and URGENT_COUNT for files elsewhere; threads
-are created on first use.
+Bound: URGENT_COUNT + 1 threads for each log directory, and as many for files elsewhere; threads are
+created on first use.
 """
 
 import asyncio

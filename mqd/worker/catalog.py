@@ -21,8 +21,8 @@ Invariants
     W6  a partition of several replicas gets its assignment after it was opened and before the
         change counts as applied, and again whenever anything in it changes; once it has had one, it
         gets them until it is closed.
-    W7  a view (view.of) is put again whenever the places of its base topic change: the reactor never
-        reads a view from a slot that its base no longer has.
+    W7  a view (view.of) is sent to the reactor again whenever the slots of its base topic change: the
+        reactor never reads a view from a slot that its base no longer has.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -99,8 +99,8 @@ class Catalog:
         self._views: dict[str, dict[bytes, None]] = {}  # topic -> its views
         self.owned: dict[Key, Owned] = {}
         self.broker_config: dict[str, str] = {}
-        self._failed: dict[Key, bool] = {}  # -> whether the failure may pass by itself
-        # of all partitions, by slot; built when a log line needs it
+        self._failed: dict[Key, bool] = {}  # partition -> whether the failure may pass by itself
+        # names of all partitions by slot; built when a log line needs one
         self._names: dict[int, str] | None = None
 
     @property
@@ -214,7 +214,7 @@ class Catalog:
                 self._touched = None
             elif isinstance(part, BrokerConfigPut):
                 self._config_put(part.config, part.default_config, changes)
-        # in the form of the last part
+        # each topic once, in its last state
         changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()
         return self._assigned(changes)
 
@@ -321,7 +321,7 @@ class Catalog:
             self.retiring.pop(topic.topic_id, None)
         if topic.config.get(VIEW_OF):
             self._views.setdefault(topic.config[VIEW_OF], {})[topic.topic_id] = None
-        if before is None or _places(before) != _places(topic):
+        if before is None or _reactor_view(before) != _reactor_view(topic):
             changes.put_topics.append(topic)
             changes.put_topics.extend(self.topics[view] for view in self._views.get(topic.name, ()))  # W7
         owned_now = self._owned_of(topic)
@@ -333,7 +333,7 @@ class Catalog:
             self._forget(key)
         options_changed = broker_config_changed or (before is not None and before.config != topic.config)
         for key, owned in owned_now.items():
-            self._place(owned, self.owned.get(key), changes, options_changed, key in retry)
+            self._add_changes(owned, self.owned.get(key), changes, options_changed, key in retry)
             self.owned[key] = owned
 
     def _assigned(self, changes: Changes) -> Changes:
@@ -363,7 +363,9 @@ class Catalog:
                     changes.assign.append((owned, assignment))
         return changes
 
-    def _place(self, owned: Owned, old: Owned | None, changes: Changes, options_changed: bool, retry: bool) -> None:
+    def _add_changes(
+        self, owned: Owned, old: Owned | None, changes: Changes, options_changed: bool, retry: bool
+    ) -> None:
         if old is None or retry:
             changes.open.append(owned)
         elif owned.key in self._failed:
@@ -378,6 +380,6 @@ class Catalog:
                 changes.set_options.append(owned)
 
 
-def _places(topic: TopicImage) -> list[tuple[int, ...]]:
-    """The reactor's knowledge of the topic's partitions."""
+def _reactor_view(topic: TopicImage) -> list[tuple[int, ...]]:
+    """What the reactor knows of the topic's partitions."""
     return [(p.slot, p.log_dir, p.leader, p.leader_epoch, p.retiring, p.redirect) for p in topic.partitions]

@@ -16,7 +16,7 @@ _DRAIN = 256
 
 
 class ReactorCommands:
-    """`on_event` gets every event that answers no command."""
+    """`on_event` gets every event that does not complete a command."""
 
     def __init__(self, reactor: Reactor, loop: asyncio.AbstractEventLoop, on_event: Callable[[Event], None]):
         self._reactor = reactor
@@ -58,7 +58,7 @@ class ReactorCommands:
         """`command`: a bound method of the reactor that takes a token first. Raises NativeError
         with the reactor's reason.
 
-        An event that brings a partition is never lost: if the waiting task was cancelled it goes to
+        An event that returns a partition is never lost: if the waiting task was cancelled, it goes to
         `on_event`.
         """
         async with self._room:

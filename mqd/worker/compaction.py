@@ -14,9 +14,9 @@ W3  recovery undoes or finishes the work that a stop or a crash interrupts
     repeated.
 W4  an unreadable log is reported once, and in the metrics, and left alone until its log start moves
     or the worker restarts; everything else continues.
-W5  records read before the log was truncated (a follower's, back to where it agrees with its
-    leader; this deep only after an unclean election) never replace anything, and no truncation
-    begins while a group is swapped in: segments_hold.
+W5  records that were read before the log was truncated never replace anything, and no truncation
+    begins while a group is swapped in (segments_hold). Only after an unclean election is a
+    follower's log truncated so far back.
 
 Concurrency: everything runs on the event loop except the steps, which run one after the other on
 the cleaner's thread. Bound: one partition, one table of keys (log.cleaner.dedupe.buffer.size is
@@ -103,7 +103,7 @@ class Compactor:
         self._on_replaced = on_replaced
         self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
         self._checkpoints: dict[int, CleanerCheckpoint] = {}
-        self._idle: dict[Key, tuple] = {}  # nothing was dirty with these log ends
+        self._idle: dict[Key, tuple] = {}  # log ends with which nothing was dirty
         self._retry_at: dict[Key, float] = {}
         # log start at the time of the failure, reason
         self._uncleanable: dict[Key, tuple[int, str]] = {}
@@ -152,7 +152,7 @@ class Compactor:
     def _value(self, name: str) -> Any:
         return broker_value(self._partitions.broker_config, name)
 
-    async def _thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
+    async def _run_in_thread(self, work: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread_pool, work, *arguments)
 
     # -- choosing a partition ---------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Compactor:
                 )
             return None
         if opened.closing or not stored or stored[-1].base_offset != view.log_end_segment:
-            return None  # rolled or deleted since the view was taken; next time
+            return None  # rolled or deleted since the view was taken; it is examined again later
         ends = LogOffsets(
             view.log_start_offset,
             view.last_stable_offset,
@@ -208,7 +208,7 @@ class Compactor:
             if len(stored) == 1 or (dirty_from is not None and dirty_from >= view.log_end_segment):
                 self._idle[key] = seen  # until the next roll
             return None
-        self._of(opened).dirty_ratio = plan.dirty_ratio
+        self._report_of(opened).dirty_ratio = plan.dirty_ratio
         first = next(number for number, one in enumerate(stored) if one.base_offset == plan.bases[0])
         return (
             _Candidate(opened, plan, stored[first : first + plan.clean_count]) if plan.due(opened.compaction) else None
@@ -242,10 +242,10 @@ class Compactor:
             if opened.closing:
                 return
             # before anything is read
-            cut_count = (await self._commands.run(self._reactor.segments_hold, opened.owned.slot, -1)).offset
-            options = await self._thread(self._options, chosen)
-            compaction = await self._thread(native.Compaction, opened.path, chosen.plan.bases, options)
-            await self._carry_out(chosen, compaction, cut_count)
+            truncation_count = (await self._commands.run(self._reactor.segments_hold, opened.owned.slot, -1)).offset
+            options = await self._run_in_thread(self._options, chosen)
+            compaction = await self._run_in_thread(native.Compaction, opened.path, chosen.plan.bases, options)
+            await self._carry_out(chosen, compaction, truncation_count)
             self._account(opened, compaction.figures(), time.monotonic() - began)
         except _Released:
             pass
@@ -257,7 +257,7 @@ class Compactor:
             if compaction is not None:
                 self._thread_pool.submit(compaction.close)  # after the step that may be running
             try:
-                await asyncio.shield(self._thread(int))
+                await asyncio.shield(self._run_in_thread(int))  # does nothing: waits until the thread is idle
             finally:
                 self._current = None
                 self._ended.set()
@@ -281,19 +281,19 @@ class Compactor:
             index_interval_bytes=policy.index_interval_bytes,
         )
 
-    async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction, cut_count: int) -> None:
+    async def _carry_out(self, chosen: _Candidate, compaction: native.Compaction, truncation_count: int) -> None:
         opened, plan = chosen.opened, chosen.plan
         await self._work(opened, compaction)
         figures = compaction.figures()
         stored = chosen.stored[: figures.clean_count]
         bases = [*plan.bases, plan.bases[-1] + 1]
         for first, count in policies.groups(stored, bases[figures.clean_count], opened.compaction.segment_bytes):
-            await self._thread(compaction.group_begin, first, count)
+            await self._run_in_thread(compaction.group_begin, first, count)
             await self._work(opened, compaction)
-            group = await self._thread(compaction.group_end)
+            group = await self._run_in_thread(compaction.group_end)
             if group.changed:
                 await self._swap(
-                    opened, bases[first : first + count], bases[first + count], group.has_transactions, cut_count
+                    opened, bases[first : first + count], bases[first + count], group.has_transactions, truncation_count
                 )
         owned = opened.owned
         checkpoint = await self._checkpoint_of(opened)
@@ -306,7 +306,7 @@ class Compactor:
         done = False
         while not done:
             began = time.monotonic()
-            done, moved = await self._thread(steps.advance, compaction)
+            done, moved = await self._run_in_thread(steps.advance, compaction)
             if opened.closing:
                 raise _Released
             rate = float(self._value("log.cleaner.io.max.bytes.per.second")) / self._worker_count
@@ -317,7 +317,7 @@ class Compactor:
                         await self._hurry.wait()
 
     async def _swap(
-        self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, cut_count: int
+        self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, truncation_count: int
     ) -> None:
         """Replaces the old files by the new ones, W1, W5. Once prepared, the swap is completed even
         if the reactor no longer serves the partition.
@@ -326,8 +326,8 @@ class Compactor:
         async with opened.files_lock:
             held = await self._commands.run(self._reactor.segments_hold, slot, 1)
             try:
-                if held.offset != cut_count:
-                    raise native.NativeError(native.E_STALE, "the log was cut meanwhile")
+                if held.offset != truncation_count:
+                    raise native.NativeError(native.E_STALE, "the log was truncated meanwhile")
                 await self._install(opened, bases, end_offset, has_transactions)
             finally:
                 with contextlib.suppress(native.NativeError):  # it is no longer served
@@ -340,11 +340,11 @@ class Compactor:
         if view.log_start_offset >= end_offset or (len(bases) > 1 and view.log_start_offset >= bases[1]):
             raise native.NativeError(native.E_STALE, "the log start has passed these segments")
         self._on_replaced(opened.owned.key)
-        await self._thread(native.compact_swap_prepare, opened.path, bases[0], bases[1:], has_transactions)
+        await self._run_in_thread(native.compact_swap_prepare, opened.path, bases[0], bases[1:], has_transactions)
         try:
             await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, bases[0], bases[-1])
         except native.NativeError:
-            await self._thread(native.compact_swap_undo, opened.path, bases[0])
+            await self._run_in_thread(native.compact_swap_undo, opened.path, bases[0])
             raise
         await self._complete(native.compact_swap_install, opened, bases[0])
         await self._reload_segments(opened, bases[0])
@@ -362,28 +362,28 @@ class Compactor:
                 reason=str(error),
             )
 
-        await until_done(lambda: self._thread(step, opened.path, base), lambda: opened.closing, failed)
+        await until_done(lambda: self._run_in_thread(step, opened.path, base), lambda: opened.closing, failed)
 
     async def _reload_segments(self, opened: OpenPartition, base: int) -> None:
         await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)
 
     # -- outcomes ----------------------------------------------------------------------------------
 
-    def _of(self, opened: OpenPartition) -> reports.PartitionReport:
+    def _report_of(self, opened: OpenPartition) -> reports.PartitionReport:
         return self._cleaned.setdefault(
             opened.owned.key, reports.PartitionReport(opened.owned.topic, opened.owned.index)
         )
 
     def _account(self, opened: OpenPartition, figures: native.CompactFigures, seconds: float) -> None:
-        mine, sums = self._of(opened), self._report
-        mine.runs += 1
-        mine.finished_ms = clock.now_ms()
-        mine.dirty_ratio, mine.uncleanable = 0.0, ""
+        own, total = self._report_of(opened), self._report
+        own.runs += 1
+        own.finished_ms = clock.now_ms()
+        own.dirty_ratio, own.uncleanable = 0.0, ""
         self._uncleanable.pop(opened.owned.key, None)
-        sums.runs += 1
-        sums.seconds += seconds
+        total.runs += 1
+        total.seconds += seconds
         for name in ("read_bytes", "written_bytes", "records_read", "records_kept"):
-            setattr(sums, name, getattr(sums, name) + getattr(figures, name))
+            setattr(total, name, getattr(total, name) + getattr(figures, name))
         self._log.info(
             "partition compacted",
             partition=opened.owned.name,
@@ -404,7 +404,7 @@ class Compactor:
     def _give_up(self, opened: OpenPartition, reason: str) -> None:
         self._report.failures += 1
         self._uncleanable[opened.owned.key] = (self._control.slot_view(opened.owned.slot).log_start_offset, reason)
-        self._of(opened).uncleanable = reason
+        self._report_of(opened).uncleanable = reason
         self._log.error(
             "partition cannot be compacted and is left as it is; everything else continues",
             partition=opened.owned.name,
@@ -423,7 +423,7 @@ class Compactor:
     async def _publish(self) -> None:
         self._report.partitions = list(self._cleaned.values())
         try:
-            await self._thread(reports.write, self._run_dir, self._worker, self._report)
+            await self._run_in_thread(reports.write, self._run_dir, self._worker, self._report)
         except OSError as error:
             self._log.warning("the metrics of compaction cannot be written", reason=str(error))
 
@@ -446,7 +446,7 @@ async def until_done(
             if is_closing():
                 raise
             if number > 0 and error.errno == errno.ENOENT:
-                return  # the list of the swap is gone: only making that durable had failed
+                return  # the swap's list is already removed: only the sync of its directory had failed
             if number == 0:
                 failed(error)
         await asyncio.sleep(pause_s)

@@ -3,7 +3,6 @@ short: about STEP_BYTES, or one file's flush.
 """
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from mqd import native
@@ -18,7 +17,7 @@ STEP_BYTES = 4 << 20
 
 
 class Uncleanable(Exception):
-    """The log holds something unreadable: it is left alone."""
+    """A part of the log cannot be read, so the log is not compacted."""
 
 
 def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from: int) -> list[StoredSegment]:
@@ -85,11 +84,3 @@ def _converted(state: int, codec: int, data: bytes) -> bytes:
         return decompress(codec, data)
     except ProtocolError as error:
         raise Uncleanable(f"a batch cannot be decompressed: {error}") from error
-
-
-def replaced(path: Path, bases: Sequence[int], has_transactions: bool) -> None:
-    """Durably replaces the files of `bases` by the new files of the first one: from here on a crash
-    completes the swap.
-    """
-    native.compact_swap_prepare(path, bases[0], bases[1:], has_transactions)
-    native.compact_swap_install(path, bases[0])

@@ -62,7 +62,7 @@ class ControllerLink:
         while True:
             size = int.from_bytes(await reader.readexactly(4), "big")
             if size > MESSAGE_BYTES_MAX:
-                raise ValueError(f"a message of {size} bytes")
+                raise ValueError(f"a message of {size} bytes, more than {MESSAGE_BYTES_MAX}")
             data = await reader.readexactly(size)
             with paused():
                 message = _decode(data)

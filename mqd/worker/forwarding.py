@@ -34,7 +34,7 @@ CONNECT_S_MAX = 1.0  # clients wait during this time
 BACKOFF_MS_MIN, BACKOFF_MS_MAX = 50, 1000
 
 
-class Way(msgspec.Struct, frozen=True, order=True):
+class Route(msgspec.Struct, frozen=True, order=True):
     leader: int  # node id
     leader_worker: int
     lane: int  # enum mqd_relay_lane
@@ -52,13 +52,13 @@ class Forwarding:
         self._cluster = Cluster()
         # node id -> epoch and address of the run that was dialled
         self._incarnations: dict[int, tuple[int, str, int]] = {}
-        self._dialling: dict[Way, asyncio.Task[None]] = {}
+        self._dialling: dict[Route, asyncio.Task[None]] = {}
         # The subset of _dialling with a result: the reactor has it, and may request the next connection
         # before the task has ended.
-        self._answered: set[Way] = set()
-        self._again: set[Way] = set()  # the reactor has requested another
-        self._backoff_ms: dict[Way, int] = {}
-        self._tokens: dict[Way, int] = {}  # of the connections last passed to the reactor
+        self._answered: set[Route] = set()
+        self._again: set[Route] = set()  # those of _answered that the reactor has requested again
+        self._backoff_ms: dict[Route, int] = {}
+        self._tokens: dict[Route, int] = {}  # of the connections last passed to the reactor
         self._endings: set[asyncio.Task[None]] = set()
         self._closed = False
         self._log = logging.get("worker.forwarding")
@@ -85,30 +85,30 @@ class Forwarding:
 
     def on_requested(self, event: native.Event) -> None:
         """Handles MQD_EVENT_RELAY_REQUESTED."""
-        way = Way(event.offset, event.log_dir, event.level)
-        if way not in self._dialling:
-            self._dial(way)
-        elif way in self._answered:
-            self._again.add(way)
+        route = Route(event.offset, event.log_dir, event.level)
+        if route not in self._dialling:
+            self._dial(route)
+        elif route in self._answered:
+            self._again.add(route)
 
-    def _dial(self, way: Way) -> None:
-        task = self._dialling[way] = asyncio.get_running_loop().create_task(self._make(way))
-        task.add_done_callback(lambda _: self._on_done(way))
+    def _dial(self, route: Route) -> None:
+        task = self._dialling[route] = asyncio.get_running_loop().create_task(self._make(route))
+        task.add_done_callback(lambda _: self._on_done(route))
 
-    def _on_done(self, way: Way) -> None:
-        del self._dialling[way]
-        self._answered.discard(way)
-        if way in self._again:
-            self._again.discard(way)
+    def _on_done(self, route: Route) -> None:
+        del self._dialling[route]
+        self._answered.discard(route)
+        if route in self._again:
+            self._again.discard(route)
             if not self._closed:
-                self._dial(way)
+                self._dial(route)
 
     def on_ended(self, event: native.Event) -> None:
         """Handles MQD_EVENT_RELAY_ENDED."""
-        way = next((way for way, token in self._tokens.items() if token == event.token), None)
-        if way is not None:
+        route = next((route for route, token in self._tokens.items() if token == event.token), None)
+        if route is not None:
             self._log.info(
-                "connection to a leader ended", leader=way.leader, worker=way.leader_worker, reason=event.text
+                "connection to a leader ended", leader=route.leader, worker=route.leader_worker, reason=event.text
             )
 
     async def close(self) -> None:
@@ -120,49 +120,51 @@ class Forwarding:
 
     # -- one connection ----------------------------------------------------------------------------
 
-    async def _make(self, way: Way) -> None:
+    async def _make(self, route: Route) -> None:
         try:
-            incarnation = self._incarnation(way.leader)
+            incarnation = self._incarnation(route.leader)
             if self._identity is None or incarnation is None:
                 raise OSError("the leader's host is not registered, or has no listener for other hosts")
-            self._incarnations[way.leader] = incarnation
+            self._incarnations[route.leader] = incarnation
             # the host may have fewer workers now than when the partition was placed
-            workers = max(self._cluster.brokers[way.leader].worker_count, 1)
+            workers = max(self._cluster.brokers[route.leader].worker_count, 1)
             connection = await dial(
                 self._credentials,
                 self._identity,
                 incarnation[1],
                 incarnation[2],
-                way.leader,
-                way.leader_worker % workers,
+                route.leader,
+                route.leader_worker % workers,
                 CONNECT_S_MAX,
             )
-            self._answered.add(way)
+            self._answered.add(route)
             event = await self._commands.run(
                 self._reactor.relay_put,
                 connection.socket.detach(),
-                way.leader,
-                way.leader_worker,
-                way.lane,
+                route.leader,
+                route.leader_worker,
+                route.lane,
                 self._timeout_ms,
                 connection.tls,
             )
-            self._tokens[way] = event.token
-            self._backoff_ms.pop(way, None)
+            self._tokens[route] = event.token
+            self._backoff_ms.pop(route, None)
         except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
-            backoff_ms = self._backoff_ms[way] = min(self._backoff_ms.get(way, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX)
+            backoff_ms = self._backoff_ms[route] = min(
+                self._backoff_ms.get(route, BACKOFF_MS_MIN // 2) * 2, BACKOFF_MS_MAX
+            )
             self._log.info(
                 "leader cannot be reached: clients on this host get a retriable error",
-                leader=way.leader,
-                worker=way.leader_worker,
+                leader=route.leader,
+                worker=route.leader_worker,
                 reason=str(error) or type(error).__name__,
             )
-            self._answered.add(way)
+            self._answered.add(route)
             await self._run(
                 self._reactor.relay_refuse,
-                way.leader,
-                way.leader_worker,
-                way.lane,
+                route.leader,
+                route.leader_worker,
+                route.lane,
                 int(backoff_ms * random.uniform(0.5, 1.0)),
             )
 

@@ -73,8 +73,8 @@ class LogDirectory:
             return []
 
     def _deletes(self, leftover: Path) -> bool:
-        """Only the partition's owner deletes it: no other worker sees a deletion in progress.
-        partition.metadata is deleted last.
+        """Whether this worker has to delete the directory: only the partition's owner does, so that no
+        other worker sees a deletion in progress. partition.metadata is deleted last.
         """
         try:
             topic_id, index = (

@@ -116,22 +116,24 @@ class Upkeep:
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
         found: list[Coroutine[Any, Any, None]] = [
-            self._every(self._quiet.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
-            self._every(self._quiet.ticks(TICK_S, self._is_prune_due), self.maybe_prune, "pruning of checkpoints"),
+            self._run_at_ticks(self._quiet.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
+            self._run_at_ticks(
+                self._quiet.ticks(TICK_S, self._is_prune_due), self.maybe_prune, "pruning of checkpoints"
+            ),
         ]
         for log_dir in self._partitions.log_dirs:
             found.append(self._checkpoint_loop(log_dir))
             found.append(
-                self._every(
+                self._run_at_ticks(
                     self._quiet.ticks(FREE_SPACE_S, self._frees_space),
                     partial(self._free_space, log_dir),
                     "retention by free space",
                 )
             )
-            found.append(self._every(self._retention_ticks(), partial(self._retention, log_dir), "retention"))
+            found.append(self._run_at_ticks(self._retention_ticks(), partial(self._retention, log_dir), "retention"))
         return found
 
-    async def _every(self, ticks: AsyncIterator[None], work: Callable[[], Awaitable[None]], name: str) -> None:
+    async def _run_at_ticks(self, ticks: AsyncIterator[None], work: Callable[[], Awaitable[None]], name: str) -> None:
         async for _ in ticks:
             try:
                 await work()
@@ -178,7 +180,7 @@ class Upkeep:
             self._local.apply(self._reactor)
 
     def on_applied(self) -> None:
-        """The configuration may have changed, which alone does not end the reactor's quiet."""
+        """The configuration may have changed, which does not make a quiet reactor resume."""
         self.limit_connections()
         if self._quiet():
             self._quiet.on_resumed()
@@ -230,8 +232,8 @@ class Upkeep:
     # -- checkpoints -------------------------------------------------------------------------------
 
     def prune_when_applied(self, version: int) -> None:
-        """The checkpoints for this image are written; when every worker has applied it, theirs are
-        too.
+        """Prunes once every worker has applied this image, and so has written its checkpoints. Called
+        when this worker has written its own.
         """
         if self._prune_at is None:
             self._prune_at = version
@@ -281,7 +283,7 @@ class Upkeep:
             await self.checkpoint(log_dir)
 
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
-        """Writes the changes. False: not possible.
+        """Writes the changes. False: they could not be written.
 
         Marks of truncations go when positions that were read after them are on disk
         (native/log/recovery/truncation.h).
@@ -329,7 +331,7 @@ class Upkeep:
         """Blocking."""
         found = segments.list_segments(opened.path, view.log_end_segment, log_dir.timestamps)
         if not found or found[-1].base_offset != view.log_end_segment:
-            return Decision()  # rolled or deleted since the view was taken; next time
+            return Decision()  # rolled or deleted since the view was taken; decided the next time
         first_ms = (
             first_timestamp_ms(segments.segment_path(opened.path, view.log_end_segment)) if found[-1].size_bytes else -1
         )
@@ -388,13 +390,13 @@ class Upkeep:
             kept = max((base for base in segments.base_offsets(directory) if base <= log_start_offset), default=None)
             if kept is None:
                 return False
-            doomed = list(segments.files_below(directory, kept))
-            for file in doomed:
+            to_delete = list(segments.files_below(directory, kept))
+            for file in to_delete:
                 self._files.unlink(file)
         finally:
             os.close(fd)
         log_dir.timestamps.forget_below(opened.path, kept)
-        return bool(doomed)
+        return bool(to_delete)
 
     async def _free_space(self, log_dir: LogDirectory) -> None:
         free_target = broker_number(self._partitions.broker_config, "retention.free.bytes")

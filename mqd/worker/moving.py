@@ -84,8 +84,8 @@ class Mover:
     # -- beginning ---------------------------------------------------------------------------------
 
     async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
-        """(Kafka error code, text): the move has started, or the reason it has not. A move to its
-        present directory cancels a current one. Called with the lock of changes held.
+        """(Kafka error code, text): 0 if the move has started, otherwise why it has not. A move to the
+        present directory cancels the move in progress. Called with the lock of changes held.
         """
         owned = opened.owned
         if not 0 <= target < len(self._log_dirs):
@@ -165,7 +165,7 @@ class Mover:
                     reason=str(error),
                 )
             await self._give_up(move)
-        except Exception:  # a bug of ours; the partition is sound
+        except Exception:  # a bug; the partition itself is intact
             self._log.exception(
                 "move to another log directory failed; the partition stays where it is", partition=move.owned.name
             )
@@ -177,7 +177,7 @@ class Mover:
         """
         if self._log_dirs[move.target].guard.full:
             raise OSError(
-                errno.ENOSPC, "no space is left beside log.dirs.free.bytes.min", str(self._log_dirs[move.target].path)
+                errno.ENOSPC, "no space is left above log.dirs.free.bytes.min", str(self._log_dirs[move.target].path)
             )
         view = self._control.slot_view(move.owned.slot)
         steps, loop = move.copy.advance(view.log_end_segment, view.log_end_position), asyncio.get_running_loop()
@@ -235,18 +235,18 @@ class Mover:
 
     def hold(self, command: Command) -> bool:
         """Whether the command waits until `released` returns it (Y4)."""
-        if not self._is_between(command.slot) or len(self._held) >= HELD_MAX:
+        if not self._is_unserved(command.slot) or len(self._held) >= HELD_MAX:
             return False
         self._held.append(command)
         return True
 
     def released(self) -> list[Command]:
         """The commands that have waited, and can be carried out or refused now."""
-        ready = [command for command in self._held if not self._is_between(command.slot)]
-        self._held = [command for command in self._held if self._is_between(command.slot)]
+        ready = [command for command in self._held if not self._is_unserved(command.slot)]
+        self._held = [command for command in self._held if self._is_unserved(command.slot)]
         return ready
 
-    def _is_between(self, slot: int) -> bool:
+    def _is_unserved(self, slot: int) -> bool:
         """Whether the partition is served from neither directory, and not because the new one failed."""
         return slot not in self._partitions.failures and any(
             move.switching and move.owned.slot == slot for move in self._moves.values()
@@ -261,7 +261,7 @@ class Mover:
         for key, move in list(self._moves.items()):
             owned = self._catalog.owned.get(key)
             if owned is None:
-                await self._end_without(move)
+                await self._end_deleted(move)
             elif move.switching and owned.log_dir == move.target:
                 if key in self._partitions.open:  # Y3; otherwise its opening is retried
                     await self._finish(move)
@@ -270,7 +270,7 @@ class Mover:
             elif not move.switching and owned.log_dir != move.owned.log_dir:
                 await self._give_up(move)
 
-    async def _end_without(self, move: _Move) -> None:
+    async def _end_deleted(self, move: _Move) -> None:
         """Ends the move because the topic was deleted."""
         if not move.switching:
             await self._give_up(move)

@@ -30,19 +30,19 @@ def set_strays_aside(
     }
     topics = frozenset(topic.topic_id for topic in image.topics) if image.node_id >= 0 else frozenset()
     removed = frozenset(image.removed_topic_ids)
-    doomed = []
+    to_delete = []
     paths = [log_dir.path for log_dir in log_dirs]
     for log_dir in log_dirs:
         if not log_dir.failure:
             try:
-                doomed += [(log_dir, path) for path in _unfinished(log_dir, worker, worker_count, files)]
-                doomed += [
+                to_delete += [(log_dir, path) for path in _unfinished(log_dir, worker, worker_count, files)]
+                to_delete += [
                     (log_dir, path)
                     for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)
                 ]
             except OSError as error:
                 log_dir.fail(f"cannot be searched: {error}")
-    return doomed
+    return to_delete
 
 
 def _in_directory(
@@ -55,7 +55,7 @@ def _in_directory(
     files: Files,
     paths: list[Path],
 ) -> list[Path]:
-    doomed, moved = [], 0
+    to_delete, moved = [], 0
     for entry in list(os.scandir(log_dir.path)):
         match = _PARTITION.fullmatch(entry.name)
         if match is None or not entry.is_dir(follow_symlinks=False):
@@ -80,7 +80,7 @@ def _in_directory(
         ):
             target = log_dir.path / directories.aside_name(match[1], index, "delete")
             files.rename(Path(entry.path), target)
-            doomed.append(target)
+            to_delete.append(target)
             continue
         target = log_dir.path / directories.aside_name(match[1], index, "stray")
         files.rename(Path(entry.path), target)
@@ -91,7 +91,7 @@ def _in_directory(
         )
     if moved:
         files.sync_directory(log_dir.path)
-    return doomed
+    return to_delete
 
 
 def set_left_behind_aside(
@@ -105,7 +105,7 @@ def set_left_behind_aside(
     (`left_behind`: topic id, index). Returns them for deletion. Call it only when the metadata are
     known to be current.
     """
-    doomed = []
+    to_delete = []
     for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
         moved = 0
         for entry in list(os.scandir(log_dir.path)):
@@ -119,12 +119,12 @@ def set_left_behind_aside(
             if owner_of(topic_id, int(match[2]), worker_count) == worker and left_behind(topic_id, int(match[2])):
                 target = log_dir.path / directories.aside_name(match[1], int(match[2]), "delete")
                 files.rename(Path(entry.path), target)
-                doomed.append((log_dir, target))
+                to_delete.append((log_dir, target))
                 moved += 1
                 logging.get("worker.strays").info("replica that left this host is deleted", path=entry.path)
         if moved:
             files.sync_directory(log_dir.path)
-    return doomed
+    return to_delete
 
 
 def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
@@ -140,8 +140,8 @@ def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, ind
 
 
 def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
-    """Copies in progress when their worker ended."""
-    doomed = []
+    """Copies that were in progress when their worker ended."""
+    to_delete = []
     for path, index in list(moving.futures(log_dir.path)):
         try:
             owner = owner_of(
@@ -152,5 +152,5 @@ def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Fi
         if owner == worker:
             target = path.with_name(path.name.removesuffix("-future") + "-delete")
             files.rename(path, target)
-            doomed.append(target)
-    return doomed
+            to_delete.append(target)
+    return to_delete

@@ -30,7 +30,7 @@ USED_S = 1.0  # USED_MS of native/server/redirect.c: a use this soon after anoth
 
 
 class PartitionReporter:
-    """`aside(work)` runs the work in a separate task."""
+    """`run_aside(work)` runs the work in a separate task."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PartitionReporter:
         partitions: PartitionSet,
         catalog: Catalog,
         send: Callable[[ToController], None],
-        aside: Callable[[Coroutine[Any, Any, Any]], None],
+        run_aside: Callable[[Coroutine[Any, Any, Any]], None],
         grace_s: float,
         monotonic: Callable[[], float] = time.monotonic,
         quiet: Quiet | None = None,
@@ -51,7 +51,7 @@ class PartitionReporter:
         self._partitions = partitions
         self._catalog = catalog
         self._send = send
-        self._aside = aside
+        self._run_aside = run_aside
         self._grace_s = grace_s  # partition.retire.grace.ms
         self._quiet = quiet or Quiet()
         self._monotonic = monotonic
@@ -101,7 +101,7 @@ class PartitionReporter:
                 leader_epoch=response.leader_epoch,
             )
         if response.sequence:
-            self._aside(
+            self._run_aside(
                 self._commands.run(
                     self._reactor.in_sync_response,
                     opened.owned.slot,
@@ -142,8 +142,8 @@ class PartitionReporter:
     def _recovered(
         self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int
     ) -> None:
-        """Opening has recovered its log and its epoch has begun, so nothing is left to do. Sequence
-        0 precedes all of the reactor's, which report the same.
+        """Reports the recovery of an unclean leader: opening has recovered the log, and the epoch has
+        begun. The sequence 0 precedes those of the reactor's proposals, which report the same.
         """
         if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
             self._send(

@@ -11,12 +11,12 @@ Required order
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
         its files are deleted later.
     N5  a log that recovery has cut below acknowledged records follows and does not lead
-        (shortened_log.py). One that is shorter than a predecessor has published since the broker
-        started stays offline until the broker is restarted, because the replicas that rely on it do
-        not know of the loss.
-    N6  a log with missing segments is an ERROR. A sole replica is served with the rest, with its
-        old end. One of several replicas counts as shortened if its end is missing; with a gap in
-        the middle, which following would never fill, it stays offline.
+        (shortened_log.py). A log that ends below the end that a predecessor has published since the
+        broker started stays offline until the broker is restarted, because the replicas that rely on
+        it do not know of the loss.
+    N6  missing segments are logged as an ERROR. A sole replica is served with the remaining
+        segments, and keeps its old log end. One of several replicas counts as shortened if its end
+        is missing; with a gap in the middle, which following would never fill, it stays offline.
     N7  a partition whose recovery has aborted its worker by a broken invariant RECOVERY_ABORTS_MAX
         times is offline until the broker is restarted.
 
@@ -101,14 +101,14 @@ class PartitionSet(OpenPartitions):
 
     async def _put_view(self, view: TopicImage) -> None:
         base = self._catalog.base_of(view)
-        places = [
+        entries = [
             (one.slot, one.leader, one.leader_epoch, -1, 0, 0) for one in (base.partitions if base is not None else ())
         ]
         await self._commands.run(
             self._reactor.view_put,
             view.topic_id,
             view.name,
-            places,
+            entries,
             view.config[VIEW_OF],
             compile_filter(view.config[VIEW_FILTER]),
         )
@@ -141,11 +141,11 @@ class PartitionSet(OpenPartitions):
             )
             return
         cluster = self._catalog.cluster
-        places = [
+        entries = [
             (one.slot, one.leader, one.leader_epoch, one.redirect, one.retiring, leader_worker(topic, one, cluster))
             for one in topic.partitions
         ]
-        await self._commands.run(self._reactor.topic_put_partitions, topic.topic_id, topic.name, places)
+        await self._commands.run(self._reactor.topic_put_partitions, topic.topic_id, topic.name, entries)
 
     # -- opening -----------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class PartitionSet(OpenPartitions):
             elif isinstance(result, BaseException):
                 raise result
         await self._make_durable(opened)
-        await each(self._give(result) for result in opened)
+        await each(self._pass_to_reactor(result) for result in opened)
 
     def _open_one(self, owned: Owned, view: native.SlotView) -> _Opened:
         """Blocking, several at a time."""
@@ -247,8 +247,8 @@ class PartitionSet(OpenPartitions):
         known: int,
     ) -> None:
         """N5."""
-        same_life = view.topic_id == owned.topic_id and view.partition_index == owned.index
-        published = view.log_end_offset if same_life else 0
+        is_same_partition = view.topic_id == owned.topic_id and view.partition_index == owned.index
+        published = view.log_end_offset if is_same_partition else 0
         if recovery.log_end_offset >= max(known, published):
             return
         try:
@@ -311,11 +311,13 @@ class PartitionSet(OpenPartitions):
                         opened.remove(result)
                         await self._background.urgent(log_dir.index, result.partition.close, False)
                         self._failed(result.owned, f"its new directory cannot be made durable: {error}", error)
-            past = [result for result in here if result.existed]
-            if past:
+            existing = [result for result in here if result.existed]
+            if existing:
                 points, starts = self.checkpoint_entries(log_dir.index)
-                points += [self._entry(result.owned, max(0, self._trusted_point(result.recovery))) for result in past]
-                starts += [self._entry(result.owned, result.recovery.log_start_offset) for result in past]
+                points += [
+                    self._entry(result.owned, max(0, self._trusted_point(result.recovery))) for result in existing
+                ]
+                starts += [self._entry(result.owned, result.recovery.log_start_offset) for result in existing]
                 await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
 
     @staticmethod
@@ -325,7 +327,7 @@ class PartitionSet(OpenPartitions):
         """
         return min(recovery.recovery_point_offset, recovery.log_end_offset)
 
-    async def _give(self, result: _Opened) -> None:
+    async def _pass_to_reactor(self, result: _Opened) -> None:
         owned, recovery = result.owned, result.recovery
         try:
             await self._commands.run(self._reactor.partition_open, owned.slot, owned.log_dir, result.partition)
@@ -437,6 +439,7 @@ class PartitionSet(OpenPartitions):
     async def _while_shortened(
         self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment
     ) -> Assignment:
+        """The assignment for the reactor, until the replica has caught up (N5)."""
         given, is_whole = state.take(assignment)
         slot = opened.owned.slot
         if is_whole:

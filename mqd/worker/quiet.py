@@ -38,7 +38,9 @@ class Quiet:
         self._resumed.set()
 
     async def ticks(self, period_s: float, is_needed: Callable[[], bool] = never) -> AsyncIterator[None]:
-        """Ticks without end, at multiples of the period. `is_needed`: there is work although the reactor is quiet."""
+        """Ticks without end, at multiples of the period. `is_needed()`: whether there is work although
+        the reactor is quiet.
+        """
         pace = Pace(self, is_needed)
         while True:
             self._resumed.clear()
@@ -49,12 +51,12 @@ class Quiet:
 
 
 class Pace:
-    """How long one kind of work may wait for its next turn."""
+    """How long one kind of work may wait until it is done again."""
 
     def __init__(self, quiet: Quiet, is_needed: Callable[[], bool] = never):
         self._quiet = quiet
         self._is_needed = is_needed
-        self._seen = -1  # resumptions at the last turn, if the reactor was quiet then
+        self._seen = -1  # the reactor's resumed_count at the last call, if it was quiet then; otherwise -1
 
     def seconds(self, period_s: float) -> float:
         seen, self._seen = self._seen, -1

@@ -2,13 +2,13 @@
 wanted ones, opens and authenticates them, passes them to the reactor, and reopens them when they
 end.
 
-    catalog's assignments -> target_links(), spare_links() -> one task for each link:
+    catalog's assignments -> target_routes(), spare_routes() -> one task for each route:
         connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches
         MQD_EVENT_FETCHER_ENDED -> back-off -> connect
         another address or epoch of the leader -> connect immediately
 
-A link is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
-throttled ones use different connections, so that no lane delays an earlier one. Links to other
+A route is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
+throttled ones use different connections, so that no lane delays an earlier one. Routes to other
 hosts that may become leaders of partitions replicated here are opened in advance: after a failover
 the new leader's acknowledgements wait for its followers, which would otherwise have to connect
 first. At most one for each worker of each other host; they are idle until needed.
@@ -46,15 +46,15 @@ _FORGOTTEN_MAX = 1024
 _NOT_REGISTERED = "this host is not registered"
 
 
-class Link(msgspec.Struct, frozen=True, order=True):
+class Route(msgspec.Struct, frozen=True, order=True):
     leader: int  # node id
     leader_worker: int
     lane: int
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The target of a link. A different epoch means that the host was restarted: its old
-    connections are useless, whether they have ended or not.
+    """Where a route leads. Another epoch means that the host was restarted: its old connections are
+    useless, whether they have ended or not.
     """
 
     host: str
@@ -68,24 +68,24 @@ def lane_of(assignment: Assignment) -> int:
     return THROTTLED if assignment.throttled else CATCH_UP
 
 
-def target_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
-    """Links to registered leaders with an inter-broker address."""
-    targets: dict[Link, Target] = {}
+def target_routes(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Route, Target]:
+    """Routes to registered leaders with an inter-broker address."""
+    targets: dict[Route, Target] = {}
     for assignment in assigned.values():
         leader = brokers.get(assignment.leader)
-        own = any(member.node_id == assignment.node_id for member in assignment.members)
-        if assignment.leader == assignment.node_id or not own or leader is None or not leader.inter_broker_host:
+        is_replica = any(member.node_id == assignment.node_id for member in assignment.members)
+        if assignment.leader == assignment.node_id or not is_replica or leader is None or not leader.inter_broker_host:
             continue
-        link = Link(assignment.leader, assignment.leader_worker, lane_of(assignment))
-        targets[link] = Target(leader.inter_broker_host, leader.inter_broker_port, leader.epoch)
+        route = Route(assignment.leader, assignment.leader_worker, lane_of(assignment))
+        targets[route] = Target(leader.inter_broker_host, leader.inter_broker_port, leader.epoch)
     return targets
 
 
-def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Link, Target]:
-    """Links to the next possible leaders: in-sync replicas on other hosts, with the worker that
+def spare_routes(assigned: Mapping[Key, Assignment], brokers: Mapping[int, BrokerImage]) -> dict[Route, Target]:
+    """Routes to the next possible leaders: in-sync replicas on other hosts, with the worker that
     will own the partition there.
     """
-    spare: dict[Link, Target] = {}
+    spare: dict[Route, Target] = {}
     for (topic_id, index), assignment in assigned.items():
         in_sync = [member.node_id for member in assignment.members if member.in_sync]
         if len(in_sync) < 2 or assignment.node_id not in in_sync:
@@ -98,14 +98,14 @@ def spare_links(assigned: Mapping[Key, Assignment], brokers: Mapping[int, Broker
                 and broker.inter_broker_host
                 and broker.worker_count > 0
             ):
-                spare[Link(node, owner_of(topic_id, index, broker.worker_count), IN_SYNC)] = Target(
+                spare[Route(node, owner_of(topic_id, index, broker.worker_count), IN_SYNC)] = Target(
                     broker.inter_broker_host, broker.inter_broker_port, broker.epoch
                 )
     return spare
 
 
 class _Connection:
-    """A wanted link: its task, and the means to notify it of changes."""
+    """A wanted route: its task, and the means to notify it of changes."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -131,13 +131,13 @@ class Replication:
         self._config = config
         self._credentials = credentials
         self._identity: Identity | None = None
-        self._connections: dict[Link, _Connection] = {}
+        self._connections: dict[Route, _Connection] = {}
         self._ended: dict[int, str] = {}  # tokens whose end was reported before their start
         self._rate = 0
         self._endings: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
 
-    # -- wanted links ------------------------------------------------------------------------------
+    # -- wanted routes ------------------------------------------------------------------------------
 
     def update(self, cluster: Cluster, cluster_id: str, dynamic_config: Mapping[str, str]) -> None:
         """Called after every change of metadata."""
@@ -146,17 +146,17 @@ class Replication:
             Identity(cluster.node_id, own.directory_id, cluster_id) if own is not None and cluster_id else None
         )
         targets = (
-            {**spare_links(self._assigned, cluster.brokers), **target_links(self._assigned, cluster.brokers)}
+            {**spare_routes(self._assigned, cluster.brokers), **target_routes(self._assigned, cluster.brokers)}
             if self._assigned
             else {}
         )
-        for link in [link for link in self._connections if link not in targets]:
-            self._drop(link)
-        for link, target in targets.items():
-            known = self._connections.get(link)
+        for route in [route for route in self._connections if route not in targets]:
+            self._drop(route)
+        for route, target in targets.items():
+            known = self._connections.get(route)
             if known is None:
-                known = self._connections[link] = _Connection(target)
-                known.task = asyncio.get_running_loop().create_task(self._keep(link, known))
+                known = self._connections[route] = _Connection(target)
+                known.task = asyncio.get_running_loop().create_task(self._keep(route, known))
             elif known.target != target:
                 known.target = target
                 known.changed.set()
@@ -172,11 +172,11 @@ class Replication:
             self._rate = rate
             self._later(self._run(self._reactor.fetcher_rate, rate))
 
-    def _drop(self, link: Link) -> None:
-        connection = self._connections.pop(link)
+    def _drop(self, route: Route) -> None:
+        connection = self._connections.pop(route)
         assert connection.task is not None
         connection.task.cancel()
-        self._later(self._run(self._reactor.fetcher_remove, link.leader, link.leader_worker, link.lane))
+        self._later(self._run(self._reactor.fetcher_remove, route.leader, route.leader_worker, route.lane))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -191,12 +191,12 @@ class Replication:
 
     def on_ended(self, event: native.Event) -> None:
         """Handles MQD_EVENT_FETCHER_ENDED."""
-        for link, connection in self._connections.items():
+        for route, connection in self._connections.items():
             if connection.token == event.token:
                 connection.token = 0
                 connection.changed.set()
                 self._log.info(
-                    "connection to a leader ended", leader=link.leader, worker=link.leader_worker, reason=event.text
+                    "connection to a leader ended", leader=route.leader, worker=route.leader_worker, reason=event.text
                 )
                 return
         self._ended[event.token] = event.text
@@ -210,29 +210,32 @@ class Replication:
             task.cancel()
         await asyncio.gather(*tasks, *self._endings, return_exceptions=True)
 
-    # -- one link ----------------------------------------------------------------------------------
+    # -- one route ----------------------------------------------------------------------------------
 
-    async def _keep(self, link: Link, connection: _Connection) -> None:
+    async def _keep(self, route: Route, connection: _Connection) -> None:
         """Runs until cancelled."""
         backoff_s, reason, loop = BACKOFF_S_MIN, "", asyncio.get_running_loop()
         while True:
             connection.changed.clear()
             target, began_s = connection.target, loop.time()
             try:
-                await self._give(link, connection, await self._connect(link, target))
+                await self._pass_to_reactor(route, connection, await self._connect(route, target))
                 reason = ""
                 await connection.changed.wait()
             except (OSError, EOFError, HandshakeFailed, native.NativeError) as error:
                 text = str(error) or type(error).__name__
                 if text != reason:
                     self._log.info(
-                        "leader cannot be reached; retrying", leader=link.leader, worker=link.leader_worker, reason=text
+                        "leader cannot be reached; retrying",
+                        leader=route.leader,
+                        worker=route.leader_worker,
+                        reason=text,
                     )
                 reason = text
-            except Exception as error:  # a bug of ours must not leave the replica behind
+            except Exception as error:  # after a bug too, the replica must not remain without a connection
                 if repr(error) != reason:
                     self._log.exception(
-                        "leader cannot be reached; retrying", leader=link.leader, worker=link.leader_worker
+                        "leader cannot be reached; retrying", leader=route.leader, worker=route.leader_worker
                     )
                 reason = repr(error)
             if connection.target != target:
@@ -246,32 +249,38 @@ class Replication:
                 async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
                     await connection.changed.wait()
 
-    async def _connect(self, link: Link, target: Target) -> Dialled:
+    async def _connect(self, route: Route, target: Target) -> Dialled:
         """Raises OSError (including TimeoutError), EOFError, HandshakeFailed."""
         if self._identity is None:
             raise OSError(_NOT_REGISTERED)
         return await dial(
-            self._credentials, self._identity, target.host, target.port, link.leader, link.leader_worker, CONNECT_S_MAX
+            self._credentials,
+            self._identity,
+            target.host,
+            target.port,
+            route.leader,
+            route.leader_worker,
+            CONNECT_S_MAX,
         )
 
-    async def _give(self, link: Link, connection: _Connection, made: Dialled) -> None:
+    async def _pass_to_reactor(self, route: Route, connection: _Connection, made: Dialled) -> None:
         connection.token = 0
-        if self._identity is None:  # lost since the dial
+        if self._identity is None:  # this host's registration has ended since the dial
             made.socket.close()
             raise OSError(_NOT_REGISTERED)
         # built before detach(): from then on only the reactor owns the connection
-        options = self._options(link, self._identity.node_id, made.tls)
+        options = self._options(route, self._identity.node_id, made.tls)
         event = await self._commands.run(self._reactor.fetcher_put, made.socket.detach(), options)
         if event.token in self._ended:
             raise OSError(self._ended.pop(event.token))
         connection.token = event.token
 
-    def _options(self, link: Link, node_id: int, tls: bool) -> native.FetcherOptions:
+    def _options(self, route: Route, node_id: int, tls: bool) -> native.FetcherOptions:
         response_bytes = _number(self._config, "replica.fetch.response.max.bytes")
         return native.FetcherOptions(
-            leader_node=link.leader,
-            leader_worker=link.leader_worker,
-            lane=link.lane,
+            leader_node=route.leader,
+            leader_worker=route.leader_worker,
+            lane=route.lane,
             node_id=node_id,
             wait_ms=_number(self._config, "replica.fetch.wait.max.ms"),
             response_bytes_max=response_bytes,

@@ -77,8 +77,8 @@ class ScrubPlan:
         self._due: dict[SegmentKey, int] = {}
         self._heap: list[tuple[int, SegmentKey]] = []  # entries that differ from _due are stale
 
-    def listed(self, key: Key, bases: Iterable[int], now_ms: int) -> set[int]:
-        """Sets the sealed segments of a partition. Returns those that are gone."""
+    def set_sealed(self, key: Key, bases: Iterable[int], now_ms: int) -> set[int]:
+        """Sets the sealed segments of a partition. Returns those that no longer exist."""
         bases = set(bases)
         known = self._sealed.get(key)
         within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
@@ -101,8 +101,9 @@ class ScrubPlan:
         return [base for base in self._sealed.get(segment[0], ()) if base > segment[1]]
 
     def due(self, now_ms: int) -> SegmentKey | None:
-        """The segment to check now; None: there is none. It stays due until it is rescheduled by one of
-        the three methods below, or is gone."""
+        """The segment to check now; None: there is none. It stays due until one of the following three
+        methods reschedules it, or it no longer exists.
+        """
         while self._heap:
             when, segment = self._heap[0]
             if self._due.get(segment) == when:
@@ -111,15 +112,15 @@ class ScrubPlan:
         return None
 
     def verified(self, segment: SegmentKey, now_ms: int) -> None:
-        self._put_off(segment, now_ms + self._interval_ms)
+        self._reschedule(segment, now_ms + self._interval_ms)
 
     def damaged(self, segment: SegmentKey, now_ms: int) -> None:
-        self._put_off(segment, now_ms + min(self._interval_ms, DAY_MS))
+        self._reschedule(segment, now_ms + min(self._interval_ms, DAY_MS))
 
-    def again(self, segment: SegmentKey, now_ms: int, after_ms: int) -> None:
-        self._put_off(segment, now_ms + min(self._interval_ms, after_ms))
+    def check_again(self, segment: SegmentKey, now_ms: int, after_ms: int) -> None:
+        self._reschedule(segment, now_ms + min(self._interval_ms, after_ms))
 
-    def _put_off(self, segment: SegmentKey, when_ms: int) -> None:
+    def _reschedule(self, segment: SegmentKey, when_ms: int) -> None:
         if segment in self._due:  # otherwise it is gone
             self._put(segment, when_ms)
 
@@ -149,7 +150,7 @@ class _Piece(msgspec.Struct):
     problem: str | None = None
 
 
-class _NotOurs(Exception):
+class _SegmentChanged(Exception):
     """The segment was closed, deleted or truncated in the meantime."""
 
 
@@ -256,20 +257,20 @@ class Scrubber:
         now_ms = clock.monotonic_ms()
         self._surveyed[key] = ends
         sealed = sealed_bases(bases, *ends)
-        gone = self._plan.listed(key, sealed, now_ms)
+        gone = self._plan.set_sealed(key, sealed, now_ms)
         changed = any([self._drop((key, base)) for base in gone])
         for segment in [
             segment
             for segment, one in self._found.items()
             if segment[0] == key and one.next_sound_offset <= view.log_start_offset
         ]:
-            self._plan.again(segment, now_ms, 0)  # it was skipped: check the part after the damage
+            self._plan.check_again(segment, now_ms, 0)  # it was skipped: check the part after the damage
         for segment in [segment for segment in self._earlier if segment[0] == key]:
             one = self._earlier.pop(segment)
             changed = True
             if segment[1] in sealed:
                 self._found[segment] = one
-                self._plan.again(segment, now_ms, 0)
+                self._plan.check_again(segment, now_ms, 0)
         return changed
 
     def _drop(self, segment: SegmentKey) -> bool:
@@ -286,14 +287,14 @@ class Scrubber:
     async def _visit(self, segment: SegmentKey) -> None:
         opened = self._open(segment[0])
         if opened is None:
-            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey removes it
+            self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey removes it
             return
         path = segments.segment_path(opened.path, segment[1])
         try:
             found = await self._verify(segment, opened, path)
-        except (FileNotFoundError, _NotOurs):
+        except (FileNotFoundError, _SegmentChanged):
             # the next survey removes it if it is gone
-            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
+            self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)
         except OSError as error:
             self._log.warning(
                 "stored segment cannot be checked; retrying",
@@ -301,12 +302,12 @@ class Scrubber:
                 segment=path.name,
                 reason=str(error),
             )
-            self._plan.again(segment, clock.monotonic_ms(), RETRY_MS)
+            self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)
         else:
             await self._record(segment, opened, path, found)
 
     async def _verify(self, segment: SegmentKey, opened: OpenPartition, path: Path) -> Damage | None:
-        """Returns the first bad batch that can still be read. Raises OSError; _NotOurs."""
+        """Returns the first bad batch that can still be read. Raises OSError; _SegmentChanged."""
         piece = _Piece(0, segment[1], 0, False)
         doubted = -1
         replacements = self._replacements.get(segment[0])
@@ -316,7 +317,7 @@ class Scrubber:
                 opened.owned.log_dir, check_piece, path, piece.position, piece.next_offset
             )
             if self._replacements.get(segment[0]) != replacements:
-                raise _NotOurs  # not the file that the check started with
+                raise _SegmentChanged  # not the file that the check started with
             await asyncio.sleep(max(PAUSE_S_MIN, piece.read_bytes / self._rate - (time.monotonic() - began)))
             if piece.problem is not None and piece.position != doubted:  # S3
                 doubted = piece.position
@@ -328,18 +329,18 @@ class Scrubber:
                     return found
                 piece = found
             if self._open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
-                raise _NotOurs
+                raise _SegmentChanged
         return None
 
     async def _describe(self, segment: SegmentKey, opened: OpenPartition, path: Path, bad: _Piece) -> Damage | _Piece:
-        """If the bad batch lies below the log start, where no consumer can read it, returns the
-        place to continue.
+        """Describes the damage. If the bad batch is below the log start, where no consumer can read it,
+        returns the _Piece from which to continue.
         """
         view = self._control.slot_view(opened.owned.slot)
         following = min(self._plan.sealed_after(segment), default=view.log_end_segment)
         offset, position = await self._background.slow(opened.owned.log_dir, next_sound, path, bad.position, following)
         if self._open(segment[0]) is not opened or not self._is_sealed(opened, segment[1]):
-            raise _NotOurs
+            raise _SegmentChanged
         if offset <= view.log_start_offset and position >= 0:
             return _Piece(position, offset, 0, False)
         owned = opened.owned
@@ -355,7 +356,7 @@ class Scrubber:
         )
 
     def _is_sealed(self, opened: OpenPartition, base: int) -> bool:
-        """A failed write may have truncated the log."""
+        """Whether the segment is still sealed: a failed write may have truncated the log."""
         return base < self._control.slot_view(opened.owned.slot).log_end_segment
 
     async def _record(self, segment: SegmentKey, opened: OpenPartition, path: Path, found: Damage | None) -> None:

@@ -58,7 +58,7 @@ class Subjects:
         """Handles MQD_EVENT_SUBJECT_REQUESTED."""
         host, _, principal = event.text.partition(" ")
         self._live[event.token] = principal, host
-        self._aside(self._put(event.token))
+        self._run_aside(self._put(event.token))
 
     def on_gone(self, event: native.Event) -> None:
         """Handles MQD_EVENT_SUBJECT_GONE."""
@@ -107,7 +107,7 @@ class Subjects:
                 raise
             self._live.pop(number, None)  # gone before its rights arrived
 
-    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._side_tasks.add(task)
         task.add_done_callback(self._on_put)

@@ -138,10 +138,10 @@ class Worker:
         watch.daemon = True
         watch.start()
         async with self._applying:
-            ran_out = await self._unless_hung("what runs", _cancel([*tasks, stop]))
+            tasks_ended = await self._unless_hung("the running tasks", _cancel([*tasks, stop]))
             if failure is not None:
-                raise failure  # a bug of ours: no clean end, supervisord restarts the worker
-            await self._end(ran_out)
+                raise failure  # a bug: no clean end, supervisord restarts the worker
+            await self._end(tasks_ended)
         return self._client.exit_status
 
     def _set_up(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -199,8 +199,8 @@ class Worker:
             config,
             files,
         )
-        proofs = credentials.load(config)
-        self._tls = TlsListeners(config, self._reactor, self._commands, client.welcome.tls_secret, proofs)
+        host_credentials = credentials.load(config)
+        self._tls = TlsListeners(config, self._reactor, self._commands, client.welcome.tls_secret, host_credentials)
         self._upkeep = Upkeep(
             self._index,
             worker_count,
@@ -251,12 +251,12 @@ class Worker:
             self._partitions,
             self._catalog,
             self._link.send,
-            self._aside,
+            self._run_aside,
             grace_s,
             quiet=self._quiet,
         )
         self._upkeep.on_space = self._report_full_directories
-        self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, proofs)
+        self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, host_credentials)
         self._subjects = Subjects(
             self._reactor,
             self._commands,
@@ -265,7 +265,7 @@ class Worker:
             self._catalog.slots_of,
             Audit(self._logs_dir / "audit.log"),
         )
-        self._forwarding = Forwarding(self._reactor, self._commands, config, proofs)
+        self._forwarding = Forwarding(self._reactor, self._commands, config, host_credentials)
         self._files = files
 
     async def _start_and_follow(self) -> None:
@@ -286,26 +286,26 @@ class Worker:
             self._log.info("stopping", reason=reason)
             self._stopping.set()
 
-    async def _end(self, ran_out: bool) -> None:
+    async def _end(self, tasks_ended: bool) -> None:
         """The clean end. The reactor answers what it can and ends. A stopped reactor carries out
         commands in this thread, so the partitions can be taken back. A hanging directory is
-        abandoned. `ran_out`: all tasks have ended; otherwise compaction, the only task that
+        abandoned. `tasks_ended`: all tasks have ended; otherwise compaction, the only task that
         cancellation may not end, is in a hanging step and is not awaited again.
         """
         await self._replication.close()
         await self._forwarding.close()
         await self._mover.close()
-        compacted = ran_out and await self._unless_hung("compaction", self._compactor.close())
+        compacted = tasks_ended and await self._unless_hung("compaction", self._compactor.close())
         if not await self._unless_hung(
             "the reactor", self._background.urgent(ELSEWHERE, self._reactor.stop), REACTOR_S
         ):
-            await self._name_hung()
-            self._leave()
+            await self._log_hung_directories()
+            self._exit_without_joining()
         # otherwise a short run could not be marked clean
         pruned = await self._unless_hung("pruning of checkpoints", self._upkeep.maybe_prune())
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not pruned:
-            self._leave()
+            self._exit_without_joining()
         self._commands.drain()
         self._commands.unwatch()
         self._reactor.destroy()
@@ -321,7 +321,7 @@ class Worker:
             self._log.error("a task does not end: a log directory hangs", what=what)
         return ended
 
-    async def _name_hung(self) -> None:
+    async def _log_hung_directories(self) -> None:
         """The reactor has a flush that does not return, so it returns no partition: none is closed,
         in any directory.
         """
@@ -334,8 +334,7 @@ class Worker:
         await asyncio.wait(probes.values(), timeout=PROBE_S)
         silent = ",".join(path for path, probe in probes.items() if not probe.done())
         self._log.error(
-            "log directory does not respond: the partitions of this worker are not closed cleanly; the next"
-            " start"
+            "log directory does not respond: the partitions of this worker are not closed cleanly; the next start"
             " checks their logs",
             directory=silent or "unknown",
         )
@@ -352,9 +351,9 @@ class Worker:
             directories=",".join(paths),
             seconds=END_S,
         )
-        self._leave()
+        self._exit_without_joining()
 
-    def _leave(self) -> None:
+    def _exit_without_joining(self) -> None:
         """Exits without joining threads that a log directory blocks; they use memory that an
         orderly exit would free.
         """
@@ -395,7 +394,7 @@ class Worker:
         self._subjects.replace(dict(image.acls))
         changes = self._catalog.on_image(image)
         if not self._ready:
-            doomed = await self._background.urgent(
+            to_delete = await self._background.urgent(
                 ELSEWHERE,
                 set_strays_aside,
                 self._log_dirs,
@@ -404,7 +403,7 @@ class Worker:
                 self._client.welcome.worker_count,
                 self._files,
             )
-            for log_dir, path in doomed:
+            for log_dir, path in to_delete:
                 self._partitions.delete_later(log_dir, path)
         await self._apply(changes, image.version, image=True)
         self._report_full_directories()
@@ -445,7 +444,7 @@ class Worker:
         """W5 of the catalog: replicas that left this host before it started."""
         self._checked_left_behind = True
         if self._catalog.cluster.node_id >= 0:
-            doomed = await self._background.urgent(
+            to_delete = await self._background.urgent(
                 ELSEWHERE,
                 set_left_behind_aside,
                 self._log_dirs,
@@ -454,7 +453,7 @@ class Worker:
                 self._client.welcome.worker_count,
                 self._files,
             )
-            for log_dir, path in doomed:
+            for log_dir, path in to_delete:
                 self._partitions.delete_later(log_dir, path)
 
     async def _retry_failed(self) -> None:
@@ -493,7 +492,7 @@ class Worker:
 
     def _on_death(self, death: Death) -> None:
         if death.endpoint != self._client.endpoint_index:
-            self._aside(self._commands.run(self._reactor.endpoint_died, death.endpoint))
+            self._run_aside(self._commands.run(self._reactor.endpoint_died, death.endpoint))
 
     def _on_event(self, event: native.Event) -> None:
         kind = event.kind
@@ -507,7 +506,7 @@ class Worker:
             self._upkeep.on_truncated(event.slot)
             self._log_line(event)
         elif kind == native.EventKind.LOG_START:
-            self._aside(self._upkeep.on_leader_log_start(event.slot, event.offset))
+            self._run_aside(self._upkeep.on_leader_log_start(event.slot, event.offset))
         elif kind == native.EventKind.FETCHER_ENDED:
             self._replication.on_ended(event)
         elif kind == native.EventKind.RELAY_REQUESTED:
@@ -515,7 +514,7 @@ class Worker:
         elif kind == native.EventKind.RELAY_ENDED:
             self._forwarding.on_ended(event)
         elif kind == native.EventKind.TLS_NAME:
-            self._aside(self._tls.on_name(event))
+            self._run_aside(self._tls.on_name(event))
         elif kind == native.EventKind.SUBJECT_REQUESTED:
             self._subjects.on_requested(event)
         elif kind == native.EventKind.SUBJECT_GONE:
@@ -531,10 +530,10 @@ class Worker:
         elif kind == native.EventKind.LOG_DIR_FAILED:
             self._on_log_dir_failed(event)
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
-            self._aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
+            self._run_aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
             # its caller is gone
-            self._aside(self._background.urgent(ELSEWHERE, event.partition.close, False))
+            self._run_aside(self._background.urgent(ELSEWHERE, event.partition.close, False))
 
     def _log_line(self, event: native.Event) -> None:
         message, detail = _split_line(event.text)
@@ -551,7 +550,7 @@ class Worker:
         log_dir = self._log_dirs[event.log_dir]
         if not log_dir.fail(event.text or os.strerror(event.error)):
             return
-        self._aside(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
+        self._run_aside(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
         for opened in self._partitions.open.values():
             if opened.owned.log_dir == log_dir.index:
                 self._partitions.failures[opened.owned.slot] = (
@@ -559,12 +558,12 @@ class Worker:
                 )
         self._link.send(Applied(self._version, dict(self._partitions.failures)))
 
-    def _aside(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run_aside(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._side_tasks.add(task)
-        task.add_done_callback(self._side_done)
+        task.add_done_callback(self._on_side_task_done)
 
-    def _side_done(self, task: "asyncio.Task[Any]") -> None:
+    def _on_side_task_done(self, task: "asyncio.Task[Any]") -> None:
         self._side_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._stopping.is_set():
             self._log.warning("reactor refused a command", reason=str(task.exception()))

@@ -12,13 +12,13 @@ import dataclasses
 import random
 from collections.abc import Callable, Iterable
 
-from mqd.coordinator.share.deletion import UNINITIALIZED, Starts, deletable
+from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, deletable
 
 PLACES, HOSTS, GROUPS = 4, 3, 6
 KEY = (bytes(16), 0)
 
 
-Decide = Callable[[Iterable[Starts], int], dict[tuple[bytes, int], int]]
+Decide = Callable[[Iterable[StartOffsets], int], dict[tuple[bytes, int], int]]
 
 
 class Violation(AssertionError):
@@ -86,12 +86,12 @@ class History:
             if group.place == place:
                 group.latest = group.written
 
-    def _answer(self, host: int) -> Starts:
+    def _answer(self, host: int) -> StartOffsets:
         places = frozenset(place for place, leader in enumerate(self._leaders) if leader == host)
         groups = [group for group in self._groups.values() if group.place in places]
         for group in groups if self._writes_first else ():
             group.written = group.latest
-        return Starts(places, {KEY: min(group.latest for group in groups)} if groups else {})
+        return StartOffsets(places, {KEY: min(group.latest for group in groups)} if groups else {})
 
     def _ask(self) -> None:
         responses = [self._answer(host) for host in range(HOSTS) if self._random.random() < 0.9]

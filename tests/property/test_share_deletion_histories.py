@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from mqd.coordinator.share import deletion
-from mqd.coordinator.share.deletion import Starts
+from mqd.coordinator.share.deletion import StartOffsets
 from tests.property.share_deletion_histories import KEY, Decide, History, Violation
 from tests.tiers import quick
 
@@ -20,23 +20,29 @@ def test_no_group_loses_unfinished_records(seeds: range) -> None:
     assert deleted > 10 * len(seeds), "hardly anything was deleted"
 
 
-def _any_answer_is_enough(responses: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
+def _any_answer_is_enough(
+    responses: Iterable[StartOffsets], state_partition_count: int
+) -> dict[deletion.TopicPartition, int]:
     return deletion.deletable(responses, 0)
 
 
-def _the_greatest_start(responses: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
+def _the_greatest_start(
+    responses: Iterable[StartOffsets], state_partition_count: int
+) -> dict[deletion.TopicPartition, int]:
     responses = list(responses)
     found = [response.lowest[KEY] for response in responses if KEY in response.lowest]
-    places = frozenset().union(*(response.places for response in responses))
-    return deletion.deletable([Starts(places, {KEY: max(found)} if found else {})], place_count)
+    places = frozenset().union(*(response.state_partitions for response in responses))
+    return deletion.deletable([StartOffsets(places, {KEY: max(found)} if found else {})], state_partition_count)
 
 
-def _a_start_not_chosen_is_ignored(responses: Iterable[Starts], place_count: int) -> dict[deletion.TopicPartition, int]:
+def _a_start_not_chosen_is_ignored(
+    responses: Iterable[StartOffsets], state_partition_count: int
+) -> dict[deletion.TopicPartition, int]:
     chosen = [
-        Starts(response.places, {key: offset for key, offset in response.lowest.items() if offset >= 0})
+        StartOffsets(response.state_partitions, {key: offset for key, offset in response.lowest.items() if offset >= 0})
         for response in responses
     ]
-    return deletion.deletable(chosen, place_count)
+    return deletion.deletable(chosen, state_partition_count)
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def snapshots_are_never_due(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def states_of_lost_records_are_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SharePartition, "_cut", lambda self, epochs: False)
+    patch.setattr(SharePartition, "_drop_lost_state", lambda self, epochs: False)
 
 
 @planted

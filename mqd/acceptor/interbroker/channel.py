@@ -13,7 +13,7 @@ from mqd.cluster.membership.host_tls import HostTls
 FRAME_BYTES_MAX = 16 << 20
 READ_BYTES = 256 << 10
 LOST_MS_MAX = 10_000  # the kernel disconnects a peer that acknowledges no bytes for this long
-FAREWELL_S = 1.0
+REASON_SEND_S = 1.0
 
 
 def set_options(connection: socket.socket) -> None:
@@ -42,7 +42,7 @@ async def authenticate(side: handshake.Initiator | handshake.Responder, connecti
 
 
 class Channel:
-    """`tls`: begins on the connection in begin(); None: the connection remains without TLS."""
+    """`tls`: starts in begin(); None: the connection has no TLS."""
 
     def __init__(self, connection: socket.socket, tls: HostTls | None) -> None:
         self.socket = connection
@@ -70,14 +70,14 @@ class Channel:
         """Sends the reason to the peer before the connection ends."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
+            async with asyncio.timeout(REASON_SEND_S):
                 await loop.sock_sendall(self.socket, tls.farewell)
                 self.socket.shutdown(socket.SHUT_WR)
                 while await loop.sock_recv(self.socket, READ_BYTES):
                     pass
 
-    def sealed(self, data: bytes) -> bytes:
-        """The bytes to send for `data`, in the order of these calls."""
+    def to_wire(self, data: bytes) -> bytes:
+        """The bytes to send for `data`, encrypted with TLS. Send them in the order of the calls."""
         return data if self._tls is None else self._tls.seal(data)
 
     async def read_frame(self) -> bytes | None:
@@ -96,7 +96,7 @@ class Channel:
         return frame
 
     async def _read_exactly(self, size: int) -> bytes:
-        """Returns fewer bytes only at the end: none, otherwise raises EOFError."""
+        """Returns b"" at the end of the connection. Raises EOFError if it ends within the bytes."""
         parts: list[bytes] = []
         left = size
         while left:

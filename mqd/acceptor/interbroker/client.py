@@ -51,7 +51,7 @@ class _Connection:
 
     async def send(self, data: bytes) -> None:
         """Raises OSError, also if close() is called in the meantime. One call at a time."""
-        left = memoryview(self.channel.sealed(data))
+        left = memoryview(self.channel.to_wire(data))
         while left:
             try:
                 left = left[self.socket.send(left) :]
@@ -149,12 +149,12 @@ class Peers:
 
     async def _write(self, connection: _Connection, data: bytes) -> None:
         async with connection.writing:
-            whole = False
+            is_complete = False
             try:
                 await connection.send(data)
-                whole = True
+                is_complete = True
             finally:
-                if not whole:  # cancelled in the middle: subsequent bytes would be unreadable
+                if not is_complete:  # cancelled in the middle: subsequent bytes would be unreadable
                     self._drop(connection)
 
     # -- connections -------------------------------------------------------------------------------
@@ -217,10 +217,10 @@ class Peers:
             ):
                 raise
             raise PeerError(f"host {broker.node_id}: {str(error) or type(error).__name__}") from error
-        made = _Connection(broker, channel)
-        made.reading = asyncio.get_running_loop().create_task(self._read(made))
-        self._connections[broker.node_id] = made  # before it can be dropped
-        return made
+        opened = _Connection(broker, channel)
+        opened.reading = asyncio.get_running_loop().create_task(self._read(opened))
+        self._connections[broker.node_id] = opened  # before it can be dropped
+        return opened
 
     async def _read(self, connection: _Connection) -> None:
         try:

@@ -19,10 +19,10 @@ from mqd.base import logging
 from mqd.base.tasks import Periodic
 from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.coordinator.place import Place
+from mqd.coordinator.partition_state import PartitionState
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import ReadSummary, SharePartition
-from mqd.coordinator.share.deletion import UNINITIALIZED, Starts, TopicPartition, deletable, lowest
+from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, TopicPartition, deletable, lowest
 from mqd.coordinator.share.records import split_name
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.framing import KNOWN
@@ -50,7 +50,7 @@ class QueueDeletion:
         )
 
     async def delete(self) -> None:
-        """One round for all partitions that this host leads."""
+        """Deletes once, in all partitions that this host leads."""
         topics = self._topics()
         state = self._broker.metadata.topics.get(self._share.topic)
         if not topics or state is None:
@@ -81,8 +81,8 @@ class QueueDeletion:
 
     # -- queries and responses ---------------------------------------------------------------------
 
-    async def _query(self, node_id: int, topic_ids: frozenset[bytes]) -> Starts | None:
-        """None: it does not respond, or is not known."""
+    async def _query(self, node_id: int, topic_ids: frozenset[bytes]) -> StartOffsets | None:
+        """None: the host does not respond, or is not known."""
         if node_id == self._broker.node_id:
             return await self._starts(topic_ids)
         if node_id < 0 or self.peers is None:
@@ -96,7 +96,7 @@ class QueueDeletion:
         found = {
             (topic.topic_id, one.partition): one.start_offset for topic in response.topics for one in topic.partitions
         }
-        return Starts(frozenset(response.state_partitions), found)
+        return StartOffsets(frozenset(response.state_partitions), found)
 
     async def serve(self, frame: bytes) -> bytes:
         """Answers another host's ShareStarts. Raises ProtocolError."""
@@ -109,29 +109,30 @@ class QueueDeletion:
         return encode_response(
             header,
             ShareStartsResponse(
-                list(found.places),
+                list(found.state_partitions),
                 [ShareStartsResponse.Topic(topic_id, partitions) for topic_id, partitions in topics.items()],
             ),
         )
 
-    async def _starts(self, topic_ids: frozenset[bytes]) -> Starts:
+    async def _starts(self, topic_ids: frozenset[bytes]) -> StartOffsets:
         """The start offsets of the share-partitions that this host coordinates."""
         if not self._broker.may_lead():
-            return Starts(frozenset(), {})
-        places = [place for place in self._share.places if place.shard is not None]
-        found = await asyncio.gather(*(self._starts_of(place, topic_ids) for place in places))
-        answered = [(place, of_place) for place, of_place in zip(places, found, strict=True) if of_place is not None]
-        return Starts(
-            frozenset(place.index for place, _ in answered),
-            lowest(item for _, of_place in answered for item in of_place),
+            return StartOffsets(frozenset(), {})
+        states = [state for state in self._share.partition_states if state.shard is not None]
+        found = await asyncio.gather(*(self._starts_of(state, topic_ids) for state in states))
+        answered = [(state, starts) for state, starts in zip(states, found, strict=True) if starts is not None]
+        return StartOffsets(
+            frozenset(state.index for state, _ in answered), lowest(item for _, starts in answered for item in starts)
         )
 
-    async def _starts_of(self, place: Place, topic_ids: frozenset[bytes]) -> list[tuple[TopicPartition, int]] | None:
-        """None: one of them is not known. A core responds when its response is persisted (Q3)."""
-        assert place.shard is not None
+    async def _starts_of(
+        self, state: PartitionState, topic_ids: frozenset[bytes]
+    ) -> list[tuple[TopicPartition, int]] | None:
+        """None: one start offset is not known. A core responds when its state is persisted (Q3)."""
+        assert state.shard is not None
         names = [
             name
-            for name, core in place.shard.items()
+            for name, core in state.shard.items()
             if isinstance(core, SharePartition) and core.exists and core.topic_id in topic_ids
         ]
         try:

@@ -114,8 +114,8 @@ class InterbrokerServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)  # of connections, in the order of their authentication
         # node id -> the newest connection that has sent markers
-        self._marking: dict[int, tuple[int, asyncio.Task[None]]] = {}
-        self._shaking = 0
+        self._marker_connections: dict[int, tuple[int, asyncio.Task[None]]] = {}
+        self._handshake_count = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -144,10 +144,10 @@ class InterbrokerServer:
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(PAUSE_S, self._resume_accepting)
                 return
-            if self._shaking >= HANDSHAKES_MAX:
+            if self._handshake_count >= HANDSHAKES_MAX:
                 connection.close()
                 continue
-            self._shaking += 1
+            self._handshake_count += 1
             task = self._loop.create_task(self._take(connection, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -179,7 +179,7 @@ class InterbrokerServer:
             channel = Channel(connection, self._credentials.tls(side))
             await channel.begin()
             self._turned_away.let_in(hello.identity.node_id)
-            self._shaking -= 1
+            self._handshake_count -= 1
             in_handshake = False
             await self._respond_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
@@ -195,7 +195,7 @@ class InterbrokerServer:
                 "a connection of another host ended", address=address[0], reason=str(error) or type(error).__name__
             )
         finally:
-            self._shaking -= in_handshake
+            self._handshake_count -= in_handshake
             connection.close()  # a worker has its own copy
 
     def _decide(self, hello: Hello) -> Identity | Refusal:
@@ -245,7 +245,7 @@ class InterbrokerServer:
                     connection.shutdown(socket.SHUT_RDWR)
                     return
                 async with writing:
-                    await loop.sock_sendall(connection, channel.sealed(len(response).to_bytes(4, "big") + response))
+                    await loop.sock_sendall(connection, channel.to_wire(len(response).to_bytes(4, "big") + response))
             except OSError:
                 pass  # the peer is gone; it retries elsewhere
             except Exception:
@@ -257,7 +257,7 @@ class InterbrokerServer:
 
         try:
             while (frame := await channel.read_frame()) is not None:
-                if frame.startswith(MARKERS) and not await self._may_mark(node, number):
+                if frame.startswith(MARKERS) and not await self._may_send_markers(node, number):
                     return
                 await room.acquire()
                 task = loop.create_task(respond(frame))
@@ -268,15 +268,15 @@ class InterbrokerServer:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _may_mark(self, node: int, number: int) -> bool:
+    async def _may_send_markers(self, node: int, number: int) -> bool:
         """Whether no newer connection of this node has sent markers; older ones have then been
         closed.
         """
-        newest, task = self._marking.get(node, (0, None))
+        newest, task = self._marker_connections.get(node, (0, None))
         if number > newest:
             this = asyncio.current_task()
             assert this is not None
-            self._marking[node] = number, this
+            self._marker_connections[node] = number, this
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])

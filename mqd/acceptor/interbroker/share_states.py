@@ -86,9 +86,9 @@ class ShareStates:
         self._groups = groups
         self._settings = settings
         self._has_dead_letters = has_dead_letters
-        # handles an owner's READ or WRITE; DeadLetters sets it, to observe them
-        self.of_owner: Callable[[int, Any], Awaitable[Any]] | None = None
-        # topic id, partition, a time -> the first offset of that time or later, -1; and an error
+        # handles an owner's READ or WRITE; set to DeadLetters' method, which observes them
+        self.respond_to_owner: Callable[[int, Any], Awaitable[Any]] | None = None
+        # topic id, partition, time in ms -> (first offset at that time or later, or -1; error code)
         self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
         self.peers: Peers | None = None  # set before the first request if there are other hosts
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,13 +97,15 @@ class ShareStates:
         for task in self._tasks:
             task.cancel()
 
-    async def ask(self, api_key: int, body: bytes) -> bytes:
-        """Answers a worker's request body with the group's settings and a response body, both of
-        the version that hosts use. Raises ProtocolError if the bytes are no such body.
+    async def respond_to_worker(self, api_key: int, body: bytes) -> bytes:
+        """Handles a worker's request. Returns the group's settings, then the response's body. Both
+        bodies have the version that hosts use. Raises ProtocolError for an invalid body.
         """
         version = _EVENTS[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
-        response = await (self.respond(request) if self.of_owner is None else self.of_owner(api_key, request))
+        response = await (
+            self.respond(request) if self.respond_to_owner is None else self.respond_to_owner(api_key, request)
+        )
         settings = self._settings(request.group_id)
         begin = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
@@ -119,7 +121,7 @@ class ShareStates:
                 if one.error_code == 0 and one.start_offset < 0 and self.first_since is not None:
                     found, error = await self.first_since(topic.topic_id, one.partition, since_ms)
                     if error:
-                        one.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # it retries
+                        one.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the worker retries
         return found
 
     async def serve(self, frame: bytes) -> bytes:
@@ -134,28 +136,30 @@ class ShareStates:
         response: Any = message_class(api_key, "Response")
         room = asyncio.Semaphore(AT_ONCE)
 
-        async def answered(topic_id: bytes, partition: Any) -> Any:
+        async def respond_limited(topic_id: bytes, partition: Any) -> Any:
             async with room:
-                return await self._one(api_key, request.group_id, topic_id, partition, only_here)
+                return await self._respond_or_fail(api_key, request.group_id, topic_id, partition, only_here)
 
         topics = [
             response.Topic(
                 topic_id=topic.topic_id,
-                partitions=list(await asyncio.gather(*(answered(topic.topic_id, one) for one in topic.partitions))),
+                partitions=list(
+                    await asyncio.gather(*(respond_limited(topic.topic_id, one) for one in topic.partitions))
+                ),
             )
             for topic in request.topics
         ]
         return response(results=topics)
 
-    async def _one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
+    async def _respond_or_fail(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
         try:
-            return await self._asked(api_key, group_id, topic_id, one, only_here)
+            return await self._respond_one(api_key, group_id, topic_id, one, only_here)
         except CoordinatorError as error:
             return _failed(api_key, one.partition, error.error_code)
         except ValueError as error:
             return _failed(api_key, one.partition, int(ErrorCode.INVALID_REQUEST), str(error))
 
-    async def _asked(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
+    async def _respond_one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
         if not group_id or one.partition < 0:
             raise ValueError("The group id cannot be empty." if not group_id else "The partition id is negative.")
         image = self._broker.metadata.by_id(topic_id)
@@ -190,8 +194,9 @@ class ShareStates:
     # -- effects of share groups -------------------------------------------------------------------
 
     def carry_out(self, name: str, effect: Effect, leader_epoch: int) -> None:
-        """`name`: the group. The outcome goes to the core that requested it, unless that was loaded
-        again since."""
+        """`name`: the group. The outcome goes to the core that requested it, unless that core has
+        been loaded again.
+        """
         if isinstance(effect, InitializeStates):
             self._spawn(self._initialize(name, effect, leader_epoch))
         elif isinstance(effect, DeleteStates):

@@ -154,12 +154,12 @@ class RoutedCoordinator:
         event = make_event(0)
         if not isinstance(event, AddPartitions | VerifyPartitions):
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
-        only = isinstance(event, VerifyPartitions)
+        verify_only = isinstance(event, VerifyPartitions)
         transaction = AddPartitionsToTxnRequest.Transaction(
             transactional_id=name,
             producer_id=event.producer_id,
             producer_epoch=event.producer_epoch,
-            verify_only=only,
+            verify_only=verify_only,
             topics=_topics(event.partitions),
         )
         try:
@@ -178,7 +178,7 @@ class RoutedCoordinator:
         }
         missing = response.error_code or int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         errors = tuple(found.get(partition, missing) for partition in event.partitions)
-        return errors if only else next((error for error in errors if error), 0)
+        return errors if verify_only else next((error for error in errors if error), 0)
 
 
 def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.Topic]:
@@ -189,9 +189,10 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
 
 
 class Elsewhere(NamedTuple):
-    """The transactions of a producer that coordinators on other hosts know. `error` 0: no unfinished transaction.
-    CONCURRENT_TRANSACTIONS: one by `transactional_id`, on `node_id` if it is ongoing; otherwise it
-    is already ending. COORDINATOR_NOT_AVAILABLE: one of them cannot be reached.
+    """Whether coordinators on other hosts know an unfinished transaction of a producer. `error` 0:
+    none does. CONCURRENT_TRANSACTIONS: there is one. If it is ongoing, `node_id` is its coordinator's
+    host, and `transactional_id` its id; otherwise it is already ending. COORDINATOR_NOT_AVAILABLE: a
+    coordinator cannot be reached.
     """
 
     error: int

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from mqd.base.config import broker_value
 from mqd.security.principal import BROKER, local_rules, mapped, super_users, user
 
-KEPT_S = 60.0  # a look-up may need the network
-KEPT_COUNT_MAX = 1024
+CACHE_S = 60.0  # a look-up may need the network
+CACHE_COUNT_MAX = 1024
 
 
 class LocalPrincipals:
@@ -44,8 +44,8 @@ class LocalPrincipals:
             return BROKER
         now = self._clock()
         known = self._known.get(uid)
-        if known is None or now - known[0] >= KEPT_S:
-            if len(self._known) >= KEPT_COUNT_MAX:
+        if known is None or now - known[0] >= CACHE_S:
+            if len(self._known) >= CACHE_COUNT_MAX:
                 self._known.clear()
             known = self._known[uid] = now, self._look_up(uid)
         return known[1]
@@ -54,7 +54,7 @@ class LocalPrincipals:
         try:
             name = mapped(self._rules, self._login(uid))
             principal = None if name is None else user(name)
-            # a login name alone makes no administrator: that takes a password or a certificate
+            # a login name is not enough to be an administrator: that takes a password or certificate
             return None if principal in self._super_users else principal
         except (KeyError, OSError, ValueError):
             return None

@@ -160,7 +160,7 @@ class Relaying:
         if set(parts) <= {-1}:
             return None
         responses = await asyncio.gather(
-            *(self._listed(node_id, address, header, part, here) for node_id, part in parts.items())
+            *(self._list_part(node_id, address, header, part, here) for node_id, part in parts.items())
         )
         found = {
             (topic.name, one.partition_index): one
@@ -182,7 +182,7 @@ class Relaying:
             ],
         )
 
-    async def _listed(
+    async def _list_part(
         self,
         node_id: int,
         address: Address,

@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-REST = 100
+CPU_FACTOR = 100
 RESPONSE_S = 5.0  # how long a scrape waits for a query, counted from its start
 
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
-    """The last result of `query`, which runs again when the result is older than `kept_s`, and than
-    REST times the CPU time of the query: a costly query runs less often.
+class CachedQuery(Generic[T]):
+    """The last result of `query`, which runs again when the result is older than `cache_s`, and than
+    CPU_FACTOR times the CPU time of the query: a costly query runs less often.
     """
 
-    def __init__(self, query: Callable[[], T], kept_s: float) -> None:
-        self._query, self._kept_s = query, kept_s
+    def __init__(self, query: Callable[[], T], cache_s: float) -> None:
+        self._query, self._cache_s = query, cache_s
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._started_at = self._known_at = float("-inf")
@@ -31,7 +31,9 @@ class Kept(Generic[T]):
     def refresh(self) -> None:
         """Starts the query unless it is running or the result is fresh."""
         with self._lock:
-            if self._thread is not None or time.monotonic() - self._known_at <= max(self._kept_s, REST * self._cost_s):
+            if self._thread is not None or time.monotonic() - self._known_at <= max(
+                self._cache_s, CPU_FACTOR * self._cost_s
+            ):
                 return
             self._thread, self._started_at = (
                 threading.Thread(target=self._refresh, name="measuring", daemon=True),

@@ -2,7 +2,7 @@
 use.
 
 Bound: SERIES_MAX partitions of groups, by group name; the number of omitted ones is a metric too.
-Sums by topic cover the shown ones.
+Sums by topic cover only the shown partitions.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mqd.acceptor.broker import Broker
 from mqd.acceptor.metrics.positions import groups, positions
-from mqd.acceptor.metrics.waiting import Place, Waiting
+from mqd.acceptor.metrics.waiting import GroupPartition, Waiting
 from mqd.base.clock import now_ms
 
 SERIES_MAX = 10_000
@@ -21,7 +21,7 @@ SERIES_MAX = 10_000
 _LABELS = ["consumergroup", "topic", "partition"]
 
 
-def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
+def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterator[Any]:
     offset = GaugeMetricFamily(
         "kafka_consumergroup_current_offset",
         "Committed offset of a group in a partition; of a share group, its first record that is not finished",
@@ -61,14 +61,14 @@ def collect(broker: Broker, waiting: Mapping[Place, Waiting]) -> Iterator[Any]:
             offset.add_metric(labels, one.offset)
             end = _high_watermark(broker, topic, one.partition)
             if end is not None:
-                behind = max(0, end - one.offset - one.finished_count)
-                lag.add_metric(labels, behind)
-                total += behind
-                waits = waiting.get((name, topic, one.partition))
-                if behind == 0:
+                lag_records = max(0, end - one.offset - one.finished_count)
+                lag.add_metric(labels, lag_records)
+                total += lag_records
+                age = waiting.get((name, topic, one.partition))
+                if lag_records == 0:
                     lag_seconds.add_metric(labels, 0)
-                elif waits is not None and waits.since_ms >= 0:
-                    lag_seconds.add_metric(labels, max(0, now_ms() - waits.since_ms) / 1000)
+                elif age is not None and age.since_ms >= 0:
+                    lag_seconds.add_metric(labels, max(0, now_ms() - age.since_ms) / 1000)
         lag_sum.add_metric([name, topic], total)
     left_out.add_metric([], max(0, len(found) - SERIES_MAX))
     yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, left_out)
@@ -94,7 +94,7 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
     )
     oldest = GaugeMetricFamily(
         "mqd_dead_letters_oldest_seconds",
-        "For how long the oldest of them has waited, as far as this process knows",
+        "How long the oldest record without its dead letter has waited, as far as this process knows",
         labels=["group"],
     )
     if broker.dead_letters is not None:
@@ -107,5 +107,5 @@ def _dead_letters(broker: Broker) -> Iterator[Any]:
 
 def _high_watermark(broker: Broker, topic: str, index: int) -> int | None:
     image = broker.partition_of(topic, index)
-    view = broker.replica_view(image) if image is not None else None  # a follower's is a moment late
+    view = broker.replica_view(image) if image is not None else None  # a follower's high watermark lags a little
     return None if view is None else view.high_watermark

@@ -1,8 +1,8 @@
 """The results of /health/live and /health/ready: whether the acceptor's loop runs, and whether this
 broker can serve clients.
 
-Both are decided in the acceptor's loop, so that a loop that hangs answers neither; nothing is
-computed while no probe comes.
+Both are decided in the acceptor's loop, so that a loop that hangs answers neither. Nothing is
+computed without a probe.
 """
 
 from mqd import native

@@ -2,7 +2,7 @@
 
 The page is rendered in a thread of its own (mqd/acceptor/metrics/server.py). That thread reads the
 control segment (through its own view) and copies of the loop's state; it and the event loop never
-wait for each other. Results for directories are cached for SIZES_KEPT_S; for a hanging one the last
+wait for each other. Results for directories are cached for SIZES_CACHE_S; for a hanging one the last
 result is shown (mqd/acceptor/metrics/directories.py).
 """
 
@@ -26,15 +26,15 @@ from mqd.acceptor.metrics import cluster as cluster_metrics
 from mqd.acceptor.metrics import groups as group_metrics
 from mqd.acceptor.metrics import partitions as partition_metrics
 from mqd.acceptor.metrics import schedules as schedule_metrics
-from mqd.acceptor.metrics.directories import Kept
+from mqd.acceptor.metrics.directories import CachedQuery
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.topics import Topics
 from mqd.acceptor.metrics.waiting import Measured
 from mqd.base import restarts, schedule_board
 from mqd.log import compaction_report, damage
 
-SIZES_KEPT_S = 10.0
-WAITING_KEPT_S = 1.0
+SIZES_CACHE_S = 10.0
+WAITING_CACHE_S = 1.0
 
 _HELP = {
     "LOOPS": "Turns of the worker's loop",
@@ -102,7 +102,7 @@ _TIMES = {
     "SYNC": "One flush to disk",
     "CONTROL": "From the arrival of a request for the acceptor to its response",
 }
-# of the turns in which it occurred; measured with worker.loop.causes
+# measured with worker.loop.causes; each counts only the turns in which it occurred
 _LOOP_CAUSES = {
     "LOOP_WRITE": "Writing to segments within one turn of the worker's loop",
     "LOOP_ALLOCATION": "Writing to segments within one turn, beyond the space reserved ahead",
@@ -160,12 +160,13 @@ class Metrics:
         self._measures_loop_causes = self._broker.config.get("worker.loop.causes") == "true"
         self._registry = CollectorRegistry(auto_describe=False)
         self._directories = [
-            Kept(partial(self._measure, index), SIZES_KEPT_S) for index in range(len(self._broker.log_dirs))
+            CachedQuery(partial(self._measure, index), SIZES_CACHE_S) for index in range(len(self._broker.log_dirs))
         ]
         self._waiting = [
-            Kept(Measured(self._broker, index).measure, WAITING_KEPT_S) for index in range(len(self._broker.log_dirs))
+            CachedQuery(Measured(self._broker, index).measure, WAITING_CACHE_S)
+            for index in range(len(self._broker.log_dirs))
         ]
-        self._reports = Kept(self._read_reports, 0.0)
+        self._reports = CachedQuery(self._read_reports, 0.0)
         self._topics = Topics()
         self._lock = threading.Lock()  # one scrape at a time
         self._registry.register(self)
@@ -179,8 +180,8 @@ class Metrics:
     # -- a scrape ----------------------------------------------------------------------------------
 
     def collect(self) -> Iterator[Any]:
-        kept: list[Kept[Any]] = [*self._directories, *self._waiting, self._reports]
-        for one in kept:
+        queries: list[CachedQuery[Any]] = [*self._directories, *self._waiting, self._reports]
+        for one in queries:
             one.refresh()  # all at the same time, so that a hanging one delays none of the others
         yield from self._requests()
         yield from self._workers()

@@ -1,6 +1,6 @@
-"""The positions of groups, read by a thread other than their coordinators': it copies what changes
-in one step of the interpreter, and retries what changed during the copy. A group that changes at the
-same time appears in its old or its new state.
+"""The positions of groups, read by the scrape's thread while the event loop changes them. Each
+dictionary is copied in one step of the interpreter; a listing that fails because of a change is
+repeated. A group that changes at the same time appears in its old or its new state.
 """
 
 from collections.abc import Iterator

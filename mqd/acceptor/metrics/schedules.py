@@ -28,7 +28,7 @@ def collect(statuses: Iterable[PartitionStatus]) -> Iterator[Any]:
     )
     unreadable = CounterMetricFamily(
         "mqd_schedule_unreadable",
-        "Records whose headers cannot be read, written before the topic was a schedule: delivered as if without them",
+        "Records with unreadable headers, written before the topic was a schedule: delivered as if they had none",
         labels=_LABELS,
     )
     late = HistogramMetricFamily(

@@ -57,9 +57,9 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 log = logging.get("acceptor.metrics")
 
 
-def _response(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", more: str = "") -> bytes:
+def _response(status: str, body: bytes, content_type: str = "text/plain; charset=utf-8", headers: str = "") -> bytes:
     head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{more}Connection:"
+        f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{headers}Connection:"
         " close\r\n\r\n"
     )
     return head.encode() + body
@@ -68,9 +68,9 @@ def _response(status: str, body: bytes, content_type: str = "text/plain; charset
 PAGE = "/metrics"
 _PATHS = {path.encode(): path for path in (PAGE, LIVE, READY)}
 _NOT_FOUND = _response("404 Not Found", b"there are /metrics, /health/live and /health/ready\n")
-_NOT_ALLOWED = _response("405 Method Not Allowed", b"only GET is answered\n", more="Allow: GET\r\n")
+_NOT_ALLOWED = _response("405 Method Not Allowed", b"only GET is answered\n", headers="Allow: GET\r\n")
 _NO_TOKEN = _response(
-    "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", more="WWW-Authenticate: Bearer\r\n"
+    "401 Unauthorized", b"the request lacks the token of metrics.token.file\n", headers="WWW-Authenticate: Bearer\r\n"
 )
 _NOT_PLAIN = _response("400 Bad Request", b"this port expects https\n")
 _TLS_HANDSHAKE = 0x16  # the first byte
@@ -98,10 +98,11 @@ class Checks(Protocol):
 
 class _Client:
     """`to_send` None: the request is incomplete, or the response for the path `waiting` is not ready
-    yet. Times are time.monotonic().
+    yet. `progress_s`: when it last received or sent something. Times are
+    time.monotonic().
     """
 
-    __slots__ = ("deadline_s", "events", "moved_s", "received", "in_handshake", "socket", "to_send", "waiting")
+    __slots__ = ("deadline_s", "events", "progress_s", "received", "in_handshake", "socket", "to_send", "waiting")
 
     def __init__(self, connection: socket.socket, now: float) -> None:
         self.socket = connection
@@ -110,7 +111,7 @@ class _Client:
         self.in_handshake = False  # a TLS handshake that is not complete
         self.waiting = ""  # a path
         self.to_send: memoryview | None = None
-        self.moved_s = now
+        self.progress_s = now
         self.deadline_s = now + REQUEST_S
 
 
@@ -213,9 +214,9 @@ class MetricsServer:
         while True:
             now = time.monotonic()
             if len(self._clients) >= CONNECTIONS_MAX:
-                oldest = min(self._clients, key=lambda client: client.moved_s)
-                if oldest.moved_s + GRACE_S > now:
-                    self._pause(oldest.moved_s + GRACE_S)
+                oldest = min(self._clients, key=lambda client: client.progress_s)
+                if oldest.progress_s + GRACE_S > now:
+                    self._pause(oldest.progress_s + GRACE_S)
                     return
                 if not self._is_any_waiting():
                     return
@@ -310,7 +311,7 @@ class MetricsServer:
             self._close(client)
             return
         client.received += more
-        client.moved_s = time.monotonic()
+        client.progress_s = time.monotonic()
         decided = verdict(client.received, self._token)
         if decided is None:
             if isinstance(client.socket, ssl.SSLSocket) and client.socket.pending():
@@ -323,11 +324,11 @@ class MetricsServer:
             self._begin_response(client, decided)
             return
         client.waiting = decided
-        client.deadline_s = client.moved_s + (RENDER_S if decided == PAGE else HEALTH_S)
+        client.deadline_s = client.progress_s + (RENDER_S if decided == PAGE else HEALTH_S)
         if decided != PAGE:
             self._checks.check(decided, partial(self._on_decided, client))
         elif not self._rendering:
-            self._render_from_s = max(client.moved_s, self._paused_until_s)
+            self._render_from_s = max(client.progress_s, self._paused_until_s)
 
     def _on_decided(self, client: _Client, faults: list[str]) -> None:
         """Called in the acceptor's thread."""
@@ -337,15 +338,15 @@ class MetricsServer:
     def _begin_response(self, client: _Client, response: bytes) -> None:
         client.waiting = ""
         client.to_send = memoryview(response)
-        client.moved_s = time.monotonic()
-        client.deadline_s = client.moved_s + RESPONSE_S
+        client.progress_s = time.monotonic()
+        client.deadline_s = client.progress_s + RESPONSE_S
         self._watch(client, selectors.EVENT_WRITE)
         self._send(client)
 
     def _send(self, client: _Client) -> None:
         assert client.to_send is not None
         client.to_send = client.to_send[client.socket.send(client.to_send) :]
-        client.moved_s = time.monotonic()
+        client.progress_s = time.monotonic()
         if not client.to_send:
             if isinstance(client.socket, ssl.SSLSocket):
                 with contextlib.suppress(OSError, ValueError):

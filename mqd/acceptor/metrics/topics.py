@@ -14,7 +14,7 @@ _Counts = tuple[int, int, int]
 _NONE: _Counts = (0, 0, 0)
 
 
-def _plus(left: _Counts, right: _Counts) -> _Counts:
+def _sum(left: _Counts, right: _Counts) -> _Counts:
     return left[0] + right[0], left[1] + right[1], left[2] + right[2]
 
 
@@ -45,7 +45,7 @@ class Topics:
                 if any(now < then for now, then in zip(counts, before, strict=True)):
                     before = _NONE  # it was away from this host in between
                 grown = counts[0] - before[0], counts[1] - before[1], counts[2] - before[2]
-                total = _plus(total or _NONE, grown)
+                total = _sum(total or _NONE, grown)
                 seen[key] = counts
             if total is not None:
                 totals[topic.name] = total

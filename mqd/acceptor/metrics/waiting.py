@@ -2,9 +2,9 @@
 by its timestamp.
 
 Timestamps are read from the files of this host's replicas, for each log directory in the thread that
-measures the directory (see directories.py): if a directory hangs, only the ages of its own groups are missing.
-Bound: LOOKUPS_MAX reads a measurement, the oldest results first; a group's earlier age, which is
-too high if it has moved, is shown until its turn comes.
+measures the directory (see directories.py): if a directory hangs, only the ages of its own groups
+are missing. Bound: LOOKUPS_MAX reads in each measurement, for the oldest results first. Until then
+a group's earlier age is shown, which is too high if the group has read on.
 """
 
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from mqd.native import SlotView
 
 LOOKUPS_MAX = 200
 
-Place = tuple[str, str, int]  # group, topic, partition
+GroupPartition = tuple[str, str, int]  # group, topic, partition
 
 
 class Waiting(NamedTuple):
-    """`turn`: of the look-up, to order them. `since_ms`: the timestamp of the first record at or
-    after `offset`; -1 = it cannot be read.
+    """`turn`: number of the measurement that read it. `since_ms`: the timestamp of the first record
+    at or after `offset`; -1 = it cannot be read.
     """
 
     turn: int
@@ -45,41 +45,44 @@ class Measured:
 
     def __init__(self, broker: Broker, log_dir: int) -> None:
         self._broker, self._log_dir = broker, log_dir
-        self._known: dict[Place, Waiting] = {}
+        self._known: dict[GroupPartition, Waiting] = {}
         self._turn = 0
 
-    def measure(self) -> dict[Place, Waiting]:
+    def measure(self) -> dict[GroupPartition, Waiting]:
         """Blocks until the directory responds."""
         self._turn += 1
         unread = dict(self._unread())
         known = {
-            place: one
-            for place, one in self._known.items()
-            if place in unread and one.topic_id == unread[place].topic_id
+            key: position
+            for key, position in self._known.items()
+            if key in unread and position.topic_id == unread[key].topic_id
         }
-        moved = [place for place, one in unread.items() if place not in known or known[place].offset != one.offset]
-        moved.sort(key=lambda place: known[place].turn if place in known else 0)
-        for place in moved[:LOOKUPS_MAX]:
-            one = unread[place]
-            known[place] = Waiting(self._turn, one.topic_id, one.offset, self._since_ms(place, one))
+        moved = [key for key, position in unread.items() if key not in known or known[key].offset != position.offset]
+        moved.sort(key=lambda key: known[key].turn if key in known else 0)
+        for key in moved[:LOOKUPS_MAX]:
+            position = unread[key]
+            known[key] = Waiting(self._turn, position.topic_id, position.offset, self._since_ms(key, position))
         self._known = known
         return known
 
-    def _since_ms(self, place: Place, one: _Unread) -> int:
-        view = one.view
+    def _since_ms(self, key: GroupPartition, position: _Unread) -> int:
+        view = position.view
         try:
-            path = self._broker.path_of(place[1], one.image)
-            found = lookup.timestamp_from(path, one.offset, view.log_start_offset, view.high_watermark)
+            path = self._broker.path_of(key[1], position.image)
+            found = lookup.timestamp_from(path, position.offset, view.log_start_offset, view.high_watermark)
         except (OSError, CorruptBatch):
             return -1
         return found.timestamp_ms
 
-    def _unread(self) -> Iterator[tuple[Place, _Unread]]:
-        for one in positions(self._broker):
-            about = self._broker.metadata.topics.get(one.topic)
-            image = self._broker.partition_of(one.topic, one.partition)
-            if about is None or image is None or image.log_dir != self._log_dir:
+    def _unread(self) -> Iterator[tuple[GroupPartition, _Unread]]:
+        for position in positions(self._broker):
+            topic = self._broker.metadata.topics.get(position.topic)
+            image = self._broker.partition_of(position.topic, position.partition)
+            if topic is None or image is None or image.log_dir != self._log_dir:
                 continue
             view = self._broker.replica_view(image)
-            if view is not None and one.offset < view.high_watermark:
-                yield (one.group, one.topic, one.partition), _Unread(image, about.topic_id, one.offset, view)
+            if view is not None and position.offset < view.high_watermark:
+                yield (
+                    (position.group, position.topic, position.partition),
+                    _Unread(image, topic.topic_id, position.offset, view),
+                )

@@ -3,11 +3,11 @@
 Members' metadata, assignments and names, and offsets with their metadata have sizes chosen by
 clients; 200 members with 1 MB of metadata each, or 50,000 group ids, can come from a single client.
 
-Refusals in stages, so that existing groups continue when others have filled the budget:
+Requests are refused in stages, so that existing groups continue when others have filled the budget:
 
-    NEW_GROUPS  of the budget: no group that does not exist yet
-    MEMBERS     of the budget: no new member, no larger metadata of an existing one
-    all of it   no commit that adds offsets, no assignment
+    above NEW_GROUPS of the limit   no new group
+    above MEMBERS of the limit      no new member, no larger metadata of an existing member
+    above the limit                 no commit that adds offsets, no larger assignment
 
 Requests that add nothing are never refused: heartbeats, a member that joins again with the same
 metadata, a commit over earlier ones. Why these codes:
@@ -33,7 +33,7 @@ from mqd.coordinator.group.streams.requests import topic_names
 from mqd.protocol.errors import ErrorCode
 
 NEW_GROUPS, MEMBERS = 0.75, 0.875
-# Below this share nothing is computed: no single request can take the rest.
+# Below this share of the limit requests are not checked: no single one can take the rest.
 UNCHECKED = 0.5
 
 log = logging.get("coordinator")
@@ -64,14 +64,14 @@ class GroupBudget:
             return 0
         self.refused_count += 1
         log.warning(
-            "a group's request is refused: all groups together have nearly as much memory as"
+            "a group's request is refused: all groups together take nearly as much memory as"
             " group.coordinator.memory.bytes allows",
             group=name[:200],
             event=type(event).__name__,
             used_bytes=self.used_bytes,
             limit_bytes=self.limit_bytes,
         )
-        # a member takes any other code of SyncGroup for a fatal error
+        # clients treat any other error code of SyncGroup as fatal
         return int(
             ErrorCode.REBALANCE_IN_PROGRESS if type(event) is SyncGroup else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
         )
@@ -83,13 +83,13 @@ def _growth_bytes(group: Group | None, event: object) -> int:
     if type(event) is JoinGroup:
         message = event.message
         held = protocols_size_bytes((one.name, one.metadata) for one in message.protocols)
-        return more + _beyond(group, message.member_id, message.group_instance_id, held)
+        return more + _member_growth_bytes(group, message.member_id, message.group_instance_id, held)
     if type(event) is ConsumerHeartbeat:
         if event.message.member_epoch < 0:
             return 0
         names = event.message.subscribed_topic_names
         held = _size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
-        return more + _beyond(group, event.message.member_id, event.message.instance_id, held)
+        return more + _member_growth_bytes(group, event.message.member_id, event.message.instance_id, held)
     if type(event) is ShareHeartbeat:
         return more + _share_growth_bytes(group, event)
     if type(event) is StreamsHeartbeat:
@@ -134,8 +134,8 @@ def _size_bytes(names: Iterable[str]) -> int:
     return sum(50 + len(name) for name in names)
 
 
-def _beyond(group: Group | None, member_id: str, instance_id: str | None, held_bytes: int) -> int:
-    """`held_bytes`: the size of the member's new data, less its present data."""
+def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str | None, held_bytes: int) -> int:
+    """By how much the member's data grows. `held_bytes`: the size of its new data."""
     if group is not None:
         classic = group.classic.members.by_id.get(group.classic.members.static.get(instance_id or "", member_id))
         if classic is not None:

@@ -1,7 +1,8 @@
-"""Builds the cores of groups and loads their records. Committed offsets, up to a
-million of them, take a faster path than one call each.
+"""Builds the cores of groups and loads their records. Committed offsets, up to a million, are loaded
+in bulk, without a call for each.
 
-A record with an unreadable value is detected here, not when a client requests it.
+Values are decoded here, so that an unreadable one is found at loading, not when a client requests
+it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class GroupCores:
             except (ValueError, IndexError) as error:
                 unreadable(key, error)
         for prefix, table in tables.items():
-            if not table:  # none of its values could be read
+            if not table:  # no value could be read
                 group, topic = split_offset_prefix(prefix)
                 cores[group].offsets.forget_empty(topic)
 

@@ -2,14 +2,13 @@
 committed offsets.
 
     kind      contents
-    empty     at most offsets: of consumers that choose their own partitions
-    classic   members by JoinGroup (classic/core.py), or none at the moment but a generation in the
-              log
-    consumer  members by ConsumerGroupHeartbeat (KIP-848)
-    share     members by ShareGroupHeartbeat (KIP-932); no offsets, and no way to another kind
-    streams   members by StreamsGroupHeartbeat (KIP-1071)
+    empty     no members; possibly offsets, of consumers that choose their own partitions
+    classic   members that joined by JoinGroup (classic/core.py), or an empty generation in the log
+    consumer  members that joined by ConsumerGroupHeartbeat (KIP-848)
+    share     members that joined by ShareGroupHeartbeat (KIP-932); no offsets; never converted
+    streams   members that joined by StreamsGroupHeartbeat (KIP-1071)
 
-Membership of all protocols and the offsets change only through `handle`. Invariants (check(), in
+Members and offsets change only through `handle`. Invariants (check(), in
 addition to those of the parts)
     GG1  a group has one kind: while it is a consumer, share or streams group, its classic part is
          in its initial state; a share group has no offsets
@@ -19,8 +18,9 @@ addition to those of the parts)
     GG4  a refused change of kind changes nothing
     GG5  a group whose last offset was deleted, alone or with its topic, or whose first member was
          refused, exists until the next check (EXPIRE_TIMER), as in Kafka: it can still be listed
-         and deleted. So does one whose first commit had each of its offsets refused, but requests
-         that only read do not see it: Kafka has written nothing
+         and deleted. A group whose first commit was refused for each of its offsets exists until
+         then too, but requests that only read do not see it, because Kafka would have written
+         nothing
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from mqd.coordinator.group.classic import records as classic_records
 from mqd.coordinator.group.classic.core import ClassicGroup
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.classic.rebalance import TIMERS as CLASSIC_TIMERS
-from mqd.coordinator.group.classic.state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, Holder, State
+from mqd.coordinator.group.classic.state import COMPLETING, CONSUMER_PROTOCOL, EMPTY, STABLE, DelayingMember, State
 from mqd.coordinator.group.consumer.cluster import Cluster, FixedCluster
 from mqd.coordinator.group.consumer.core import DEADLINE_TIMER as CONSUMER_TIMER
 from mqd.coordinator.group.consumer.core import ConsumerGroup
-from mqd.coordinator.group.consumer.describe import holders
+from mqd.coordinator.group.consumer.describe import delaying_members
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
 from mqd.coordinator.group.offsets import (
     EXPIRATION_TIMER,
@@ -104,7 +104,7 @@ class Rebalance(NamedTuple):
 
     since_ms: int
     reason: str
-    held_up_by: list[Holder]
+    held_up_by: list[DelayingMember]
 
 
 class Group:
@@ -140,12 +140,12 @@ class Group:
 
     @property
     def is_empty(self) -> bool:
-        """It holds nothing that the next request could not recreate."""
+        """Whether the next request could recreate everything that the group holds."""
         return not self.is_shown and not self._is_unwritten
 
     @property
     def is_shown(self) -> bool:
-        """Whether requests that only read see it."""
+        """Whether requests that only read see the group."""
         has_members = self.classic.state is not EMPTY or bool(self.classic.members.pending)
         is_written = self.classic.is_persisted or not self.offsets.is_empty
         return has_members or is_written or self._modern is not None or self._lingers
@@ -181,8 +181,8 @@ class Group:
             return Listed(self.group_id, STREAMS_PROTOCOL, self.state_name, "streams")
         return Listed(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
 
-    def held_up_by(self) -> list[Holder]:
-        return self.classic.held_up_by() if self.consumer is None else holders(self.consumer)
+    def held_up_by(self) -> list[DelayingMember]:
+        return self.classic.held_up_by() if self.consumer is None else delaying_members(self.consumer)
 
     @property
     def rebalance_since_ms(self) -> int:
@@ -190,17 +190,17 @@ class Group:
         return (self.consumer or self.classic).rebalance_since_ms
 
     def rebalance(self) -> Rebalance | None:
-        holders = self.held_up_by()
+        held_up_by = self.held_up_by()
         if self.consumer is not None:
             return (
-                Rebalance(self.rebalance_since_ms, "", holders)
-                if holders or self.consumer.state_name in ("Assigning", "Reconciling")
+                Rebalance(self.rebalance_since_ms, "", held_up_by)
+                if held_up_by or self.consumer.state_name in ("Assigning", "Reconciling")
                 else None
             )
         classic = self.classic
         return (
-            Rebalance(self.rebalance_since_ms, classic.rebalance_reason, holders)
-            if holders or self.rebalance_since_ms >= 0
+            Rebalance(self.rebalance_since_ms, classic.rebalance_reason, held_up_by)
+            if held_up_by or self.rebalance_since_ms >= 0
             else None
         )
 
@@ -303,7 +303,7 @@ class Group:
         if replies[0].response.error_code:
             return list(replies)  # nothing has changed
         disarmed = [Timer(name, None) for name in CLASSIC_TIMERS]
-        waiting = migration.dismissed(classic)
+        waiting = migration.retry_replies(classic)
         self.consumer, self.classic = consumer, ClassicGroup(self.group_id, classic.settings)
         return [*disarmed, *actions, *waiting]
 
@@ -352,8 +352,8 @@ class Group:
             error = int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             return [Reply(event.request, JoinGroupResponse(error_code=error, protocol_name=None))]
         self.streams = None
-        gone = persists(streams.delete_all()) if streams.is_persisted else []
-        return [*gone, *(Timer(name, None) for name in STREAMS_TIMERS), *self._on_join(event, now_ms)]
+        tombstones = persists(streams.delete_all()) if streams.is_persisted else []
+        return [*tombstones, *(Timer(name, None) for name in STREAMS_TIMERS), *self._on_join(event, now_ms)]
 
     def _in_streams(self, event: object, now_ms: int) -> list[Action]:
         return self.streams.handle(event, now_ms) + self._arm_expire(now_ms) if self.streams is not None else []
@@ -378,16 +378,16 @@ class Group:
         value = migration.downgraded(consumer, now_ms)
         if value is None or len(consumer.members) > self.classic.settings.max_size:
             return []
-        gone = consumer.delete_all()
+        tombstones = consumer.delete_all()
         if (
-            len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in gone)
+            len(value) + sum(len(key) + RECORD_OVERHEAD_BYTES for key, _ in tombstones)
             > self.classic.settings.record_bytes_max
         ):
             # Too much for one batch, and a partial group would be invalid. The members are served
             # as before.
             return []
         self.consumer = None
-        written = Persist((*gone, (classic_records.encode_key(self.group_id), value)))
+        written = Persist((*tombstones, (classic_records.encode_key(self.group_id), value)))
         return [written, Timer(CONSUMER_TIMER, None), *self.classic.take_over(value, now_ms)]
 
     def _on_timer(self, event: TimerFired, now_ms: int) -> list[Action]:
@@ -445,7 +445,7 @@ class Group:
         return list(persists(self._remove()))
 
     def _is_deserted(self) -> bool:
-        """It holds more than offsets, but has no members."""
+        """Whether the group has no members, and holds more than offsets."""
         if self.share is not None:
             return False  # as in Kafka: only an administrator deletes it
         if self._modern is not None:
@@ -511,7 +511,7 @@ class Group:
     # -- offsets.Membership ------------------------------------------------------------------------
 
     def names_any(self, topics: Collection[str]) -> bool:
-        """Whether it depends on one of these topics, which were deleted or lost partitions."""
+        """Whether the group has state for one of these topics, which were deleted or lost partitions."""
         if self.share is not None:
             return any(name in topics for name in self.share.states.names.values())
         return self.offsets.names_any(topics)
@@ -575,7 +575,7 @@ class Group:
             and self.classic.state is not COMPLETING
             and not event.is_transactional
         ):
-            self.classic.saw(member, now_ms)
+            self.classic.note_activity(member, now_ms)
         return []
 
     def check(self) -> None:

@@ -26,8 +26,8 @@ from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 
 def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
-    """A consumer group with the members of this one; its records are pending. None: the group
-    cannot be converted (another protocol type, or unreadable metadata).
+    """A consumer group with the members of the classic group; its records are pending. None: the
+    group cannot be converted (another protocol type, or unreadable metadata).
     """
     if classic.protocol_type != CONSUMER_PROTOCOL:
         return None
@@ -45,7 +45,7 @@ def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGr
 def _take_over(group: ConsumerGroup, old: ClassicMember, protocol: str | None, now_ms: int) -> None:
     protocols = tuple(old.protocols.items())
     if sum(len(metadata) for _, metadata in protocols) > METADATA_BYTES_MAX:
-        raise ValueError("a member's metadata is larger than one record of a consumer group's member may be")
+        raise ValueError("a member's metadata does not fit into one record of a consumer group's member")
     subscription = decode_subscription(old.protocols[protocol] if protocol in old.protocols else protocols[0][1])
     assigned: Partitions = {}
     for name, indexes in decode_assignment(old.assignment).items():
@@ -89,9 +89,9 @@ def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
     return found
 
 
-def dismissed(classic: ClassicGroup) -> list[Action]:
-    """Requests that wait in the classic group are answered so that the client retries and then
-    finds the consumer group.
+def retry_replies(classic: ClassicGroup) -> list[Action]:
+    """Replies to the requests that wait in the classic group: the client retries, and then finds the
+    consumer group.
     """
     error = int(ErrorCode.REBALANCE_IN_PROGRESS)
     found: list[Action] = []

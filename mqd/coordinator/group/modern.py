@@ -1,6 +1,6 @@
-"""The common part of consumer groups (KIP-848), share groups and streams groups, Kafka's modern
-groups: a group epoch that changes with members, subscriptions and topics, a target assignment for
-an epoch, and records of these in one shape.
+"""The common part of consumer groups (KIP-848), share groups and streams groups, Kafka's "modern
+groups": a group epoch that changes with members, subscriptions and topics, a target assignment for
+an epoch, and records of both with the same structure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mqd.coordinator.group.consumer.subscriptions import Subscriptions
 
 
 class ModernGroup:
-    """`records`: the module of this kind's records. The group's members have `epoch`."""
+    """`records`: the module that encodes this kind's records. Members have an attribute `epoch`."""
 
     records: ClassVar[Any]
     deadline_timer: ClassVar[str]
@@ -67,7 +67,7 @@ class ModernGroup:
         return self.records.group_record(self.group_id, self.epoch, self.metadata_hash)
 
     def arm(self, actions: list[Action]) -> list[Action]:
-        """Appends the timer of the next deadline."""
+        """Appends a Timer for the next deadline, if it has changed."""
         next_ms = self.deadlines.next_ms
         if next_ms is not None and (self._armed_ms is None or next_ms < self._armed_ms):
             self._armed_ms = next_ms
@@ -103,8 +103,8 @@ class ModernGroup:
         self.epoch, self.metadata_hash = self.records.decode_group(value) if value is not None else (0, 0)
 
     def replay_own(self, kind: int, value: bytes | None) -> None:
-        """A record that only this kind of group has."""
+        """Applies a record of a type that only this kind of group has."""
 
     def loaded_epoch(self) -> int:
-        """Epochs must not fall below those that members have received."""
+        """The epoch to continue from, not below any that a member has received."""
         return max([self.assignment_epoch, *(member.epoch for member in self.members.values())])

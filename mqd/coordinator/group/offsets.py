@@ -1,19 +1,19 @@
 """The committed offsets of one group: a pure part of the group's core. The group decides which
 members may commit; this module holds what is committed.
 
-Offsets are kept as the bytes of their records and decoded on request: a coordinator may hold a
-million. An offset of a transaction is pending until its marker. Then it counts, unless the current
-offset was written after it: the order of the writes decides, not that of the markers (as in Kafka,
-which compares the records' offsets).
+Offsets are kept as the bytes of their records and decoded on request, because a coordinator can
+have a million. An offset of a transaction is pending until its marker. Then it counts, unless the
+current offset was written after it: the order of the writes decides, not that of the markers (as in
+Kafka, which compares the records' offsets).
 
 Invariants (check())
     O1  no topic without partitions, no transaction without offsets
-    O2  what is committed or pending can be decoded
+    O2  every committed or pending value can be decoded
     O3  the expiration timer is armed when something is committed
     O4  write counters are kept only while something is pending
     O5  `size_bytes` is the sum over all committed and pending offsets
-Bounds: one record for each partition that clients name. The handler checks that the partition
-exists. A record is slightly longer than offset.metadata.max.bytes at most. The same holds for the
+Bounds: one record for each partition that clients name; the handler checks that the partition
+exists. A record is at most slightly longer than offset.metadata.max.bytes. The same holds for the
 pending records of each open transaction. A commit is one batch of at most commit_bytes_max;
 tombstones may need several batches.
 
@@ -43,8 +43,8 @@ from mqd.log.schedule_headers import GROUP_PREFIX
 from mqd.protocol.errors import ErrorCode
 
 EXPIRATION_TIMER = "offsets.expiration"
-# Lower bound for rearming the timer: a timer due immediately would be due again immediately, and
-# the coordinators of all groups would do nothing else.
+# The timer is armed at least this far ahead: one due immediately would fire again and again, and
+# keep the coordinator busy.
 CHECK_INTERVAL_MS_MIN = 100
 TIME_MAX_MS = 2**63 - 1
 # Memory of an offset without its value's bytes, and of a topic with one: measured, rounded up.
@@ -146,7 +146,7 @@ OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, PartitionsGone, Tra
 
 
 class Membership(Protocol):
-    """The group's responses about its members. Error codes are Kafka's; 0 = no error."""
+    """What the offsets need to know of the group's members. Error codes are Kafka's; 0 = no error."""
 
     def commit_error(self, event: CommitOffsets) -> int: ...
 
@@ -180,7 +180,7 @@ class Offsets:
         # The write counter of each record that counts, or of its deletion. Kept only while
         # something is pending; a missing key is older.
         self._written: dict[tuple[str, int], int] = {}
-        self._now = 0  # write counter
+        self._write_count = 0
         self._armed = False
         self.size_bytes = 0  # approximate size in memory
 
@@ -196,7 +196,7 @@ class Offsets:
         return tuple(self._committed.get(topic, ()))
 
     def names_any(self, topics: Collection[str]) -> bool:
-        """An offset is committed or pending for one of these topics."""
+        """Whether an offset is committed or pending for one of these topics."""
         return any(topic in self._committed for topic in topics) or any(
             topic in topics for pending in self._pending.values() for topic, _ in pending
         )
@@ -249,11 +249,11 @@ class Offsets:
             errors.append(0)
             value = self._value(one, event.retention_ms, now_ms)
             records.append((encode_offset_key(self.group_id, one.topic, one.partition), value))
-            self._now += 1
+            self._write_count += 1
             if event.is_transactional:
                 self._put_pending(event.producer_id, one.topic, one.partition, value)
             else:
-                self._put(one.topic, one.partition, value, self._now)
+                self._put(one.topic, one.partition, value, self._write_count)
         actions = group.committed(event, now_ms)
         if records:
             actions.append(
@@ -300,7 +300,7 @@ class Offsets:
         if before is not None:
             self.size_bytes -= _pending_bytes(topic, before[1])
         self.size_bytes += _pending_bytes(topic, value)
-        pending[topic, partition] = (self._now, value)
+        pending[topic, partition] = (self._write_count, value)
 
     def _remove(self, topic: str, partition: int) -> None:
         partitions = self._committed[topic]
@@ -389,8 +389,8 @@ class Offsets:
             if known:
                 self._remove(topic, partition)
             if self._pending and self._is_pending(topic, partition):
-                self._now += 1
-                self._written[topic, partition] = self._now
+                self._write_count += 1
+                self._written[topic, partition] = self._write_count
                 known = True
             if known:
                 records.append((encode_offset_key(self.group_id, topic, partition), None))
@@ -457,7 +457,7 @@ class Offsets:
     # -- loading -----------------------------------------------------------------------------------
 
     def table(self, topic: str) -> dict[int, bytes]:
-        """For bulk loading: partition -> the value of its record. Only before the core is shared."""
+        """Partition -> the value of its record, for bulk loading: before the core handles events."""
         return self._committed.setdefault(topic, {})
 
     def forget_empty(self, topic: str) -> None:
@@ -468,8 +468,8 @@ class Offsets:
         """Raises ValueError for a value that cannot be read."""
         if value is not None:
             decode_offset_value(value)
-            self._now += 1
-            self._put(topic, partition, value, self._now)
+            self._write_count += 1
+            self._put(topic, partition, value, self._write_count)
         elif partition in self._committed.get(topic, ()):
             self._remove(topic, partition)
 
@@ -479,7 +479,7 @@ class Offsets:
         """
         if value is not None:
             decode_offset_value(value)
-        self._now += 1
+        self._write_count += 1
         self._put_pending(producer_id, topic, partition, value)
 
     def _measured(self) -> int:

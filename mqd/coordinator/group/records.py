@@ -23,9 +23,9 @@
     22         StreamsGroupCurrentMemberAssignment         member of a streams group: its tasks
     23         StreamsGroupTopology                        streams group: its topology
 
-Types 9 and 18 are not used by Kafka 4.2. OffsetCommit is coded by hand for speed: there may be a
-million of them. Source: the message schemas of Kafka's group coordinator (KIP-848, KIP-932,
-KIP-1071).
+Types 9 and 18 are not used by Kafka 4.2. OffsetCommit has an encoder and a decoder of its own, for
+speed: there can be a million of these records. Source: the message schemas of Kafka's group
+coordinator (KIP-848, KIP-932, KIP-1071).
 """
 
 from __future__ import annotations
@@ -351,10 +351,10 @@ def encode_offset_key(group_id: str, topic: str, partition: int) -> bytes:
 def group_of_key(key: bytes) -> str:
     """Every key begins with the group's id, whatever its type. Raises ValueError."""
     if len(key) < 4:
-        raise ValueError(f"a key of {len(key)} bytes")
+        raise ValueError(f"a key of {len(key)} bytes is too short")
     end = 4 + _I16.unpack_from(key, 2)[0]
     if not 4 <= end <= len(key):
-        raise ValueError(f"a group id of {end - 4} bytes in a key of {len(key)}")
+        raise ValueError(f"a group id of {end - 4} bytes does not fit into a key of {len(key)}")
     return key[4:end].decode()
 
 

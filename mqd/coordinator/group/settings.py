@@ -10,7 +10,7 @@ from mqd.base.fifo import Fifo
 from mqd.base.offset_reset import LATEST, OffsetReset
 
 GROUP_SIZE_MAX = 2**31 - 1
-PACKED = struct.Struct("=iiiBBBBqii")  # then a header's name
+PACKED = struct.Struct("=iiiBBBBqii")  # followed by the name of the FIFO header
 HAS_DEAD_LETTERS, HAS_FIFO = 1, 2
 
 
@@ -29,7 +29,7 @@ class ClassicSettings(msgspec.Struct, frozen=True):
     # A client that received a member id must join with it promptly. Until then every rebalance
     # waits for it, and a group without other members is kept for it.
     pending_timeout_ms: int = 30_000
-    # A generation is one record. A larger one is refused in advance: the shell could not write it.
+    # A generation is one record. One that is larger than this is refused: it could not be written.
     record_bytes_max: int = (4 << 20) - 4096
 
 
@@ -82,8 +82,8 @@ class ShareSettings(msgspec.Struct, frozen=True):
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
     def packed(self, begin: int = 0, has_dead_letters: bool = False) -> bytes:
-        """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`:
-        by_duration's offset.
+        """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`: the
+        start offset, for the offset reset `by_duration`.
         """
         return (
             PACKED.pack(

@@ -3,8 +3,8 @@ failover. Sans-I/O.
 
 The group coordinator initializes it and deletes it; the partition's leader reads it, with its
 leader epoch, and from then on writes only changes. Every write is one record, an update of the last
-snapshot; each UPDATES_PER_SNAPSHOT updates, or after COLD_MS, the next record is a snapshot, so
-that the records before it can be pruned.
+snapshot; after `updates_per_snapshot` updates, or `cold_ms`, the next record is a snapshot, so that
+the records before it can be pruned.
 
 Invariants (check())
     P1  nothing below the start offset is kept
@@ -14,9 +14,9 @@ Invariants (check())
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on give the state (`durable()`)
     P5  with updates since the last snapshot the timer of the next one is armed
-    P6  when a reader names a newer leader epoch, nothing is kept of offsets that were lost: those at
-        or above the end, in the reader's log, of the leader epoch in which the state was written.
-        The log gives them to other records
+    P6  when a reader names a newer leader epoch, the state of lost records is dropped: of the
+        offsets at or above the end, in the reader's log, of the leader epoch in which the state was
+        written. Other records get these offsets
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the
@@ -46,10 +46,10 @@ from mqd.protocol.messages import (
 )
 
 SNAPSHOT_TIMER = "share.snapshot"
-UNINITIALIZED = -1  # a start offset; also of a state epoch in a summary
+UNINITIALIZED = -1  # a start offset, or in a summary a state epoch
 NOT_SENT = -1  # a leader or state epoch, or a start offset, that a request does not name
-RUNS_MAX = 20_000  # the worker's bound is half of it
-# What a share-partition, and one run, take in memory: measured, rounded up.
+RUNS_MAX = 20_000  # twice the worker's bound
+# Memory of a share-partition, and of a run: measured, rounded up.
 CORE_BYTES, RUN_BYTES = 1_200, 200
 READ_UNINITIALIZED = "The read operation on uninitialized share partition is not allowed."
 WRITE_UNINITIALIZED = "The write operation on uninitialized share partition is not allowed."
@@ -70,7 +70,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Initialize(msgspec.Struct, frozen=True, gc=False):
-    """Each event's reply is the Partition of its API's response."""
+    """The reply to this and the following requests is the Partition of the API's response."""
 
     request: int
     state_epoch: int
@@ -191,10 +191,10 @@ class SharePartition:
             return [self._refused(event.request, _Read, ErrorCode.FENCED_LEADER_EPOCH)]
         if event.leader_epoch == self.leader_epoch:
             return [self._read_response(event.request)]
-        is_cut = self._cut(event.epochs)
+        was_lost = self._drop_lost_state(event.epochs)
         self.leader_epoch = event.leader_epoch
         # an update cannot lower the start offset
-        written = self._snapshot(now_ms) if is_cut else self._persisted((), self.start_offset, now_ms)
+        written = self._snapshot(now_ms) if was_lost else self._persisted((), self.start_offset, now_ms)
         return [*written, self._read_response(event.request)]
 
     def _read_response(self, request: int) -> Reply:
@@ -208,7 +208,7 @@ class SharePartition:
             ),
         )
 
-    def _cut(self, epochs: tuple[tuple[int, int], ...]) -> bool:
+    def _drop_lost_state(self, epochs: tuple[tuple[int, int], ...]) -> bool:
         """Drops the state of records that the log has lost (P6). Returns whether there was any."""
         if not epochs:
             return False
@@ -306,7 +306,7 @@ class SharePartition:
         if self.update_count >= self.settings.updates_per_snapshot:
             return self._snapshot(now_ms)
         self.update_count += 1
-        # two runs of one request may overlap: the record has the result of the rule
+        # two runs of one request can overlap: the record has them merged (runs.py)
         difference = Runs(list(runs)).runs if len(runs) > 1 else list(runs)
         record = records.update_record(
             self._update_key, self.snapshot_epoch, self.leader_epoch, start_offset, self.complete_count, difference

@@ -12,8 +12,8 @@ Invariants
     Q2  nothing is deleted until each partition of `__share_group_state` has responded
     Q3  a start offset counts when it is persisted: a host reports only what it would load again
     Q4  nothing is deleted if no group has begun, or if one has no start offset yet
-    Q5  a start offset counts when it was read in the partition's leader epoch: only then it is not above
-        what the log has (P6 of core.py). Until then the group holds all records
+    Q5  a start offset counts when it was read in the partition's leader epoch: only then is it not
+        above the log's records (P6 of core.py). Until then the group needs all records
 """
 
 from __future__ import annotations
@@ -26,30 +26,31 @@ from mqd.coordinator.share.core import UNINITIALIZED
 TopicPartition = tuple[bytes, int]  # topic id, partition
 
 
-class Starts(NamedTuple):
-    """The response of one host: the partitions of `__share_group_state` whose states it has, and the
-    lowest start offset of its groups by partition of the topics, UNINITIALIZED if one has none.
+class StartOffsets(NamedTuple):
+    """The response of one host. `state_partitions`: the partitions of `__share_group_state` that it
+    leads. `lowest`: for each topic partition the lowest start offset of the groups in them;
+    UNINITIALIZED if a group has none.
     """
 
-    places: frozenset[int]
+    state_partitions: frozenset[int]
     lowest: Mapping[TopicPartition, int]
 
 
 def lowest(found: Iterable[tuple[TopicPartition, int]]) -> dict[TopicPartition, int]:
-    """The lowest start offset by partition."""
+    """The lowest start offset of each partition."""
     starts: dict[TopicPartition, int] = {}
     for key, offset in found:
         starts[key] = min(offset, starts.get(key, offset))
     return starts
 
 
-def deletable(responses: Iterable[Starts], place_count: int) -> dict[TopicPartition, int]:
-    """By partition the offset below which everything may be deleted. `place_count`: the number of
-    partitions of `__share_group_state`.
+def deletable(responses: Iterable[StartOffsets], state_partition_count: int) -> dict[TopicPartition, int]:
+    """For each partition, the offset below which everything may be deleted. `state_partition_count`:
+    the number of partitions of `__share_group_state`.
     """
     responses = list(responses)
-    places = frozenset().union(*(response.places for response in responses))
-    if len(places) < place_count:
+    partitions = frozenset().union(*(response.state_partitions for response in responses))
+    if len(partitions) < state_partition_count:
         return {}
     starts = lowest(item for response in responses for item in response.lowest.items())
     return {key: offset for key, offset in starts.items() if offset != UNINITIALIZED}

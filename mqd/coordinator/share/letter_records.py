@@ -11,7 +11,7 @@ from mqd.protocol.records import Record, encode_batch
 PREFIX = "__dlq.errors."
 REJECTED = "Offset rejected by client."
 EXHAUSTED = "Offset delivery count exceeded the threshold."
-RECORD_OVERHEAD_BYTES = 64  # of lengths and times, above what a record needs
+RECORD_OVERHEAD_BYTES = 64  # upper bound for a record's lengths and times
 BATCH_OVERHEAD_BYTES = 61
 
 
@@ -64,7 +64,7 @@ def letter_records(
     for letter in letters:
         own = headers_of(source, letter)
         origin = copied.get(letter.offset, Copied())
-        # a record that was a dead letter before has only the latest headers
+        # a record that is itself a dead letter: the new error headers replace the old ones
         kept = [header for header in origin.headers if not header[0].startswith(PREFIX)]
         record = Record(key=origin.key, value=origin.value, headers=[*kept, *own], timestamp_ms=now_ms)
         if size_max(record) + BATCH_OVERHEAD_BYTES > batch_bytes_max:
@@ -74,7 +74,7 @@ def letter_records(
 
 
 def batches(records: Iterable[Record], batch_bytes_max: int, producer_id: int, producer_epoch: int) -> list[bytes]:
-    """Transactional, without sequences, as coordinators write theirs."""
+    """Transactional batches without sequence numbers, as coordinators write them."""
     groups: list[list[Record]] = []
     left = 0
     for record in records:

@@ -1,8 +1,9 @@
-"""The dead letters of one share-partition (KIP-1191), on the host that leads it. Sans-I/O.
+"""The mover of one share-partition: it writes the dead letters (KIP-1191), on the host that leads the
+partition. Sans-I/O.
 
 The share-partition's owner persists rejected and exhausted records as Archiving. This core sees them
 in the WRITEs that pass its host on their way to the share coordinator, has the letters written, and
-then requests the owner to archive the records; the owner's next WRITE confirms that.
+then asks the owner to archive the records; the owner's next WRITE confirms that.
 
 A letter is written once, by a transaction that also commits a note with the offsets of its records.
 One transaction at a time, in this order:
@@ -16,7 +17,7 @@ One transaction at a time, in this order:
     WRITING     letters into the dead-letter topic
     NOTING      the note, in the same transaction
     COMMITTING  EndTxn
-    ARCHIVING   the owner was requested to archive them; ends with its WRITE
+    ARCHIVING   the owner has been asked to archive them; ends with the owner's WRITE
 
 After a failure or fencing it starts again with FENCING after a backoff, without limit. LOADING comes
 after FENCING: in the other order, a mover that was delayed between the two would write letters for
@@ -24,11 +25,11 @@ records that another mover has finished meanwhile.
 
 Invariants (check())
     L1  each record that is Archiving gets one committed letter, unless the log loses the record or
-        no letter is wanted any more
+        dead letters are switched off
     L2  a transaction begins when all records of the last note are archived: one note is enough
     L3  a note is valid only for its own state epoch: after AlterShareGroupOffsets a record may be
         rejected again; and only for offsets that still have the records of its leader epoch
-    L4  only records with a committed letter, or without need of one, are reported to the owner
+    L4  only records that have a committed letter, or need none, are reported to the owner
 Bounds: LETTERS_MAX letters and `note_bytes_max` of note a transaction.
 """
 
@@ -53,10 +54,10 @@ FENCING, LOADING, READING, IDLE, WRITING, NOTING, COMMITTING, ARCHIVING, STOPPED
     "archiving",
     "stopped",
 )
-STEPS = frozenset((FENCING, LOADING, READING, WRITING, NOTING, COMMITTING))  # that have an outcome
+STEPS = frozenset((FENCING, LOADING, READING, WRITING, NOTING, COMMITTING))  # phases that end with an outcome
 LETTERS_MAX = 500
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # Kafka's, which gives up after five attempts
-REPEAT_MS = 2_000  # time without that WRITE after which it starts again: there may be a new owner
+REPEAT_MS = 2_000  # wait for the owner's WRITE before starting again: there may be a new owner
 NOTE_VERSION = "2"
 
 
@@ -75,7 +76,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 
 class Archive(msgspec.Struct, frozen=True, gc=False):
-    """The owner is to archive these offsets, if it still is in these epochs."""
+    """Asks the owner to archive these offsets if it is still in these epochs."""
 
     state_epoch: int
     leader_epoch: int
@@ -124,18 +125,18 @@ Action = Step | Archive | Wake
 
 
 class Letters:
-    """`handle` is the only mutator. Created, and start() called, when a READ or WRITE of this leader
-    epoch has records that are Archiving.
+    """`handle` is the only mutator. A mover is created, and started, when a READ or WRITE of this
+    leader epoch has records that are Archiving.
     """
 
     def __init__(self, leader_epoch: int, note_bytes_max: int = 4_000) -> None:
         self.state_epoch, self.leader_epoch = -1, leader_epoch
         self.note_bytes_max = note_bytes_max
         self.phase = IDLE
-        self.pending: dict[int, int] = {}  # offset -> deliveries, of what is Archiving
+        self.pending: dict[int, int] = {}  # offset -> deliveries, of the records that are Archiving
         self.since: dict[int, int] = {}  # offset -> when it was first seen, in ms
         self.batch: tuple[Letter, ...] = ()
-        self.to_archive: set[int] = set()  # the owner is to archive them
+        self.to_archive: set[int] = set()  # offsets that the owner is asked to archive
         self._token = 0
         self._backoff_ms = BACKOFF_MS
         self._due_ms: int | None = None
@@ -208,7 +209,7 @@ class Letters:
         if self.phase == READING:
             self._is_proven = True
             self.phase = IDLE
-            self.to_archive = self._named(event.note, event.note_end)
+            self.to_archive = self._offsets_in_note(event.note, event.note_end)
             return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING and event.unwanted:
             self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
@@ -237,7 +238,7 @@ class Letters:
             return []
         if not self._is_proven:
             return [self._step(FENCING)]
-        self.batch = self._chosen()
+        self.batch = self._next_batch()
         return [self._step(WRITING, self.batch)]
 
     def _step(self, kind: str, letters: tuple[Letter, ...] = (), note: str = "") -> Step:
@@ -251,7 +252,7 @@ class Letters:
         ranges = tuple(ranges_of(sorted(self.to_archive)))
         return [Archive(self.state_epoch, self.leader_epoch, ranges), Wake(self._due_ms)]
 
-    def _chosen(self) -> tuple[Letter, ...]:
+    def _next_batch(self) -> tuple[Letter, ...]:
         """The next letters: as many as the note has room for."""
         chosen = [Letter(offset, self.pending[offset]) for offset in sorted(self.pending)[:LETTERS_MAX]]
         while len(chosen) > 1 and len(self._note(chosen)) > self.note_bytes_max:
@@ -263,7 +264,7 @@ class Letters:
     def _note(self, letters: Iterable[Letter]) -> str:
         return Note(self.state_epoch, self.leader_epoch, ranges_of(letter.offset for letter in letters)).text()
 
-    def _named(self, text: str | None, end: int | None) -> set[int]:
+    def _offsets_in_note(self, text: str | None, end: int | None) -> set[int]:
         """The pending offsets that have a letter according to the note."""
         note = parsed_note(text or "")
         if note is None or note.state_epoch != self.state_epoch:  # L3
@@ -274,7 +275,7 @@ class Letters:
     def check(self) -> None:
         assert self.to_archive <= self.pending.keys(), "L4"
         assert not self.to_archive or self.phase in (ARCHIVING, STOPPED), "L2"
-        assert self.phase != IDLE or not self.pending or self._due_ms is not None, "nothing is done"
+        assert self.phase != IDLE or not self.pending or self._due_ms is not None, "pending, and no step is due"
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:

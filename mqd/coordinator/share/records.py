@@ -4,9 +4,9 @@
     0          ShareSnapshot   share-partition: its whole state; a tombstone deletes it
     1          ShareUpdate     write since the snapshot: the difference
 
-Both keys are group (string), topic id, partition. The updates of a share-partition count in the
-order of the log, on top of the last snapshot before them. Source: the record schemas of Kafka's
-share coordinator (KIP-932, KIP-1226).
+Both keys are group (string), topic id, partition. The updates of a share-partition are applied, in
+the order of the log, to the last snapshot before them. Source: the record schemas of Kafka's share
+coordinator (KIP-932, KIP-1226).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mqd.coordinator.schema import RecordType, key_type_of
 from mqd.coordinator.share.runs import Run
 
 SNAPSHOT, UPDATE = 0, 1
-LOG_END = (1 << 31) - 1  # in a list of leader epochs
+LOG_END = (1 << 31) - 1  # denotes the log's end in a list of leader epochs
 _KEY = "group_id: string 0+\ntopic_id: uuid 0+\npartition: int32 0+\n"
 _BATCHES = """
 state_batches: [StateBatch] 0+
@@ -127,9 +127,7 @@ def update_record(
 
 
 def listed(batches: list) -> list[Run]:
-    """State batches of a record or a request as runs. Raises ValueError for what no writer may
-    send.
-    """
+    """State batches of a record or a request as runs. Raises ValueError for invalid batches."""
     runs = [Run(batch.first_offset, batch.last_offset, batch.delivery_state, batch.delivery_count) for batch in batches]
     for run in runs:
         run.validate()

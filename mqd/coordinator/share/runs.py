@@ -1,11 +1,11 @@
 """The states of a share-partition's offsets, as runs of equal state and delivery count.
 
 Of two runs that cover an offset, the one with the higher delivery count wins; with equal counts, the
-one with the higher state, as in Kafka. So the order of writes and repeated writes make no difference.
+one with the higher state, as in Kafka. So neither the order nor the repetition of writes matters.
 
 Invariants (check())
     M1  runs ascend and do not overlap; neighbours that touch differ in state or count
-    M2  `firsts` holds the first offset of each
+    M2  `firsts` holds the first offset of each run
 Cost of merging one run: two bisections, and the runs that it touches.
 """
 
@@ -31,9 +31,9 @@ class Run(NamedTuple):
     def validate(self) -> None:
         """Raises ValueError."""
         if not 0 <= self.first <= self.last < OFFSET_MAX:
-            raise ValueError(f"a state batch of the offsets {self.first} to {self.last}")
+            raise ValueError(f"a state batch of the invalid range of offsets {self.first} to {self.last}")
         if self.state not in STATES or self.deliveries < 0:
-            raise ValueError(f"a state batch in state {self.state}, delivered {self.deliveries} times")
+            raise ValueError(f"a state batch with invalid state {self.state} or delivery count {self.deliveries}")
 
 
 class Runs:
@@ -106,7 +106,7 @@ class Runs:
         return sum(run.last + 1 - run.first for run in self.runs if run.state in (ACKNOWLEDGED, ARCHIVED))
 
     def retried(self) -> list[tuple[int, int]]:
-        """(delivery count, how many offsets) of what was delivered and is not finished."""
+        """(delivery count, number of offsets) of the offsets that were delivered and are not finished."""
         found: Counter[int] = Counter()
         for run in self.runs:
             if run.state == AVAILABLE and run.deliveries:

@@ -75,8 +75,8 @@ async def check_produce(
     partitions: list[tuple[str, int] | None],
     verifies: bool = True,
 ) -> list[int]:
-    """An error code for each partition of a Produce of that version, in the form for its producer.
-    None: the topic id is unknown (or no longer known). With `verifies` False, partitions that would
+    """An error code for each partition of a Produce of that version, as its producer expects it. A
+    partition is None if its topic id is unknown. With `verifies` False, partitions that would
     only be verified pass (transaction.partition.verification.enable); those that must be added are
     still added.
     """

@@ -67,7 +67,7 @@ class Transaction(TransactionState):
 
     __slots__ = ()
 
-    # -- the shell's side --------------------------------------------------------------------------
+    # -- called by the runtime ----------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -135,17 +135,17 @@ class Transaction(TransactionState):
         elif epoch == EPOCH_MAX or (epoch == EPOCH_MAX - 1 and not is_repeated):
             self._rotate(event, now_ms, actions, last_epoch=-1 if expected is None else expected)
         elif is_repeated:
-            self._initialise(event, now_ms, actions, self.producer_id, epoch, self.last_producer_epoch)
+            self._initialize(event, now_ms, actions, self.producer_id, epoch, self.last_producer_epoch)
         else:
-            self._initialise(event, now_ms, actions, self.producer_id, epoch + 1, -1 if expected is None else epoch)
+            self._initialize(event, now_ms, actions, self.producer_id, epoch + 1, -1 if expected is None else epoch)
 
     def _rotate(self, event: events.InitProducerId, now_ms: int, actions: list[Action], last_epoch: int) -> None:
         if event.spare_producer_id < 0:
             actions.append(Reply(event.request, Identity(NEED_PRODUCER_ID)))
         else:
-            self._initialise(event, now_ms, actions, event.spare_producer_id, 0, last_epoch)
+            self._initialize(event, now_ms, actions, event.spare_producer_id, 0, last_epoch)
 
-    def _initialise(
+    def _initialize(
         self,
         event: events.InitProducerId,
         now_ms: int,
@@ -216,9 +216,9 @@ class Transaction(TransactionState):
             UNKNOWN_PRODUCER
             if self.producer_id < 0
             else (
-                self._end_2(event, now_ms, actions)
+                self._end_version_2(event, now_ms, actions)
                 if event.client_version >= VERSION_2
-                else self._end_0(event, now_ms, actions)
+                else self._end_version_0(event, now_ms, actions)
             )
         )
         if error is not None:
@@ -226,7 +226,7 @@ class Transaction(TransactionState):
                 Reply(event.request, Identity(error, *self._identity()) if error == NONE else Identity(error))
             )
 
-    def _end_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+    def _end_version_2(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
         """An error code, or None if the response comes later. A repetition carries the epoch before
         the current one (T4).
         """
@@ -252,7 +252,7 @@ class Transaction(TransactionState):
             return epoch + 1 == self.producer_epoch and (self.producer_epoch < EPOCH_MAX or self.next_producer_id >= 0)
         return producer_id == self.previous_producer_id and epoch == EPOCH_MAX - 1 and self.producer_epoch == 0
 
-    def _end_0(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+    def _end_version_0(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
         if event.producer_id != self.producer_id:
             return UNKNOWN_PRODUCER
         if event.producer_epoch != self.producer_epoch:

@@ -1,6 +1,6 @@
 """The events of a transactional id's core, and its responses.
 
-`request` is the number by which the shell matches the Reply. A partition is (topic name, index).
+`request` is the number by which the runtime matches the Reply. A partition is (topic name, index).
 `client_version` is the version of the transaction protocol: 2 with EndTxn 5, Produce 12 and
 TxnOffsetCommit 5 (KIP-890 part 2), 0 with older ones.
 """

@@ -1,4 +1,4 @@
-"""The core of one joint transaction's id: many producers write one transaction, and one request
+"""The core of one joint transactional id: many producers write one transaction, and one request
 names those that are committed. Pure; time and producer ids are passed in.
 
 This is for engines that write a batch with many tasks, repeat tasks and batches, and decide at the
@@ -72,11 +72,11 @@ def is_valid(transactional_id: str, batch_id: int, run_id: str) -> bool:
 
 
 class JointTransaction(JointState):
-    """The core of one joint transaction's id."""
+    """The core of one joint transactional id."""
 
     __slots__ = ()
 
-    # -- the shell's side --------------------------------------------------------------------------
+    # -- called by the runtime ----------------------------------------------------------------------
 
     def handle(self, event: object, now_ms: int) -> list[Action]:
         actions: list[Action] = []
@@ -112,19 +112,19 @@ class JointTransaction(JointState):
             return self._response(INVALID_TIMEOUT)
         if event.run_id in self.fenced_run_ids:
             return self._response(FENCED)  # J5
-        is_of_this = (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
+        is_current = (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
         if event.producer_id >= 0:
-            return self._heartbeat(event, is_of_this, now_ms)
+            return self._heartbeat(event, is_current, now_ms)
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
-        if self.state == State.ONGOING and not is_of_this:
+        if self.state == State.ONGOING and not is_current:
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
         return self._add_child(event, now_ms, actions)
 
-    def _heartbeat(self, event: events.Enlist, is_of_this: bool, now_ms: int) -> JointResponse:
+    def _heartbeat(self, event: events.Enlist, is_current: bool, now_ms: int) -> JointResponse:
         child = self.children.get(event.producer_id)
         if (
-            not is_of_this
+            not is_current
             or self.state != State.ONGOING
             or child is None
             or not self._is_active(child)
@@ -142,7 +142,7 @@ class JointTransaction(JointState):
         """
         if batch_id < self.batch_id:
             return self._response(FENCED)
-        self._fence_run(run_id)
+        self._fence_predecessor_of(run_id)
         self._decide(State.PREPARE_ABORT, now_ms, actions)
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
@@ -210,12 +210,12 @@ class JointTransaction(JointState):
             return self._hold(event, now_ms, actions) if self.state == State.PREPARE_COMMIT else self._response()
         if event.run_id in self.fenced_run_ids:
             return self._response(FENCED)  # J5
-        is_of_this = self.state == State.ONGOING and (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
-        if not is_of_this and event.winners:
+        is_current = self.state == State.ONGOING and (event.batch_id, event.run_id) == (self.batch_id, self.run_id)
+        if not is_current and event.winners:
             return self._response(INVALID_STATE)  # the winners' records are aborted
         if self.state in PREPARING:
             return self._hold(event, now_ms, actions)
-        if self.state == State.ONGOING and not is_of_this:
+        if self.state == State.ONGOING and not is_current:
             return self._overtake(event, event.batch_id, event.run_id, now_ms, actions)
         if not all(self._producer_error(producer_id, epoch) == NONE for producer_id, epoch in event.winners):
             return self._response(UNKNOWN_PRODUCER)  # J2
@@ -249,7 +249,7 @@ class JointTransaction(JointState):
     def _abort_any(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
         if self.state == State.ONGOING:
             if not event.run_id:
-                self._fence_run("")
+                self._fence_predecessor_of("")
             return self._finish(event, State.PREPARE_ABORT, frozenset(), now_ms, actions)
         return self._hold(event, now_ms, actions) if self.state in PREPARING else self._response()
 
@@ -339,7 +339,7 @@ class JointTransaction(JointState):
     def _on_ordinary(
         self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]
     ) -> None:
-        """A request of an ordinary producer that uses a joint transaction's id."""
+        """A request of an ordinary producer that uses a joint transactional id."""
         actions.append(Reply(event.request, Identity(INVALID_REQUEST)))
 
     def _on_abort_by_administrator(
@@ -353,7 +353,7 @@ class JointTransaction(JointState):
             actions.append(Reply(event.request, UNKNOWN_PRODUCER if child is None else NONE))
             return
         if self.state == State.ONGOING:
-            self._fence_run("")
+            self._fence_predecessor_of("")
             self._decide(State.PREPARE_ABORT, now_ms, actions)
         if self.state in PREPARING:
             if self._hold(event, now_ms, actions) is not None:
@@ -402,13 +402,13 @@ class JointTransaction(JointState):
         elif (
             self.serial and self.state not in PREPARING and now_ms >= self.last_update_ms + self._settings.expiration_ms
         ):
-            gone = [
+            tombstones = [
                 (self._key, None),
                 *((records.CHILD.encode_key(self.transactional_id, one), None) for one in self.children),
             ]
             self.children.clear()
             self._forget()
-            actions.append(Persist(tuple(gone)))
+            actions.append(Persist(tuple(tombstones)))
 
     def _due_ms(self) -> int | None:
         if self._held:

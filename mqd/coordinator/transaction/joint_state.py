@@ -76,7 +76,7 @@ class JointState:
         if kind == records.CHILD.key_type:
             self._replay_child(records.CHILD.decode_key(key).producer_id, value)
         elif kind != records.TRANSACTION.key_type:
-            raise ValueError(f"a record of type {kind} under a joint transaction's id")
+            raise ValueError(f"a record of type {kind} under a joint transactional id")
         elif value is None:
             self._forget()
         else:
@@ -116,7 +116,7 @@ class JointState:
         """The current epoch. For a child whose transaction is over, that of its next transaction."""
         return child.epoch if self._is_active(child) else child.epoch + 1
 
-    def _fence_run(self, successor: str) -> None:
+    def _fence_predecessor_of(self, successor: str) -> None:
         if self.run_id != successor:
             self._fence(self.run_id)
 
@@ -128,7 +128,7 @@ class JointState:
         return True
 
     def _begin(self, batch_id: int, run_id: str, timeout_ms: int, now_ms: int) -> None:
-        self._fence_run(run_id)
+        self._fence_predecessor_of(run_id)
         self.serial += 1
         self.state, self.batch_id, self.run_id, self.winners = State.ONGOING, batch_id, run_id, frozenset()
         self.timeout_ms, self.start_ms = timeout_ms, now_ms

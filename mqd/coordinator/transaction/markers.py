@@ -14,8 +14,8 @@ Invariants
         producer's next one. The partition's owner refuses it only once that marker is below the
         high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
-        writes the markers and may have finished: a marker that came after those would end the
-        producer's next transaction, which has the same epoch if the client is older than KIP-890
+        writes the markers and may have finished: a late marker would then end the producer's next
+        transaction, which has the same epoch if the client is older than KIP-890
 Bounds: the work in progress is bounded by the number of transactions that are ending, at most one
 for each transactional id.
 
@@ -112,8 +112,8 @@ class _Job:
 
 
 class Markers:
-    """`exists(topic, partition)`: whether an open transaction may remain in the partition, or in
-    the partition that has taken its records.
+    """`exists(topic, partition)`: whether the partition exists, or the partition that takes its
+    records. Only then can an open transaction remain in it.
     """
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:
@@ -205,7 +205,7 @@ class Markers:
             log.warning(
                 "a partition has a newer epoch of a producer than its marker: it has ended that transaction",
                 transactional_id=job.name,
-                partition=_title(partition),
+                partition=_partition_name(partition),
             )
             return True
         return False
@@ -222,7 +222,7 @@ class Markers:
         log.error(
             "a transaction's marker failed; retrying",
             transactional_id=job.name,
-            partition=_title(partition),
+            partition=_partition_name(partition),
             reason=repr(failure),
         )
 
@@ -235,7 +235,7 @@ class Markers:
             log.warning(
                 "a transaction's marker cannot be written yet",
                 transactional_id=job.name,
-                partition=_title(partition),
+                partition=_partition_name(partition),
                 tries=job.tries,
                 reason=reason,
             )
@@ -249,5 +249,5 @@ def _code(failure: BaseException) -> int:
     return failure.error_code if isinstance(failure, CoordinatorError) else int(ErrorCode.UNKNOWN_SERVER_ERROR)
 
 
-def _title(partition: Partition) -> str:
+def _partition_name(partition: Partition) -> str:
     return f"{partition[0]}-{partition[1]}"

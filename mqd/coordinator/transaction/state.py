@@ -103,12 +103,12 @@ class TransactionState:
         )
         self.start_ms, self.last_update_ms = found.start_ms, found.last_update_ms
         self._set_partitions(dict.fromkeys(found.partitions))
-        self.last_producer_epoch = self._last_epoch_by_rule()
+        self.last_producer_epoch = self._derived_last_epoch()
 
     def replay_pending(self, key: bytes, value: bytes | None, producer_id: int, producer_epoch: int) -> None:
         raise ValueError("a coordinator's own records are never transactional; this one has another writer")
 
-    def _last_epoch_by_rule(self) -> int:
+    def _derived_last_epoch(self) -> int:
         """The last producer epoch, which Kafka's schema cannot hold: after an end of version 2 it
         follows from the other fields.
         """

@@ -177,7 +177,7 @@ class OvertakenGoesOn(JointTransaction):
     nevertheless.
     """
 
-    def _fence_run(self, successor):
+    def _fence_predecessor_of(self, successor):
         pass
 
     def _commit(self, event, now_ms, actions):

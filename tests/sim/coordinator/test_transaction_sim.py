@@ -67,10 +67,10 @@ class EpochStays(Transaction):
 class EndIgnoresEpoch(Transaction):
     """T4: an EndTxn ends the current transaction, whatever epoch it names."""
 
-    def _end_2(self, event, now_ms, actions):
+    def _end_version_2(self, event, now_ms, actions):
         if self.state == State.ONGOING:
             event = msgspec.structs.replace(event, producer_epoch=self.producer_epoch)
-        return super()._end_2(event, now_ms, actions)
+        return super()._end_version_2(event, now_ms, actions)
 
 
 class AddIgnoresEpoch(Transaction):
@@ -161,7 +161,7 @@ class LastEpochIsUsed(Transaction):
     """The producer id is not replaced when its epochs run out."""
 
     def _init_idle(self, event, now_ms, actions):
-        self._initialise(event, now_ms, actions, self.producer_id, min(self.producer_epoch + 1, EPOCH_MAX), -1)
+        self._initialize(event, now_ms, actions, self.producer_id, min(self.producer_epoch + 1, EPOCH_MAX), -1)
 
 
 class ReplayForgetsNext(Transaction):

@@ -172,7 +172,7 @@ class TransactionCluster(ClusterWorld):
             coordination = None if self._excused(partition) else self.coordination(partition)
             if coordination is None:
                 continue
-            place = coordination.ids.places[partition[1]] if coordination.ids.places else None
+            place = coordination.ids.partition_states[partition[1]] if coordination.ids.partition_states else None
             if place is None or place.shard is None:
                 return f"{self.name(partition)} is not loaded by its leader"
             for name, core in place.shard.items():
@@ -209,9 +209,9 @@ class TransactionCluster(ClusterWorld):
         partition, group = self.group_partition(transactional_id), self.group_of(transactional_id)
         coordination = None if self._excused(partition) else self.coordination(partition)
         log = self.transactional.logs.get(partition)
-        if coordination is None or log is None or coordination.groups.places[partition[1]].shard is None:
+        if coordination is None or log is None or coordination.groups.partition_states[partition[1]].shard is None:
             return
-        core = coordination.groups.places[partition[1]].shard.core(group)
+        core = coordination.groups.partition_states[partition[1]].shard.core(group)
         found = core.offsets.get("flushed", 0) if core is not None else None
         expected = log.offsets.get(encode_offset_key(group, "flushed", 0))
         if (found.offset if found is not None else None) != expected:

@@ -281,10 +281,10 @@ class SimCoordinator(Coordinator):
 
 
 class EndsAnyEpoch(Transaction):
-    def _end_2(self, event: Any, now_ms: int, actions: list[Any]) -> int | None:
+    def _end_version_2(self, event: Any, now_ms: int, actions: list[Any]) -> int | None:
         if self.state == State.ONGOING:
             event = msgspec.structs.replace(event, producer_epoch=self.producer_epoch)
-        return super()._end_2(event, now_ms, actions)
+        return super()._end_version_2(event, now_ms, actions)
 
 
 class EndsAnyEpochs(Transactions):

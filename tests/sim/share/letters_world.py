@@ -57,7 +57,7 @@ class AcceptsEarly(Letters):
 
 
 class IgnoresNote(Letters):
-    def _named(self, text, end):
+    def _offsets_in_note(self, text, end):
         return set()
 
 
@@ -93,14 +93,14 @@ class LoadsBeforeFencing(Reordered):
 
 
 class BelievesAnyEpoch(Letters):
-    def _named(self, text, end):
+    def _offsets_in_note(self, text, end):
         note = parsed_note(text or "")
-        return super()._named(note._replace(state_epoch=self.state_epoch).text() if note else text, end)
+        return super()._offsets_in_note(note._replace(state_epoch=self.state_epoch).text() if note else text, end)
 
 
 class BelievesNotesOfLostRecords(Letters):
-    def _named(self, text, end):
-        return super()._named(text, None)
+    def _offsets_in_note(self, text, end):
+        return super()._offsets_in_note(text, None)
 
 
 class TwoAtATime(Letters):

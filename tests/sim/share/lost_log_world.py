@@ -160,19 +160,19 @@ class World:
 class IgnoresTheLog(SharePartition):
     """As Kafka does."""
 
-    def _cut(self, epochs):
+    def _drop_lost_state(self, epochs):
         return False
 
 
 class LooksAtTheEndAlone(SharePartition):
-    def _cut(self, epochs):
-        return super()._cut(epochs[-1:])
+    def _drop_lost_state(self, epochs):
+        return super()._drop_lost_state(epochs[-1:])
 
 
 class KeepsBatches(SharePartition):
     """Lowers the start, and keeps what was finished above."""
 
-    def _cut(self, epochs):
+    def _drop_lost_state(self, epochs):
         end = next((start for epoch, start in epochs if epoch > self.leader_epoch), 0)
         if self.start_offset <= end:
             return False
@@ -183,10 +183,10 @@ class KeepsBatches(SharePartition):
 class TakesTheNewEpoch(SharePartition):
     """Compares with the reader's leader epoch, not with that of the state."""
 
-    def _cut(self, epochs):
+    def _drop_lost_state(self, epochs):
         was, self.leader_epoch = self.leader_epoch, epochs[-2][0] if len(epochs) > 1 else 0
         try:
-            return super()._cut(epochs)
+            return super()._drop_lost_state(epochs)
         finally:
             self.leader_epoch = was
 
@@ -201,14 +201,14 @@ class WritesAnUpdate(SharePartition):
 class CutsInEveryEpoch(SharePartition):
     """A record of the newest leader epoch counts as lost."""
 
-    def _cut(self, epochs):
-        return super()._cut(tuple((epoch - 1 if epoch != LOG_END else epoch, start) for epoch, start in epochs)) or (
-            self._shrink(epochs)
-        )
+    def _drop_lost_state(self, epochs):
+        return super()._drop_lost_state(
+            tuple((epoch - 1 if epoch != LOG_END else epoch, start) for epoch, start in epochs)
+        ) or (self._shrink(epochs))
 
     def _shrink(self, epochs):
         starts = [start for epoch, start in epochs if epoch >= self.leader_epoch]
-        return super()._cut(((LOG_END, starts[0]),)) if starts else False
+        return super()._drop_lost_state(((LOG_END, starts[0]),)) if starts else False
 
 
 PLANTED: dict[str, type[SharePartition]] = {

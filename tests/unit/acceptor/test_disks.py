@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from mqd.acceptor import disks as module
-from mqd.acceptor.disks import LOADS_AT_ONCE, READS_AT_ONCE, Disks
+from mqd.acceptor.disks import LOAD_THREADS, READ_THREADS, Disks
 from mqd.acceptor.handlers.records import list_offsets
 from mqd.base import blocking_pool as queries
 from mqd.base.blocking_pool import QueryProgress
@@ -48,15 +48,15 @@ def run(scenario) -> None:
 def test_reads_of_a_hung_directory_time_out_and_do_not_delay_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         requested, hanging = disks(), Hanging()
-        reads = [asyncio.create_task(requested.read(HUNG, hanging)) for _ in range(3 * READS_AT_ONCE)]
+        reads = [asyncio.create_task(requested.read(HUNG, hanging)) for _ in range(3 * READ_THREADS)]
         await asyncio.sleep(0)
-        for number in range(3 * READS_AT_ONCE):
+        for number in range(3 * READ_THREADS):
             assert await requested.read(SOUND, int, str(number)) == number
         assert not any(read.done() for read in reads)
         monkeypatch.setattr(module, "SILENT_S", 0.01)
         with pytest.raises(TimeoutError, match="/b does not respond"):
             await requested.read(HUNG, hanging)
-        assert len(hanging.threads) == READS_AT_ONCE
+        assert len(hanging.threads) == READ_THREADS
         monkeypatch.setattr(module, "SILENT_S", 60)
         hanging.let_go.set()
         assert await requested.read(HUNG, int, "5") == 5
@@ -80,7 +80,7 @@ def test_loads_of_a_hung_directory_time_out_and_do_not_delay_others(monkeypatch:
         for _ in range(10):  # callers retry
             with pytest.raises(TimeoutError, match="/b does not respond"):
                 await requested.load(HUNG, hanging)
-        assert len(hanging.threads) == LOADS_AT_ONCE
+        assert len(hanging.threads) == LOAD_THREADS
         monkeypatch.setattr(module, "SILENT_S", 60)
         hanging.let_go.set()
         assert await requested.load(HUNG, lambda under_way: "here") == "here"
@@ -130,7 +130,7 @@ def test_errors_are_raised_and_a_missing_thread_has_its_own_error(monkeypatch: p
             await requested.read(SOUND, int, "five")
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refused)
-            for _ in range(2 * READS_AT_ONCE):
+            for _ in range(2 * READ_THREADS):
                 with pytest.raises(OSError, match="new thread"):
                     await requested.read(SOUND, int, "5")
         assert await requested.read(SOUND, int, "5") == 5

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mqd.acceptor.disks import READS_AT_ONCE
+from mqd.acceptor.disks import READ_THREADS
 from mqd.acceptor.handlers.cluster import describe_log_dirs
 from mqd.acceptor.handlers.configs import config_entries
 from mqd.cluster.host import messages
@@ -526,7 +526,7 @@ def test_describe_log_dirs_does_not_wait_for_a_hung_disk(tmp_path: Path, monkeyp
         async with HandlerBroker(tmp_path) as broker:
             pending = [
                 asyncio.create_task(broker.send_request(DescribeLogDirsRequest(topics=None), 4))
-                for _ in range(2 * READS_AT_ONCE)
+                for _ in range(2 * READ_THREADS)
             ]
             _, waiting = await asyncio.wait(pending, timeout=20)
             free, _ = await asyncio.wait({asyncio.ensure_future(broker.broker.disks.read(1, int))}, timeout=5)

@@ -9,7 +9,7 @@ import pytest
 
 from mqd import native
 from mqd.acceptor.local.clients import HANDOFF, HELLO, LAYOUT_MAGIC, LAYOUT_VERSION, WELCOME, LocalClients
-from mqd.acceptor.local.principals import KEPT_S, LocalPrincipals
+from mqd.acceptor.local.principals import CACHE_S, LocalPrincipals
 from mqd.security.acl import Operation, ResourceType
 from mqd.security.authorizer import configured
 from mqd.security.principal import BROKER, user
@@ -54,7 +54,7 @@ def test_a_renamed_user_gets_its_new_name_after_a_while() -> None:
     LOGINS[7] = "alicia"
     try:
         assert found.of(7) == "User:alice"
-        now[0] = KEPT_S
+        now[0] = CACHE_S
         assert found.of(7) == "User:alicia"
     finally:
         LOGINS[7] = "alice"

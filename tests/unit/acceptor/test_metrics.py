@@ -58,7 +58,7 @@ def test_a_hung_directory_delays_no_scrape_and_takes_one_thread(
         return 4711
 
     monkeypatch.setattr(metrics, "size_of", size_of)
-    monkeypatch.setattr(metrics, "SIZES_KEPT_S", 0.0)
+    monkeypatch.setattr(metrics, "SIZES_CACHE_S", 0.0)
     monkeypatch.setattr(measuring, "RESPONSE_S", 20.0)
 
     async def run() -> None:
@@ -133,7 +133,7 @@ def test_an_expensive_measurement_is_taken_less_often(monkeypatch: pytest.Monkey
     monkeypatch.setattr(measuring.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(measuring.time, "thread_time", lambda: 0.5)
     responses = iter(range(10))
-    kept = measuring.Kept(lambda: next(responses), 10.0)
+    kept = measuring.CachedQuery(lambda: next(responses), 10.0)
 
     def known() -> int | None:
         kept.refresh()

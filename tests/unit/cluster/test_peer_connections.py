@@ -57,7 +57,7 @@ class Host:
             self.decide,
             self.on_message,
             self.on_stream,
-            self.is_strange,
+            self.mismatch_of,
             lambda identity: identity.directory_id in self.voters,
         )
 
@@ -69,7 +69,7 @@ class Host:
             return Refusal(handshake.REFUSED_CLUSTER, "another cluster's")
         return self.identity()
 
-    def is_strange(self, identity: Identity) -> str:
+    def mismatch_of(self, identity: Identity) -> str:
         return "it is another host" if identity.directory_id in self.unknown_peers else ""
 
     def on_message(self, connection: Connection, message: object) -> None:
@@ -105,8 +105,8 @@ def test_a_peer_with_another_id_is_skipped():
         async with Host(1) as one, Host(2) as two, Host(2) as impostor:
             impostor.directory_id = "another"
             one.unknown_peers.add("another")
-            one.peers.know(2, "127.0.0.1", two.port)
-            one.peers.know(2, "127.0.0.1", impostor.port)  # the newest address is tried first
+            one.peers.add_address(2, "127.0.0.1", two.port)
+            one.peers.add_address(2, "127.0.0.1", impostor.port)  # the newest address is tried first
             one.peers.send(2, heartbeat(7))
             assert (await two.wait(1))[0] == (1, heartbeat(7)) and not impostor.received
 
@@ -116,8 +116,8 @@ def test_a_peer_with_another_id_is_skipped():
 def test_an_invalid_address_is_skipped():
     async def work():
         async with Host(1) as one, Host(2) as two:
-            one.peers.know(2, "127.0.0.1", two.port)
-            one.peers.know(2, "a..b", two.port)  # no resolver accepts this name
+            one.peers.add_address(2, "127.0.0.1", two.port)
+            one.peers.add_address(2, "a..b", two.port)  # no resolver accepts this name
             one.peers.send(2, heartbeat(7))
             assert (await two.wait(1))[0] == (1, heartbeat(7))
 
@@ -137,7 +137,7 @@ def test_a_connection_from_before_this_host_joined_is_not_kept():
         async with Host(1) as one, JoinsMeanwhile(2, cluster_id="") as two:
             seen: list[str] = []
             one.peers._on_message = lambda connection, message: seen.append(connection.identity.cluster_id)
-            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.add_address(2, "127.0.0.1", two.port)
             async with asyncio.timeout(10):
                 while not seen:
                     one.peers.send(2, heartbeat(7))
@@ -222,7 +222,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
 def test_messages_go_both_ways_over_one_connection_in_order():
     async def work():
         async with Host(1) as one, Host(2) as two:
-            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.add_address(2, "127.0.0.1", two.port)
             for number in range(20):
                 one.peers.send(2, heartbeat(number))
             received = await two.wait(20)
@@ -237,8 +237,8 @@ def test_messages_go_both_ways_over_one_connection_in_order():
 def test_both_connect_at_once():
     async def work():
         async with Host(1) as one, Host(2) as two:
-            one.peers.know(2, "127.0.0.1", two.port)
-            two.peers.know(1, "127.0.0.1", one.port)
+            one.peers.add_address(2, "127.0.0.1", two.port)
+            two.peers.add_address(1, "127.0.0.1", one.port)
             for number in range(10):
                 one.peers.send(2, heartbeat(number))
                 two.peers.send(1, heartbeat(number, 2))
@@ -255,7 +255,7 @@ def test_a_host_that_was_unavailable_is_reached_again():
             two = Host(2)
             port = two.port
             two.listener.close()
-            one.peers.know(2, "127.0.0.1", port)
+            one.peers.add_address(2, "127.0.0.1", port)
             one.peers.send(2, heartbeat(1))
             while one.peers._nodes[2].failure_count == 0:
                 await asyncio.sleep(0.005)
@@ -311,7 +311,7 @@ def test_an_invalid_message_closes_the_connection():
 def test_the_wrong_host_at_an_address_is_not_taken_for_the_right_one():
     async def work():
         async with Host(1) as one, Host(3) as three:
-            one.peers.know(2, "127.0.0.1", three.port)
+            one.peers.add_address(2, "127.0.0.1", three.port)
             one.peers.send(2, heartbeat(1))
             async with asyncio.timeout(10):
                 while one.peers._nodes[2].failure_count == 0:
@@ -399,7 +399,7 @@ def test_messages_between_secured_hosts_are_encrypted(tmp_path):
     async def work():
         async with secured(tmp_path, 1) as one, secured(tmp_path, 2) as two:
             with Recorder(("127.0.0.1", two.port)) as wire:
-                one.peers.know(2, "127.0.0.1", wire.address[1])
+                one.peers.add_address(2, "127.0.0.1", wire.address[1])
                 for size in (1, 100, 200_000):
                     one.peers.send(2, long_name("MARKER", size))
                 received = await two.wait(3)
@@ -484,7 +484,7 @@ def test_another_hosts_certificate_is_refused_and_both_log_it(tmp_path, thief, c
         one = secured(tmp_path, 1, pair=stolen if thief == 1 else None)
         two = secured(tmp_path, 2, pair=stolen if thief == 2 else None)
         async with one, two:
-            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.add_address(2, "127.0.0.1", two.port)
             one.peers.send(2, heartbeat(1))
             async with asyncio.timeout(10):
                 while one.peers._nodes[2].failure_count == 0:
@@ -511,7 +511,7 @@ def test_certificates_rotate_under_load(tmp_path):
 
     async def work():
         async with secured(tmp_path, 1) as one, secured(tmp_path, 2) as two:
-            one.peers.know(2, "127.0.0.1", two.port)
+            one.peers.add_address(2, "127.0.0.1", two.port)
             seen = set()
             for turn in range(6):
                 host_of = (one, two)[turn % 2]

@@ -223,7 +223,8 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
         one.directories = [entry("a")]
         one._measures = Measures(one.directories)
         one.on_broker = one.metadata = one.on_host = received.append  # type: ignore[method-assign, assignment]
-        one._voters, one._maybe_back, one._pause_s = SimpleNamespace(tick=lambda: None), lambda: None, lambda: 0.001  # type: ignore[assignment, method-assign]
+        one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
+        one._maybe_report_back, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
 
         async def restored() -> None:
             pass
@@ -259,7 +260,8 @@ def test_an_error_while_directories_are_measured_ends_the_ticks(monkeypatch: pyt
     async def scenario() -> None:
         one = object.__new__(shells.Shell)
         one.on_broker = one.metadata = one.on_host = lambda event: None  # type: ignore[method-assign, assignment]
-        one._voters, one._maybe_back, one._pause_s = SimpleNamespace(tick=lambda: None), lambda: None, lambda: 0.001  # type: ignore[assignment, method-assign]
+        one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
+        one._maybe_report_back, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
         one._measure = failing  # type: ignore[method-assign]
         with pytest.raises(ValueError, match="our own fault"):
             await one.tick()
@@ -321,9 +323,9 @@ def test_shutdown_does_not_wait_for_a_hung_log_directory_and_is_not_recorded_as_
         process.client = SimpleNamespace(control=control, welcome=SimpleNamespace(worker_count=1))  # type: ignore[assignment]
         process.left_epoch, process.log_dirs, process.key = 9, [str(place)], ReplicaKey(1, b"k" * 16)
         process._session_lock, process._doubted_epoch = threading.Lock(), -1
-        process.places = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
-        process._written_places = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
-        await process._remember_clean(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
+        process.layout = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
+        process._marker_places = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
+        await process._record_clean_end(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
 
     late = threading.Timer(20, let_go.set)
     late.daemon = True
@@ -356,19 +358,19 @@ def test_a_doubtful_session_stays_doubtful_when_its_start_is_recorded_late(
     process = object.__new__(Process)
     process.log_dirs, process.key = [str(tmp_path)], ReplicaKey(1, b"k" * 16)
     process._session_lock, process._doubted_epoch = threading.Lock(), -1
-    process.places = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
+    process.layout = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
 
     def believed() -> int:
         return controller.session.clean_epoch(
             tmp_path / "session", directory_text(b"k" * 16), controller.session.boot_id(), of(process.log_dirs)
         )
 
-    registered = threading.Thread(target=process.remember, args=(7, False), daemon=True)
+    registered = threading.Thread(target=process.record_session, args=(7, False), daemon=True)
     registered.start()
     assert hangs.wait(60)
-    process.doubt(7)
+    process.record_doubt(7)
     let_go.set()
     registered.join(60)
     assert not registered.is_alive() and believed() == -1
-    process.remember(8, False)
+    process.record_session(8, False)
     assert believed() == (8 if controller.session.boot_id() else -1)

@@ -113,7 +113,7 @@ def test_hung_lookups_delay_neither_orders_nor_gossips_input(
         fed: list[str] = []
         one = object.__new__(HostGossip)
         one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), core=SimpleNamespace(committed=None))  # type: ignore[assignment]
-        one._places, one._resolved, one._lookups = (), {}, {}
+        one._recipients, one._resolved, one._lookups = (), {}, {}
         one._incarnation, one._cluster_id, one._run_dir, one._orders, one._final_notice = (
             1,
             "cluster",

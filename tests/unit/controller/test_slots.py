@@ -30,19 +30,19 @@ def assign(
 
 
 def seen(control: native.Control) -> SlotSeen:
-    (found,) = slots.seen(control, MetadataState()).slots
+    (found,) = slots.read_slots(control, MetadataState()).slots
     return found
 
 
 def test_assigned_slots_are_read_back(control: native.Control) -> None:
     assign(control, log_dir=4)
     assert seen(control) == SlotSeen(SLOT, TOPIC, 2, 3, 1, False, 4)
-    assert slots.seen(control, MetadataState()).alive == {
+    assert slots.read_slots(control, MetadataState()).alive == {
         0: control.endpoint_generation(0),
         1: control.endpoint_generation(1),
     }
     control.clear_slot(SLOT)
-    assert slots.seen(control, MetadataState()).slots == ()
+    assert slots.read_slots(control, MetadataState()).slots == ()
 
 
 def test_a_move_is_read_back_and_does_not_change_a_dead_owners_slot(control: native.Control) -> None:

@@ -46,7 +46,7 @@ def test_a_marker_is_only_written_in_its_leader_epoch(tmp_path: Path, topic: str
         async with HandlerBroker(tmp_path, {"offsets.topic.num.partitions": "1"}) as broker:
             await create(broker, "t", 1)
             await broker.send_request(FindCoordinatorRequest(key="g", coordinator_keys=["g"]), 4)
-            while topic == GROUPS and broker.broker.coordinators.groups.places[0].shard is None:
+            while topic == GROUPS and broker.broker.coordinators.groups.partition_states[0].shard is None:
                 await asyncio.sleep(0.001)
             epoch = broker.metadata.topics[topic].partitions[0].leader_epoch
             assert await _marked(broker, topic, epoch + 1) == (refused, 0)

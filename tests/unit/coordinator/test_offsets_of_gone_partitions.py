@@ -93,7 +93,7 @@ def test_a_topic_recreated_while_its_groups_partition_was_loading(
         await not_served(broker, monkeypatch)
         monkeypatch.undo()
         monkeypatch.setattr(InternalPartitions, "load", load)
-        place = broker.broker.coordinators.groups.places[partition_for("g", 3)]
+        place = broker.broker.coordinators.groups.partition_states[partition_for("g", 3)]
         await until(lambda: place.loading is not None)
         await delete(broker)
         await create(broker, "t", 4)
@@ -339,7 +339,7 @@ def test_a_removal_that_could_not_be_written_is_repeated(
             broker.broker.coordinators.groups.check_partitions()
             await delete(broker)
             # as if another host had coordinated until now
-            broker.broker.coordinators.groups.places[partition_for("g", 3)].missed.clear()
+            broker.broker.coordinators.groups.partition_states[partition_for("g", 3)].missed.clear()
         broker.owners.refuse = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         if away:
             monkeypatch.undo()

@@ -95,7 +95,7 @@ async def until(condition, rounds: int = 3000) -> None:
 
 
 def shard_of(broker: HandlerBroker, group: str):
-    return broker.broker.coordinators.groups.places[partition_for(group, 3)].shard
+    return broker.broker.coordinators.groups.partition_states[partition_for(group, 3)].shard
 
 
 def store(broker: HandlerBroker, topic: str, partition: int) -> None:

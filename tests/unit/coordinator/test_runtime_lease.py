@@ -106,7 +106,12 @@ def test_the_end_of_a_transaction_is_written_soon_without_a_waiting_client(tmp_p
     async def scenario(broker: HandlerBroker) -> None:
         await broker.send_request(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
         transactions = broker.broker.coordinators.transactions
-        await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
+        await until(
+            lambda: (
+                transactions.partition_states
+                and all(place.shard is not None for place in transactions.partition_states)
+            )
+        )
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("t", 0),), 2))
         slots = broker.metadata.topics[TRANSACTIONS].partitions
@@ -177,7 +182,12 @@ def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch
         await broker.send_request(FindCoordinatorRequest(key_type=1, coordinator_keys=["id"]), 4)
         transactions = broker.broker.coordinators.transactions
         markers = broker.broker.transactions.markers
-        await until(lambda: transactions.places and all(place.shard is not None for place in transactions.places))
+        await until(
+            lambda: (
+                transactions.partition_states
+                and all(place.shard is not None for place in transactions.partition_states)
+            )
+        )
         monkeypatch.setattr(markers, "_exists", lambda *_: True)  # failed writes are retried indefinitely
         await transactions.request("id", lambda number: InitProducerId(number, 60_000, spare_producer_id=5))
         await transactions.request("id", lambda number: AddPartitions(number, 5, 0, (("gone", 0),), 2))
@@ -186,9 +196,9 @@ def test_a_host_that_was_without_a_lease_loads_again(tmp_path: Path, monkeypatch
         store(broker, TRANSACTIONS, transactions.partition_for("id"))
         monkeypatch.setattr(broker.broker, "may_lead", lambda: False)
         assert markers._core("id") is None
-        assert transactions.places[transactions.partition_for("id")].shard is None
+        assert transactions.partition_states[transactions.partition_for("id")].shard is None
         monkeypatch.undo()
-        await until(lambda: transactions.places[transactions.partition_for("id")].shard is not None)
+        await until(lambda: transactions.partition_states[transactions.partition_for("id")].shard is not None)
         await until(lambda: transactions.core("id").state == State.COMPLETE_COMMIT)
 
     run(tmp_path, scenario)
@@ -204,7 +214,7 @@ def test_a_partition_is_loaded_when_what_a_predecessor_sent_is_written_or_refuse
     async def scenario(broker: HandlerBroker) -> None:
         assert await commit(broker, 5) == [0]
         groups = broker.broker.coordinators.groups
-        place = groups.places[partition_for("g", 3)]
+        place = groups.partition_states[partition_for("g", 3)]
         broker.owners.hold = True
         late = asyncio.create_task(commit(broker, 6))
         await until(lambda: broker.owners._held)

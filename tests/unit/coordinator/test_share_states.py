@@ -70,7 +70,7 @@ async def send_request(
     one = message.Partition(partition=partition, **fields)
     topic_id = image.topic_id if image is not None else b"x" * 16
     request = message(group_id=group, topics=[message.Topic(topic_id=topic_id, partitions=[one])])
-    body = await states_of(broker).ask(api_key, bytes(codec.encode(request, VERSIONS[api_key])))
+    body = await states_of(broker).respond_to_worker(api_key, bytes(codec.encode(request, VERSIONS[api_key])))
     response = codec.decode(message_class(api_key, "Response"), VERSIONS[api_key], body[PACKED.size :])
     (answered,) = response.results
     assert answered.topic_id == topic_id
@@ -82,7 +82,7 @@ async def send_request(
 def test_responses_begin_with_the_groups_settings(tmp_path: Path) -> None:
     async def settings(broker: HandlerBroker) -> tuple[int, ...]:
         message = message_class(READ, "Request")
-        body = await states_of(broker).ask(READ, bytes(codec.encode(message(group_id="g"), 0)))
+        body = await states_of(broker).respond_to_worker(READ, bytes(codec.encode(message(group_id="g"), 0)))
         return PACKED.unpack(body[: PACKED.size])
 
     async def alter(broker: HandlerBroker, **values: str) -> int:
@@ -150,7 +150,7 @@ def test_a_share_partition_starts_by_duration(tmp_path: Path) -> None:
             message, topic_id = message_class(READ, "Request"), broker.metadata.topics["t"].topic_id
             one = message.Partition(partition=partition, leader_epoch=0)
             request = message(group_id="g", topics=[message.Topic(topic_id=topic_id, partitions=[one])])
-            body = await states_of(broker).ask(READ, bytes(codec.encode(request, 0)))
+            body = await states_of(broker).respond_to_worker(READ, bytes(codec.encode(request, 0)))
             response = codec.decode(message_class(READ, "Response"), 0, body[PACKED.size :])
             return PACKED.unpack(body[: PACKED.size])[7], response.results[0].partitions[0].error_code
 
@@ -215,7 +215,7 @@ def test_requests_refused_before_they_reach_a_core(tmp_path: Path) -> None:
         for api_key in VERSIONS:
             for body in (b"", b"\x02g", b"\xff" * 40):
                 with pytest.raises(ProtocolError):
-                    await states_of(broker).ask(api_key, body)
+                    await states_of(broker).respond_to_worker(api_key, body)
 
     run(tmp_path, scenario)
 
@@ -327,7 +327,7 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
         for group in ("g", "idle"):
             await send_request(broker, INITIALIZE, group=group, state_epoch=2, start_offset=5)
         name = core_name("g", broker.metadata.topics["t"].topic_id, 0)
-        place = share.places[share.partition_for(name)]
+        place = share.partition_states[share.partition_for(name)]
         write = {"state_epoch": 2, "leader_epoch": 1, "start_offset": -1, "delivery_complete_count": 1}
         for offset in range(8, 14):
             assert not (

@@ -40,8 +40,8 @@ def alter(state: MetadataState, name: str, **config: str) -> list[object]:
         ("orders", {"schedule_to": "missing"}, "no such topic"),
         ("later", {"schedule_to": "missing"}, "no such topic"),
         ("orders", {"schedule_to": "__consumer_offsets"}, "internal"),
-        ("later", {"cleanup_policy": "compact"}, "cannot be compacted"),
-        ("later", {"cleanup_policy": "delete,compact"}, "cannot be compacted"),
+        ("later", {"cleanup_policy": "compact"}, "must not be compacted"),
+        ("later", {"cleanup_policy": "delete,compact"}, "must not be compacted"),
     ],
 )
 def test_refused(name: str, config: dict[str, str], reason: str) -> None:

@@ -16,7 +16,7 @@ from mqd.controller.gossip import Gossip
 from mqd.worker.compaction import Compactor
 from mqd.worker.maintenance import Upkeep
 from mqd.worker.quiet import Quiet
-from mqd.worker.replication import Link, Replication, Target, _Connection
+from mqd.worker.replication import Replication, Route, Target, _Connection
 
 TURNS = 8  # more than any of them takes from one wait to the next
 
@@ -37,7 +37,7 @@ def link() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
     replication = object.__new__(Replication)
     vars(replication).update(_connect=connect, _log=logging.get("worker.replication"))
     connection = _Connection(Target("127.0.0.1", 1, 5))
-    return replication._keep(Link(2, 0, 0), connection), connection.changed.set
+    return replication._keep(Route(2, 0, 0), connection), connection.changed.set
 
 
 def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
@@ -46,7 +46,7 @@ def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
         return False, 1 << 30
 
     compactor = object.__new__(Compactor)
-    vars(compactor).update(_hurry=asyncio.Event(), _thread=thread, _value=lambda name: 1, _worker_count=1)
+    vars(compactor).update(_hurry=asyncio.Event(), _run_in_thread=thread, _value=lambda name: 1, _worker_count=1)
     return compactor._work(SimpleNamespace(closing=False), SimpleNamespace()), compactor._hurry.set  # type: ignore[arg-type]
 
 

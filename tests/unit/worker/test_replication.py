@@ -23,7 +23,7 @@ from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.worker import replication
 from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, settings_of
 from mqd.worker.host_connections import Dialled
-from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Link, Replication, Target, spare_links, target_links
+from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Replication, Route, Target, spare_routes, target_routes
 from tests.polling import PATIENCE_S
 from tests.unit.security.host_files import host
 
@@ -57,10 +57,10 @@ def assignment(
     return Assignment(node_id, 5, leader, 7, 3, 2, 10_000, -1, True, members, worker, throttled=throttled)
 
 
-# -- target links ----------------------------------------------------------------------------------
+# -- target routes ---------------------------------------------------------------------------------
 
 
-def test_one_link_for_each_worker_and_lane() -> None:
+def test_one_route_for_each_worker_and_lane() -> None:
     assigned = {
         (TOPIC, 0): assignment(2, 0),
         (TOPIC, 1): assignment(2, 0),
@@ -73,12 +73,12 @@ def test_one_link_for_each_worker_and_lane() -> None:
         (TOPIC, 8): assignment(5),  # led by a host without an inter-broker listener
     }
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, epoch=9), 5: broker(5, host="")}
-    assert target_links(assigned, brokers) == {
-        Link(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5),
-        Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5),
-        Link(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
+    assert target_routes(assigned, brokers) == {
+        Route(2, 0, IN_SYNC): Target("127.0.0.1", 1111, 5),
+        Route(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5),
+        Route(3, 0, CATCH_UP): Target("127.0.0.1", 2222, 9),
     }
-    assert target_links({}, brokers) == {}
+    assert target_routes({}, brokers) == {}
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_one_link_for_each_worker_and_lane() -> None:
     [(True, False, IN_SYNC), (True, True, IN_SYNC), (False, False, CATCH_UP), (False, True, THROTTLED)],
 )
 def test_replicas_in_sync_are_not_throttled(in_sync: bool, throttled: bool, lane: int) -> None:
-    assert list(target_links({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [
-        Link(2, 0, lane)
+    assert list(target_routes({(TOPIC, 0): assignment(2, in_sync=in_sync, throttled=throttled)}, {2: broker(2)})) == [
+        Route(2, 0, lane)
     ]
 
 
@@ -105,17 +105,18 @@ def test_throttled_replicas_are_those_in_the_topics_list(listed: str, throttled:
     ] == throttled
 
 
-def test_links_to_possible_next_leaders() -> None:
+def test_routes_to_possible_next_leaders() -> None:
     brokers = {1: broker(1), 2: broker(2, 1111), 3: broker(3, 2222, 9), 4: broker(4, host="")}
     key = next((TOPIC, index) for index in range(4) if owner_of(TOPIC, index, 4) == 3)
-    there = {Link(3, 3, IN_SYNC): Target("127.0.0.1", 2222, 9)}
-    assert spare_links({key: assignment(2)}, brokers) == there, "the leader's own link is wanted anyway"
-    assert spare_links({key: assignment(1)}, brokers) == {Link(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5), **there}, (
-        "when this host leads no more"
-    )
-    assert spare_links({key: assignment(2, in_sync=False)}, brokers) == {}, "it has to catch up first"
-    assert spare_links({key: assignment(2, replicas=(1, 2))}, brokers) == {}
-    assert spare_links({key: assignment(2, replicas=(1, 2, 4))}, brokers) == {}, (
+    there = {Route(3, 3, IN_SYNC): Target("127.0.0.1", 2222, 9)}
+    assert spare_routes({key: assignment(2)}, brokers) == there, "the leader's own route is wanted anyway"
+    assert spare_routes({key: assignment(1)}, brokers) == {
+        Route(2, 3, IN_SYNC): Target("127.0.0.1", 1111, 5),
+        **there,
+    }, "when this host leads no more"
+    assert spare_routes({key: assignment(2, in_sync=False)}, brokers) == {}, "it has to catch up first"
+    assert spare_routes({key: assignment(2, replicas=(1, 2))}, brokers) == {}
+    assert spare_routes({key: assignment(2, replicas=(1, 2, 4))}, brokers) == {}, (
         "a host of one has no listener for others"
     )
 
@@ -385,7 +386,9 @@ NO_NAMES = ["a..b", "a" * 64 + ".example"]  # names that no resolver accepts
 
 
 @pytest.mark.parametrize("wrong", [*NO_NAMES, "our own fault"])
-def test_a_link_survives_unresolvable_names_and_internal_errors(wrong: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_connection_survives_unresolvable_names_and_internal_errors(
+    wrong: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is retried, logged once, and opened when the leader's correct name arrives."""
 
     async def scenario() -> None:
@@ -394,11 +397,11 @@ def test_a_link_survives_unresolvable_names_and_internal_errors(wrong: str, capl
             tried: list[Target] = []
             connect = subject._connect
 
-            async def counted(link: Link, target: Target) -> Dialled:
+            async def counted(route: Route, target: Target) -> Dialled:
                 tried.append(target)
                 if wrong == "our own fault" and target.epoch == 5:
                     raise ZeroDivisionError(wrong)
-                return await connect(link, target)
+                return await connect(route, target)
 
             subject._connect = counted  # type: ignore[method-assign]
             host = wrong if wrong in NO_NAMES else "127.0.0.1"
@@ -418,8 +421,8 @@ def test_a_host_that_is_unregistered_while_it_dials_dials_again_when_it_is_back(
         async with following(leader, one=assignment(2)) as (subject, reactor, _, _):
             connect, made = subject._connect, []
 
-            async def unregistered_meanwhile(link: Link, target: Target) -> Dialled:
-                made.append(await connect(link, target))
+            async def unregistered_meanwhile(route: Route, target: Target) -> Dialled:
+                made.append(await connect(route, target))
                 if len(made) == 1:
                     subject.update(Cluster(1, {2: broker(2, leader.port)}), "cluster", {})
                 return made[-1]

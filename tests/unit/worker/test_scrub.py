@@ -39,7 +39,7 @@ def when_due(plan: ScrubPlan, until_ms: int, step_ms: int) -> dict[scrub.Segment
 
 def test_segments_found_at_start_are_spread_over_a_day() -> None:
     plan = ScrubPlan(WEEK_MS, random.Random(1).random)
-    plan.listed(A, range(2400), 0)
+    plan.set_sealed(A, range(2400), 0)
     seen = when_due(plan, FIRST_PASS_MS + 1000, 60_000)
     assert len(seen) == 2400
     hours = [sum(hour * 3_600_000 <= when < (hour + 1) * 3_600_000 for when in seen.values()) for hour in range(24)]
@@ -48,13 +48,13 @@ def test_segments_found_at_start_are_spread_over_a_day() -> None:
 
 def test_a_newly_sealed_segment_is_due_within_the_hour_and_then_every_week() -> None:
     plan = ScrubPlan(WEEK_MS, lambda: 0.999)
-    plan.listed(A, [], 0)
-    plan.listed(A, [0], 1000)
+    plan.set_sealed(A, [], 0)
+    plan.set_sealed(A, [0], 1000)
     assert plan.due(1000 + SEALED_MS // 2) is None
     assert plan.due(1000 + SEALED_MS) == (A, 0)
     assert plan.due(1000 + SEALED_MS) == (A, 0), "it stays due until it is put off"
     plan.verified((A, 0), 2 * SEALED_MS)
-    plan.listed(A, [0, 10], 3 * SEALED_MS)
+    plan.set_sealed(A, [0, 10], 3 * SEALED_MS)
     assert plan.due(4 * SEALED_MS) == (A, 10)
     plan.verified((A, 10), 4 * SEALED_MS)
     assert plan.due(2 * SEALED_MS + WEEK_MS - 1) is None
@@ -63,20 +63,20 @@ def test_a_newly_sealed_segment_is_due_within_the_hour_and_then_every_week() -> 
 
 def test_nothing_waits_longer_than_the_interval() -> None:
     plan = ScrubPlan(1000, lambda: 0.999)
-    plan.listed(A, [0], 0)
+    plan.set_sealed(A, [0], 0)
     assert plan.due(1000) == (A, 0)
     plan.damaged((A, 0), 1000)
-    plan.listed(A, [0, 5], 1000)
+    plan.set_sealed(A, [0, 5], 1000)
     assert plan.due(1998) is None
     assert plan.due(2000) in {(A, 0), (A, 5)}
-    plan.again((A, 0), 2000, DAY_MS)
+    plan.check_again((A, 0), 2000, DAY_MS)
     plan.verified((A, 5), 2000)
     assert plan.due(2999) is None and plan.due(3000) is not None
 
 
 def test_damage_is_verified_again_after_a_day() -> None:
     plan = ScrubPlan(WEEK_MS, lambda: 0.0)
-    plan.listed(A, [0], 0)
+    plan.set_sealed(A, [0], 0)
     plan.damaged((A, 0), 0)
     assert plan.due(DAY_MS - 1) is None and plan.due(DAY_MS) == (A, 0)
 
@@ -85,7 +85,7 @@ def test_the_longest_due_partition_is_first() -> None:
     chances = iter([0.5, 0.1, 0.9])
     plan = ScrubPlan(1000, lambda: next(chances))
     for key in (A, B, (b"c" * 16, 0)):
-        plan.listed(key, [0], 0)
+        plan.set_sealed(key, [0], 0)
     order = []
     while (segment := plan.due(5000)) is not None:
         order.append(segment[0])
@@ -95,15 +95,15 @@ def test_the_longest_due_partition_is_first() -> None:
 
 def test_deleted_partitions_are_never_due() -> None:
     plan = ScrubPlan(1000, lambda: 0.0)
-    plan.listed(A, [0, 10, 20], 0)
-    plan.listed(B, [0], 0)
-    assert plan.listed(A, [10, 20], 1) == {0}
+    plan.set_sealed(A, [0, 10, 20], 0)
+    plan.set_sealed(B, [0], 0)
+    assert plan.set_sealed(A, [10, 20], 1) == {0}
     plan.verified((A, 0), 1)  # it was deleted while it was read
     plan.forget(A)
     plan.forget(A)
     assert when_due(plan, 10_000, 100).keys() == {(B, 0)}
     assert plan.partitions() == [B]
-    plan.listed(A, [10], 10_000)
+    plan.set_sealed(A, [10], 10_000)
     assert plan.due(10_000) == (A, 10)
 
 
@@ -117,14 +117,14 @@ def test_the_plan_contains_exactly_the_listed_segments(steps: list[tuple[str, in
         assert due is None or due[1] in listed[due[0]]
         if what == "l":
             listed[key] = {number * wait_ms % 7 + extra for extra in range(wait_ms % 5)}
-            plan.listed(key, listed[key], now_ms)
+            plan.set_sealed(key, listed[key], now_ms)
         elif what == "f":
             listed[key] = set()
             plan.forget(key)
         elif due is not None:
-            {"v": plan.verified, "d": plan.damaged, "a": lambda segment, now: plan.again(segment, now, 100)}[what](
-                due, now_ms
-            )
+            {"v": plan.verified, "d": plan.damaged, "a": lambda segment, now: plan.check_again(segment, now, 100)}[
+                what
+            ](due, now_ms)
     assert len(plan._heap) <= 64 + 2 * 14 + 14
     left = set()
     while (due := plan.due(now_ms + 5000)) is not None:

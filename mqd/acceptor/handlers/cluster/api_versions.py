@@ -21,8 +21,8 @@ from mqd.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 BODY_VERSIONS = range(5)
 UNKNOWN_VERSION_BODY = 7  # the entry that workers use when they do not know the requested version
-# Before this version, clients cannot parse a minimum level of 0: features that have one are not
-# among the supported ones then, and are listed with their current level only.
+# Before this version, clients cannot parse a minimum level of 0: a feature whose minimum is 0 is left
+# out of supported_features, and appears only in finalized_features.
 LEVEL_ZERO_SINCE_VERSION = 4
 CLIENT_NAME_SINCE_VERSION = 3
 # APIs of share groups and of streams groups: advertised only when all hosts support them

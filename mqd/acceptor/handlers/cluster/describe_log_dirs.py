@@ -24,8 +24,7 @@ from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsRespons
 
 # identifies the broker of a directory; every directory in use has it
 META_PROPERTIES = "meta.properties"
-# A file system without a response for this long hangs; the controller then counts its replicas as
-# failed, too.
+# A file system that does not respond for this long counts as failed, as for the controller.
 RESPONSE_S = 5.0
 Requested = dict[str, list[PartitionImage]]
 PartitionWithId = tuple[str, bytes, PartitionImage]  # topic, its id, partition
@@ -108,7 +107,7 @@ def _measure(
     try:
         about = os.statvfs(directory)
         if about.f_flag & os.ST_RDONLY or not (directory / META_PROPERTIES).exists():
-            # an empty mount point, another disk
+            # for example an empty mount point, or another disk
             raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")
         topics = [
             DescribeLogDirsResponse.Topic(

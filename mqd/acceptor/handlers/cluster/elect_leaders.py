@@ -1,7 +1,8 @@
 """ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a single host with one replica, either
 the leader is the preferred one or none is possible: ELECTION_NOT_NEEDED, as in Kafka.
 
-A request for all partitions (null) omits those that need no election, so its response is empty there.
+The response to a request for all partitions (null) omits those that need no election, so on a single
+host it is empty.
 """
 
 from mqd.acceptor.broker import Broker, Context

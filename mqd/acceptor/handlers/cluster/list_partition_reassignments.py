@@ -31,7 +31,7 @@ async def handle(
 
 
 def _requested(broker: Broker, request: ListPartitionReassignmentsRequest) -> list[tuple[str, PartitionImage]]:
-    """None = all. Partitions that do not exist are left out, as in Kafka."""
+    """Topics None: all partitions. Partitions that do not exist are left out, as in Kafka."""
     topics = broker.metadata.topics
     if request.topics is None:
         return [(name, partition) for name in broker.metadata.sorted_names() for partition in topics[name].partitions]

@@ -2,8 +2,8 @@
 replicas any more; the controller decides. A single broker handles the request for itself, so it is
 not down.
 
-With a tagged field of our own (9100) it prepares that: a live broker gives up all replicas and gets
-none (DRAIN), or gets replicas again (TAKE_PART).
+With a tagged field of our own (9100) the request prepares a removal: a live broker gives up all
+replicas and gets no new ones (DRAIN), or gets replicas again (TAKE_PART).
 """
 
 from mqd.acceptor.broker import Context

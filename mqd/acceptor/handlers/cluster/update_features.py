@@ -1,5 +1,5 @@
-"""UpdateFeatures 0-2 (KIP-584, KIP-1022): all levels or none, also in versions 0 and 1, which have
-an error for each. On disk before it is answered.
+"""UpdateFeatures 0-2 (KIP-584, KIP-1022): changes all levels or none, also in versions 0 and 1, whose
+responses have an error for each level. The change is on disk before the request is answered.
 """
 
 from mqd.acceptor.broker import Context

@@ -78,7 +78,7 @@ async def alter(context: Context, resources: list[Resource], replace: bool, vali
     counts = Counter((resource.type, resource.name) for resource in resources)
     by_key = {(resource.type, resource.name): resource for resource in resources}
 
-    async def one(resource: Resource) -> Result:
+    async def alter_one(resource: Resource) -> Result:
         if counts[resource.type, resource.name] > 1:
             return Result(
                 resource.type, resource.name, int(ErrorCode.INVALID_REQUEST), "Each resource must appear at most once."
@@ -95,4 +95,4 @@ async def alter(context: Context, resources: list[Resource], replace: bool, vali
         response = await broker.controller.request(change, TIMEOUT_MS, validate_only)
         return Result(resource.type, resource.name, response.error, response.message)
 
-    return list(await asyncio.gather(*(one(resource) for resource in by_key.values())))
+    return list(await asyncio.gather(*(alter_one(resource) for resource in by_key.values())))

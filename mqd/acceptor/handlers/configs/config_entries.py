@@ -139,7 +139,7 @@ def of_broker(broker: Broker, advertised: str, names: set[str] | None = None) ->
 
 
 def of_all_brokers(broker: Broker, names: set[str] | None = None) -> list[Entry]:
-    """Resource name "": only the settings for all brokers made at run time."""
+    """The entries for the resource name "": the dynamic settings for all brokers."""
     return [
         _entry(row, [Synonym(name, _shown(row, value), BROKER_DYNAMIC_DEFAULT)], False)
         for name, value in broker.metadata.broker_default_config.items()

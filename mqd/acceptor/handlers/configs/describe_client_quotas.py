@@ -1,5 +1,5 @@
 """DescribeClientQuotas 0-1 (KIP-546): the existing quotas, filtered by entity types with an exact
-name, the default, or any name; strict: no other types.
+name, the default, or any name. A strict filter excludes entities that have other types too.
 """
 
 from collections.abc import Callable

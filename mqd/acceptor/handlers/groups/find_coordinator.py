@@ -60,7 +60,7 @@ async def _error(context: Context, header: RequestHeader, key_type: int, keys: l
 
 
 def _node(context: Context, key: str, key_type: int) -> int:
-    """-1: none at the moment."""
+    """The coordinator's node id; -1: none at the moment."""
     coordinator = _of_type(context, key_type)
     if coordinator is None:
         return context.broker.node_id

@@ -20,7 +20,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
     broker = context.broker
     by_id = header.api_version >= _VERSION_TOPIC_IDS
     offsets: list[CommittedOffset] = []
-    places: list[OffsetCommitResponse.PartitionResponse] = []
+    accepted: list[OffsetCommitResponse.PartitionResponse] = []
     topics = []
     for topic in request.topics:
         name, error = name_of(broker, topic.name, topic.topic_id, by_id)
@@ -41,13 +41,13 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
                         requested.committed_metadata or "",
                     )
                 )
-                places.append(response)
+                accepted.append(response)
         topics.append(
             OffsetCommitResponse.TopicResponse(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
         )
     if offsets:
         committed = await _commit(broker, header.api_version, request, tuple(offsets))
-        for number, response in enumerate(places):
+        for number, response in enumerate(accepted):
             response.error_code = committed.error or committed.errors[number]
     return OffsetCommitResponse(topics=topics)
 

@@ -18,7 +18,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
     broker = context.broker
     if not is_group_id(request.group_id):
         return OffsetDeleteResponse(error_code=int(ErrorCode.INVALID_GROUP_ID))
-    topics, requested, places = [], [], []
+    topics, requested, accepted = [], [], []
     for topic in request.topics:
         partitions = [
             OffsetDeleteResponse.PartitionResponse(
@@ -28,7 +28,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
         ]
         known = [one for one in partitions if not one.error_code]
         requested.append((topic.name, tuple(one.partition_index for one in known)))
-        places.append(known)
+        accepted.append(known)
         topics.append(OffsetDeleteResponse.TopicResponse(name=topic.name, partitions=partitions))
     if broker.coordinators is None:
         return OffsetDeleteResponse(error_code=int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
@@ -40,7 +40,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
         deleted = OffsetsDeleted(error.error_code)
     if deleted.error:
         return OffsetDeleteResponse(error_code=deleted.error)
-    for known, (_, errors) in zip(places, deleted.errors, strict=True):
+    for known, (_, errors) in zip(accepted, deleted.errors, strict=True):
         for response, code in zip(known, errors, strict=True):
             response.error_code = code
     return OffsetDeleteResponse(topics=topics)

@@ -2,7 +2,7 @@
 several groups at once from version 8 on.
 
 A group that does not exist has no committed offsets: offset -1, no error. With require_stable a
-partition with a pending transactional offset is UNSTABLE_OFFSET_COMMIT.
+partition with a pending transactional offset gets UNSTABLE_OFFSET_COMMIT.
 
 Up to version 7 the group's error is also set on each partition. From version 2 on there is a field
 for it, but aiokafka (0.14, which uses version 3) does not read it: it would mistake the response of a

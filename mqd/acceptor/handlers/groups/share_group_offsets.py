@@ -1,9 +1,10 @@
 """DescribeShareGroupOffsets 0-1, AlterShareGroupOffsets 0, DeleteShareGroupOffsets 0 (KIP-932, 1226):
 where share groups begin in each partition, and their lag.
 
-Lag counts the records that are neither acknowledged nor archived: end offset - start offset - completed
-records above the start offset. The end offset is the high watermark at the partition's leader, on whichever host.
-As in Kafka, a share-partition whose state cannot be read has start offset -1, and no error.
+Lag counts the records that are neither acknowledged nor archived: end offset - start offset -
+completed records above the start offset. The end offset is the high watermark at the partition's
+leader, which may be on another host. As in Kafka, a share-partition whose state cannot be read has
+start offset -1, and no error.
 """
 
 import asyncio
@@ -235,7 +236,7 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     for topic in request.topics:
         wanted = offsets.setdefault(topic.topic_name, {})
         for one in topic.partitions:
-            # for a partition that does not exist, this error is reported
+            # a partition that does not exist is passed on, so that this is the error it gets
             if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
                 wanted[one.partition_index] = one.start_offset
             else:
@@ -245,7 +246,7 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     except CoordinatorError as error:
         return _altered(error.error_code)
     for topic in answered.responses:
-        topic.partitions.extend(_negative(index) for index in negative.get(topic.topic_name, ()))
+        topic.partitions.extend(_refuse_negative(index) for index in negative.get(topic.topic_name, ()))
     return answered
 
 
@@ -253,7 +254,7 @@ def _altered(error: int) -> _Altered:
     return _Altered(error_code=int(error), error_message=error_message(error))
 
 
-def _negative(index: int) -> _Altered.Partition:
+def _refuse_negative(index: int) -> _Altered.Partition:
     return _Altered.Partition(
         partition_index=index,
         error_code=int(ErrorCode.INVALID_REQUEST),

@@ -1,5 +1,5 @@
-"""StreamsGroupHeartbeat 0 (KIP-1071): all communication between a member and its streams group. Creates
-the internal topics that the group's topology lacks, in the name of the client.
+"""StreamsGroupHeartbeat 0 (KIP-1071): all communication between a member and its streams group.
+Creates the internal topics that the group's topology lacks, on behalf of the client.
 """
 
 import msgspec
@@ -83,7 +83,7 @@ async def _heartbeat(
 async def _heartbeat_again(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest, first: StreamsGroupHeartbeatResponse
 ) -> StreamsGroupHeartbeatResponse:
-    """Called once the topics exist: the member need not wait for its next heartbeat to learn that."""
+    """Called when the topics exist, so that the member gets its tasks without another heartbeat."""
     follows = msgspec.structs.replace(request, member_epoch=first.member_epoch, topology=None)
     response = (await _heartbeat(context, header, follows)).response
     if response.error_code:

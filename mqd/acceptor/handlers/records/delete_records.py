@@ -12,8 +12,8 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1
-# Kafka's leader deletes immediately, and waits only for other replicas: a timeout of 0 is no reason
-# to answer REQUEST_TIMED_OUT.
+# Kafka's leader deletes immediately, and waits only for other replicas: a timeout of 0 does not make
+# it return REQUEST_TIMED_OUT.
 LOCAL_MS = 5_000
 
 

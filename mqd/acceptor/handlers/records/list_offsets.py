@@ -1,8 +1,8 @@
 """ListOffsets 1-11 (KIP-79, KIP-207, KIP-320, KIP-734, KIP-1005, KIP-1023, KIP-1075).
 
-The reactor handles earliest and latest; requests by time or for the newest timestamp, and all mixed
-ones, come here. Without tiered storage the earliest local offset is the log start, and nothing was
-ever uploaded: offset -1 without an error, as in Kafka.
+The reactor handles requests for only earliest and latest offsets; all others come here, those with a
+timestamp or for the newest one. Without tiered storage the earliest local offset is the log start,
+and nothing was ever uploaded: offset -1 without an error, as in Kafka.
 """
 
 from collections import Counter
@@ -37,7 +37,8 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
         for requested in topic.partitions
         if requested.timestamp not in _AT_LOG_START
     )
-    # Only a consumer waits for transactions to end: as in Kafka, another replica id reads all.
+    # As in Kafka, only a consumer gets the last stable offset; any other replica id gets the high
+    # watermark.
     committed = request.replica_id == CONSUMER_REPLICA_ID and request.isolation_level == READ_COMMITTED
     silent: set[int] = set()
     topics = []
@@ -105,7 +106,7 @@ async def _partition(
 
 
 async def first_since(broker: Broker, topic_id: bytes, index: int, since_ms: int) -> tuple[int, int]:
-    """The offset of the first record of that time or later, -1 where there is none; and an error."""
+    """(offset of the first record at that time or later, -1: there is none; error code)."""
     image = broker.metadata.by_id(topic_id)
     if image is None:
         return -1, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

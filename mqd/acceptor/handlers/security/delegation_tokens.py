@@ -122,7 +122,7 @@ def _invalid(context: Context, request: CreateDelegationTokenRequest, owner: str
 
 
 async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewal: bool) -> tuple[int, int]:
-    """(error, expiry)"""
+    """(error code, when the token expires)."""
     service, requester = context.broker.tokens, context.address.principal
     if not _is_allowed(context):
         return int(ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED), NO_TIME
@@ -155,18 +155,18 @@ def _describe(context: Context, request: DescribeDelegationTokenRequest) -> Desc
     found = [
         _described(context, token)
         for token in context.broker.metadata.delegation_tokens.values()
-        if (owners is None or not owners.isdisjoint(_related(token))) and _may_see(context, token)
+        if (owners is None or not owners.isdisjoint(_principals_of(token))) and _may_see(context, token)
     ]
     return DescribeDelegationTokenResponse(tokens=found)
 
 
-def _related(token: DelegationToken) -> tuple[str, ...]:
+def _principals_of(token: DelegationToken) -> tuple[str, ...]:
     return (token.owner, token.requester, *token.renewers)
 
 
 def _may_see(context: Context, token: DelegationToken) -> bool:
     return (
-        context.address.principal in _related(token)
+        context.address.principal in _principals_of(token)
         or context.authorize(Operation.DESCRIBE, ResourceType.DELEGATION_TOKEN, token.token_id, is_named=False)
         or context.authorize(Operation.DESCRIBE_TOKENS, ResourceType.USER, token.owner, is_named=False)
     )

@@ -40,25 +40,25 @@ def _handshake(context: Context, request: SaslHandshakeRequest) -> SaslHandshake
 
 async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> SaslAuthenticateResponse:
     authentication, address = context.broker.authentication, context.address
-    before = address.principal if address.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
+    current = address.principal if address.principal_kind in (PrincipalKind.SASL, PrincipalKind.TOKEN) else ""
     try:
         step = await authentication.step(
-            address.connection, address.listener_id, address.peer_ip, before, bytes(request.auth_bytes)
+            address.connection, address.listener_id, address.peer_ip, current, bytes(request.auth_bytes)
         )
     except IllegalState as error:
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
-        _check_current(context)
+        _check_lease(context)
         context.disconnect, context.delay_s = True, error.delay_s
         return SaslAuthenticateResponse(error_code=int(ErrorCode.SASL_AUTHENTICATION_FAILED), error_message=str(error))
     if step.principal:
-        _check_current(context, step.principal)
+        _check_lease(context, step.principal)
         kind = PrincipalKind.TOKEN if step.is_token else PrincipalKind.SASL
         context.authenticated = step.principal, step.lifetime_ms, kind
     return SaslAuthenticateResponse(auth_bytes=step.token, session_lifetime_ms=step.lifetime_ms)
 
 
-def _check_current(context: Context, principal: str = "") -> None:
+def _check_lease(context: Context, principal: str = "") -> None:
     """Without its lease a host may not have learned of changed passwords and deleted users. Where
     rights are checked it then neither serves requests nor checks credentials: the client tries
     another host. Super users are admitted: they may connect to find out what is wrong.

@@ -81,8 +81,15 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
     )
 
 
-def _credential(one: AlterUserScramCredentialsRequest.ScramCredentialUpsertion) -> ScramCredential:
+def _credential(upsertion: AlterUserScramCredentialsRequest.ScramCredentialUpsertion) -> ScramCredential:
     """The controller validates it, and refuses unknown mechanisms."""
-    mechanism = _MECHANISMS.get(one.mechanism, "SCRAM-SHA-256")
-    made = verifier_of(mechanism, bytes(one.salted_password), bytes(one.salt), one.iterations)
-    return ScramCredential(one.name, one.mechanism, made.salt, made.iterations, made.stored_key, made.server_key)
+    mechanism = _MECHANISMS.get(upsertion.mechanism, "SCRAM-SHA-256")
+    verifier = verifier_of(mechanism, bytes(upsertion.salted_password), bytes(upsertion.salt), upsertion.iterations)
+    return ScramCredential(
+        upsertion.name,
+        upsertion.mechanism,
+        verifier.salt,
+        verifier.iterations,
+        verifier.stored_key,
+        verifier.server_key,
+    )

@@ -35,7 +35,7 @@ async def handle(context: Context, header: RequestHeader, request: CreatePartiti
             before = len(image.partitions) if image is not None else 0
             result = await _extend(context, header, by_name[name], count, request)
             if not result.error_code and not request.validate_only and not by_name[name].retire:
-                changes.made(max(by_name[name].count - before, 0))
+                changes.charge(max(by_name[name].count - before, 0))
             return result
 
     results = await asyncio.gather(*(extend(name, count) for name, count in counts.items()))

@@ -107,7 +107,7 @@ async def _create_admitted(
     base = broker.metadata.topics.get(created.config.get(VIEW_OF, ""))
     partitions = base.partitions if base is not None else created.partitions
     if not request.validate_only:
-        changes.made(len(partitions))
+        changes.charge(len(partitions))
     if not context.authorize(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, topic.name, is_named=False):
         return CreateTopicsResponse.TopicResult(
             name=topic.name,

@@ -36,14 +36,14 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
             count = counts[name, topic_id]
             result = await _delete(context, header.api_version, name, topic_id, count, request.timeout_ms)
             if not result.error_code and known is not None:
-                changes.made(len(known.partitions))
+                changes.charge(len(known.partitions))
             return result
 
     results = await asyncio.gather(*(delete(name, topic_id) for name, topic_id in wrong + once))
     return DeleteTopicsResponse(throttle_time_ms=changes.throttle_time_ms, responses=list(results))
 
 
-def _may(context: Context, operation: Operation, name: str) -> bool:
+def _is_authorized(context: Context, operation: Operation, name: str) -> bool:
     everywhere = context.authorize(Operation.DELETE, ResourceType.CLUSTER, is_named=False)
     return everywhere or context.authorize(operation, ResourceType.TOPIC, name)
 
@@ -64,8 +64,8 @@ async def _delete(
         return result(ErrorCode.INVALID_REQUEST, "Duplicate topic.")
     known = broker.metadata.topics.get(name) if name is not None else broker.metadata.by_id(topic_id)
     own_name = known.name if known is not None else name
-    if own_name is not None and not _may(context, Operation.DELETE, own_name):
-        if name is None and known is not None and _may(context, Operation.DESCRIBE, known.name):
+    if own_name is not None and not _is_authorized(context, Operation.DELETE, own_name):
+        if name is None and known is not None and _is_authorized(context, Operation.DESCRIBE, known.name):
             name = known.name  # otherwise the name is not disclosed
         return result(ErrorCode.TOPIC_AUTHORIZATION_FAILED, error_message(int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
     response = await broker.controller.request(

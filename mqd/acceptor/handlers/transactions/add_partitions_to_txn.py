@@ -18,7 +18,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from mqd.security.acl import Operation, ResourceType
 
-KNOWS_PRODUCER_FENCED = 2
+PRODUCER_FENCED_SINCE = 2
 BATCHED_SINCE = 4
 VERSION_2_SINCE = 5
 
@@ -100,8 +100,8 @@ def _unusable(
 
 def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
     """Clients must not write to internal topics (as in Kafka): the marker of such a transaction
-    would be placed among the records of its own coordinator. Another host's group coordinator adds
-    its group's partition.
+    would be placed among the records of its own coordinator. The group coordinator of another host
+    may add its group's partition.
     """
     if topic in INTERNAL_TOPICS and not (is_peer and topic == GROUPS):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -132,7 +132,7 @@ async def _add(
         )
     except CoordinatorError as failure:
         error = failure.error_code
-    if error == ErrorCode.PRODUCER_FENCED and version < KNOWS_PRODUCER_FENCED:
+    if error == ErrorCode.PRODUCER_FENCED and version < PRODUCER_FENCED_SINCE:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return dict.fromkeys(requested, error)
 

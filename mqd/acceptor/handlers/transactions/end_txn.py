@@ -1,8 +1,8 @@
-"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is transactions of version 2: the
-response holds the epoch, or the producer id, of the next transaction.
+"""EndTxn 0-5 (KIP-98, KIP-890): commits or aborts. Version 5 is for transactions of version 2: the
+response has the epoch, or the producer id, of the next transaction.
 
-On the inter-broker listener it is an administrator's request that arrived at another host: abort
-the ongoing transaction of this producer, if its epoch is not above the named one.
+Between hosts it is sent on behalf of an administrator: abort this producer's ongoing transaction,
+unless the producer's epoch is above the request's.
 
 With a tagged field of our own (9100) it ends a joint transaction and names the winning children;
 with an empty run id an administrator aborts the current joint transaction
@@ -19,7 +19,7 @@ from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
 
 VERSION_2_SINCE = 5
-KNOWS_PRODUCER_FENCED = 2
+PRODUCER_FENCED_SINCE = 2
 
 
 async def handle(context: Context, header: RequestHeader, request: EndTxnRequest) -> EndTxnResponse:
@@ -37,9 +37,9 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
             number, request.producer_id, request.producer_epoch, request.committed, client_version, spare
         )
 
-    response = await service.identify(request.transactional_id, make)
+    response = await service.request_identity(request.transactional_id, make)
     error = response.error
-    if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return EndTxnResponse(error_code=error, producer_id=response.producer_id, producer_epoch=response.producer_epoch)
 
@@ -66,7 +66,7 @@ async def _end_joint(
     if not is_administrator and not joint.is_valid(request.transactional_id, change.batch_id, change.run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
     winners = tuple((winner.producer_id, winner.producer_epoch) for winner in change.winners)
-    response = await service.joint(
+    response = await service.request_joint(
         request.transactional_id,
         lambda number, _: events.EndJoint(number, change.batch_id, change.run_id, request.committed, winners),
     )

@@ -16,7 +16,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.framing import RequestHeader
 from mqd.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
 
-KNOWS_PRODUCER_FENCED = 4
+PRODUCER_FENCED_SINCE = 4
 
 
 async def handle(context: Context, header: RequestHeader, request: InitProducerIdRequest) -> InitProducerIdResponse:
@@ -40,9 +40,9 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
             number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare
         )
 
-    response = await service.identify(name, make)
+    response = await service.request_identity(name, make)
     error = response.error
-    if error == ErrorCode.PRODUCER_FENCED and header.api_version < KNOWS_PRODUCER_FENCED:
+    if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
     return InitProducerIdResponse(
         error_code=error, producer_id=response.producer_id, producer_epoch=response.producer_epoch
@@ -66,7 +66,7 @@ async def _enlist(
             spare,
         )
 
-    response = await service.joint(name, make)
+    response = await service.request_joint(name, make)
     found = InitProducerIdResponse.JointResult(committed_batch_id=response.committed_batch_id)
     return InitProducerIdResponse(
         error_code=response.error, producer_id=response.producer_id, producer_epoch=response.producer_epoch, joint=found

@@ -16,7 +16,7 @@ from mqd.protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitRespons
 
 ADDS_SINCE = 5
 ABORTABLE_SINCE = 4
-KNOWS_LOADING_SINCE = 2
+LOADING_SINCE = 2
 TIMEOUT_S = 5.0
 
 
@@ -89,7 +89,7 @@ def _translate(error: int, version: int) -> int:
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE:
         return int(ErrorCode.TRANSACTION_ABORTABLE)
-    if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < KNOWS_LOADING_SINCE:
+    if error == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and version < LOADING_SINCE:
         return int(ErrorCode.COORDINATOR_NOT_AVAILABLE)
     return error
 

@@ -8,8 +8,8 @@ coordinator out of the partition.
 If the producer's coordinator knows the transaction as ongoing, the coordinator aborts it everywhere
 and fences the producer: a marker without the coordinator's knowledge would split the transaction.
 (Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A marker of
-transactions v2 (KIP-1228) names an epoch above that of the transaction it ends: it does not belong
-to the transaction with that epoch.
+transactions v2 (KIP-1228) has an epoch above that of the transaction it ends: it does not end a
+transaction with the marker's own epoch.
 """
 
 import asyncio
@@ -191,8 +191,8 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
 
 
 def _epoch_max(marker: Marker) -> int:
-    """The highest epoch of a transaction that the marker may end: a marker of transactions v2 names
-    an epoch above it, another may be one behind.
+    """The highest epoch of a transaction that the marker may end. A marker of transactions v2 has an
+    epoch above it; the epoch of any other marker may be one below.
     """
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 

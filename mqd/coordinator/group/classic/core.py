@@ -155,8 +155,8 @@ class ClassicGroup(Rebalancing):
 
     # -- sessions ----------------------------------------------------------------------------------
 
-    def saw(self, member: Member, now_ms: int) -> None:
-        """Records activity outside this protocol (a commit)."""
+    def note_activity(self, member: Member, now_ms: int) -> None:
+        """The member has sent another request than one of this protocol (a commit)."""
         if not member.is_new:
             self._touch(member, now_ms)
 
@@ -221,7 +221,7 @@ class ClassicGroup(Rebalancing):
         return member is not None or len(self.members) < self.settings.max_size
 
     def _drop_refused(self, member_id: str, now_ms: int, actions: list[Action]) -> None:
-        """Removes a member that finds the group full."""
+        """Removes a member that was refused because the group is full."""
         self.members.remove_pending(member_id)
         member = self.members.by_id.get(member_id)
         if member is not None:
@@ -353,7 +353,7 @@ class ClassicGroup(Rebalancing):
 
     def _rename(self, old: Member, event: JoinGroup, actions: list[Action]) -> Member:
         self._respond_waiting(old, FENCED_INSTANCE_ID, actions, old.member_id)
-        position_matters = self.leader == old.member_id
+        was_leader = self.leader == old.member_id
         synced = old.member_id not in self.pending_sync
         self.members.remove(old.member_id)
         member = Member(
@@ -367,7 +367,7 @@ class ClassicGroup(Rebalancing):
             old.assignment,
         )
         self.members.add(member)
-        if position_matters:
+        if was_leader:
             self.leader = member.member_id
         if not synced:
             self.pending_sync.remove(old.member_id)
@@ -417,7 +417,7 @@ class ClassicGroup(Rebalancing):
         return NONE
 
     def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """Handles the leader's assignment: it is written first (the shell holds the responses back),
+        """Handles the leader's assignment: it is written first (the runtime holds the responses back),
         then sent. A member that the leader left out gets an empty one.
         """
         for member in self.members.by_id.values():

@@ -1,5 +1,4 @@
-"""The events of a classic group: requests, under the number by which the shell keeps them, and
-queries that the cluster sends to every group.
+"""The events of a classic group. `request` is the number by which the runtime matches the Reply.
 
 The handlers check everything that needs no state (group id, session timeout) before they create an
 event.

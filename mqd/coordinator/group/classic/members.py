@@ -111,7 +111,7 @@ class Member(Watched):
         return MEMBER_BYTES + names + protocols_size_bytes(self.protocols.items()) + len(self.assignment)
 
     def matches(self, protocols: dict[str, bytes]) -> bool:
-        """The same protocols with the same metadata in the same order."""
+        """Whether `protocols` are the member's: same metadata, same order."""
         return list(self.protocols.items()) == list(protocols.items())
 
     def described(self, protocol: str | None) -> DescribeGroupsResponse.Member:
@@ -180,11 +180,11 @@ class Deadlines:
                 found.append(watched)
         return found
 
-    def tidy(self, live: int) -> None:
-        """Purges superseded and dropped entries when they outnumber the others. `live`: the number
-        of possible deadlines.
+    def tidy(self, possible_count: int) -> None:
+        """Purges superseded and dropped entries when they outnumber the others. `possible_count`:
+        the number of possible deadlines.
         """
-        if len(self._heap) > 2 * live + HEAP_SLACK:
+        if len(self._heap) > 2 * possible_count + HEAP_SLACK:
             self._rebuild()
 
     def _rebuild(self) -> None:

@@ -51,7 +51,7 @@ class Rebalancing(ClassicState):
     def _joined(self) -> list[JoinGroupResponse.Member]:
         """The members that the leader assigns partitions to."""
         make, protocol = JoinGroupResponse.Member, self.protocol
-        assert protocol is not None  # it goes with a leader
+        assert protocol is not None  # a group with a leader has a protocol
         return [
             make(member_id=one.member_id, group_instance_id=one.instance_id, metadata=one.protocols[protocol])
             for one in self.members.by_id.values()

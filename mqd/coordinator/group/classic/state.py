@@ -16,7 +16,7 @@ from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode
 
 CONSUMER_PROTOCOL = "consumer"
-# highest plausible one in a record: later ones must fit into an int32
+# highest generation that is accepted from a record: later ones must fit into an int32
 GENERATION_MAX = 2**31 - 2**16
 
 # Plain integers: on the heartbeat's path an enum attribute costs as much as everything else.
@@ -41,8 +41,8 @@ class State(StrEnum):
 EMPTY, PREPARING, COMPLETING, STABLE = State.EMPTY, State.PREPARING_REBALANCE, State.COMPLETING_REBALANCE, State.STABLE
 
 
-class Holder(NamedTuple):
-    """A member that holds up a rebalance. `waited_for`: "join", "sync", "assignment" (the leader's
+class DelayingMember(NamedTuple):
+    """A member that delays a rebalance. `waited_for`: "join", "sync", "assignment" (the leader's
     sync) or "first join" (it received a member id and has not joined with it). `seen_ms`: time of
     its last request; -1: none since this coordinator started.
     """
@@ -74,9 +74,9 @@ class ClassicState:
         self.rebalance_since_ms = -1  # when the group was last Stable (or Empty); -1: it is now
         self.rebalance_reason = ""
         self.is_persisted = False  # the log has a record of this group
-        # latest end of the join phase of the first rebalance after Empty
+        # the first rebalance after Empty: latest end of its join phase
         self._initial_until_ms = NEVER
-        self._initial_wait_ms = NEVER  # and its end unless another member joins before
+        self._initial_wait_ms = NEVER  # end of its join phase unless another member joins before
         self._session_armed_ms: int | None = None
         self._subscribed: tuple[int, frozenset[str] | None] | None = None
 
@@ -84,15 +84,17 @@ class ClassicState:
 
     @property
     def is_empty(self) -> bool:
-        """No member is here or about to join."""
+        """Whether the group has no members and no client that is about to join."""
         return not self.members.by_id and not self.members.pending and self.state is EMPTY
 
-    def held_up_by(self) -> list[Holder]:
+    def held_up_by(self) -> list[DelayingMember]:
         """The members that a rebalance waits for, longest silent first. Empty: none, or the first
         rebalance only waits for more members.
         """
         found = [
-            Holder(one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms)
+            DelayingMember(
+                one.member_id, None, one.client_id, one.client_host, "first join", one.since_ms, one.since_ms
+            )
             for one in self.members.pending.values()
         ]
         late: list[tuple[Member, str]] = []
@@ -108,7 +110,7 @@ class ClassicState:
             ]
         for member, what in late:
             found.append(
-                Holder(
+                DelayingMember(
                     member.member_id,
                     member.instance_id,
                     member.client_id,

@@ -3,7 +3,7 @@
     uniform   every member gets the same number of partitions (plus or minus one), with as few moves
               as that allows
     range     every subscribed member gets a contiguous run of each topic's partitions; topics with
-              the same subscribers and partition count are split alike, so that joins work
+              the same subscribers and partition count are split alike, as joins of streams need
 
 Guarantees of both (asserted by check_assignment() and the property tests)
     A1  every partition of a topic with subscribers has exactly one owner, which is a subscriber
@@ -15,7 +15,7 @@ Guarantees of both (asserted by check_assignment() and the property tests)
     A5  range: for each topic the subscribers' counts differ by at most one, and each has a
         contiguous run
     A6  the same input gives the same output
-Racks are ignored: on one host every replica is equally near.
+Racks are ignored.
 
 Cost: uniform O(partitions + members) for equal subscriptions, otherwise O(sum of subscriptions +
 partitions log members) for each pass, at most PASSES_MAX passes; range O(sum of subscriptions).
@@ -121,7 +121,7 @@ class _Draft:
         ]
 
     def finished(self) -> dict[str, Partitions]:
-        found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]  # as they were given: not copied, not changed
+        found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]  # the caller's objects, not changed
         for member_id, mine in self._own.items():
             found[member_id] = {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]}
         return found
@@ -138,18 +138,18 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
         if size > quota:
             _give_up(draft.own(member_id), size - quota, draft.taken)
             sizes[member_id] = quota
-    needy = [member_id for member_id, size in sizes.items() if size < low]
-    more = [member_id for member_id, size in sizes.items() if size <= low]
+    below_low = [member_id for member_id, size in sizes.items() if size < low]
+    extra_takers = [member_id for member_id, size in sizes.items() if size <= low]
     free = draft.free()
-    start = 0
-    while needy:  # round-robin, so that a topic's partitions are spread
-        for member_id in needy:
-            topic, index = free[start]
-            start += 1
+    next_free = 0
+    while below_low:  # round-robin, so that a topic's partitions are spread
+        for member_id in below_low:
+            topic, index = free[next_free]
+            next_free += 1
             draft.own(member_id).setdefault(topic, []).append(index)
             sizes[member_id] += 1
-        needy = [member_id for member_id in needy if sizes[member_id] < low]
-    for member_id, (topic, index) in zip(more, free[start:], strict=False):
+        below_low = [member_id for member_id in below_low if sizes[member_id] < low]
+    for member_id, (topic, index) in zip(extra_takers, free[next_free:], strict=False):
         draft.own(member_id).setdefault(topic, []).append(index)
     return draft.finished()
 
@@ -200,25 +200,25 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
     while that improves the balance. Returns the number of moves.
     """
     sizes = draft.sizes
-    rich = [(-sizes[member_id], member_id) for member_id in subscribers if draft.has(member_id, topic)]
-    poor = [(sizes[member_id], member_id) for member_id in subscribers]
-    if not rich or -min(rich)[0] - min(poor)[0] < 2:
+    by_most = [(-sizes[member_id], member_id) for member_id in subscribers if draft.has(member_id, topic)]
+    by_fewest = [(sizes[member_id], member_id) for member_id in subscribers]
+    if not by_most or -min(by_most)[0] - min(by_fewest)[0] < 2:
         return 0
-    heapq.heapify(rich)
-    heapq.heapify(poor)
+    heapq.heapify(by_most)
+    heapq.heapify(by_fewest)
     moved = 0
-    while rich:
-        size, giver = rich[0]
+    while by_most:
+        size, giver = by_most[0]
         if -size != sizes[giver] or not draft.has(giver, topic):
-            heapq.heappop(rich)
+            heapq.heappop(by_most)
             if draft.has(giver, topic):
-                heapq.heappush(rich, (-sizes[giver], giver))
+                heapq.heappush(by_most, (-sizes[giver], giver))
             continue
-        poor_size, taker = poor[0]
-        if poor_size != sizes[taker]:
-            heapq.heapreplace(poor, (sizes[taker], taker))
+        taker_size, taker = by_fewest[0]
+        if taker_size != sizes[taker]:
+            heapq.heapreplace(by_fewest, (sizes[taker], taker))
             continue
-        if sizes[giver] - poor_size < 2:
+        if sizes[giver] - taker_size < 2:
             break
         had = draft.has(taker, topic)
         draft.own(taker).setdefault(topic, []).append(draft.own(giver)[topic].pop())
@@ -226,7 +226,7 @@ def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:
         sizes[taker] += 1
         moved += 1
         if not had:
-            heapq.heappush(rich, (-sizes[taker], taker))
+            heapq.heappush(by_most, (-sizes[taker], taker))
     return moved
 
 
@@ -238,7 +238,7 @@ def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
     runs move as little as possible.
     """
 
-    def place(member_id: str) -> tuple[int, str, str]:
+    def sort_key(member_id: str) -> tuple[int, str, str]:
         spec = members[member_id]
         first = min(
             (indexes[0] for topic, indexes in spec.current.items() if topic in spec.topics and indexes), default=1 << 31
@@ -246,7 +246,7 @@ def range_(members: Members, counts: Counts) -> dict[str, Partitions]:
         return first, spec.instance_id or "\U0010ffff", member_id
 
     subscribers: dict[bytes, list[str]] = {}
-    for member_id in sorted(members, key=place):
+    for member_id in sorted(members, key=sort_key):
         for topic in members[member_id].topics:
             if topic in counts:
                 subscribers.setdefault(topic, []).append(member_id)

@@ -6,8 +6,8 @@ sends it to JoinGroup, whose metadata lists the partitions it still owns; that i
 reconciliation. SyncGroup returns its assignment. There is no leader election and members do not
 wait for each other: each JoinGroup is answered immediately.
 
-The request that it has to send next must arrive within its rebalance timeout: JOIN from the first
-REBALANCE_IN_PROGRESS on, SYNC from the JoinGroup on. When the last member of the consumer protocol
+A classic member must send its next request within its rebalance timeout: JoinGroup after the first
+REBALANCE_IN_PROGRESS, SyncGroup after JoinGroup. When the last member of the consumer protocol
 has left and the configuration allows it, the group requests to become a classic one
 (`ConsumerGroup.downgrades`); group.py does that. Source: KIP-848 (online migration), Kafka's own
 behaviour.
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 PROTOCOL_TYPE = "consumer"
 JOIN, SYNC = "join", "sync"
 VERSION_MEMBER_ID_REQUIRED = 4
-METADATA_BYTES_MAX = 1 << 20  # of all protocols of one member, which are one record
+METADATA_BYTES_MAX = 1 << 20  # of all protocols of one member, which go into one record
 
 
 class ClassicSide:
@@ -75,7 +75,7 @@ class ClassicSide:
         group, message = self.group, event.message
         known = self._known(message)
         if known is None:
-            group.check_room()
+            group.check_capacity()
         self._check_protocols(message, known)
         self._check_claim(message)
         if (
@@ -97,7 +97,7 @@ class ClassicSide:
             None,
             ClassicMetadata(message.session_timeout_ms, tuple((one.name, one.metadata) for one in message.protocols)),
         )
-        member, bump = group.enrolled(known, message.member_id or event.new_member_id, description)
+        member, bump = group.enroll(known, message.member_id or event.new_member_id, description)
         group.refresh(bump)
         group.maybe_assign(now_ms, immediately=True)
         group.reconcile(member, self._owned(subscription), now_ms)
@@ -166,7 +166,7 @@ class ClassicSide:
             raise Refused(ErrorCode.ILLEGAL_GENERATION, "")
         return member
 
-    def _seen(self, member: Member, now_ms: int) -> None:
+    def _extend_session(self, member: Member, now_ms: int) -> None:
         classic = member.description.classic
         assert classic is not None
         self.group.deadlines.move(member, now_ms + classic.session_timeout_ms)
@@ -194,7 +194,7 @@ class ClassicSide:
             self._expect_join(member, now_ms)
             raise Refused(ErrorCode.REBALANCE_IN_PROGRESS, "")
         group.clear_step(member)
-        self._seen(member, now_ms)
+        self._extend_session(member, now_ms)
         assignment = {
             topic: indexes
             for topic_id, indexes in member.assigned.items()
@@ -210,7 +210,7 @@ class ClassicSide:
         group, message, error = self.group, event.message, 0
         try:
             member = self._member(message.member_id, message.group_instance_id, message.generation_id)
-            self._seen(member, now_ms)
+            self._extend_session(member, now_ms)
             group.refresh(bump=False)
             target = group.target.get(member.member_id, NOTHING)
             if (
@@ -230,7 +230,7 @@ class ClassicSide:
         for one in event.message.members:
             error = 0
             try:
-                member = self._leaver(one)
+                member = self._find_leaving(one)
                 error = int(ErrorCode.UNKNOWN_MEMBER_ID) if member.member_id in leaving else 0
                 leaving[member.member_id] = member
             except Refused as refused:
@@ -244,7 +244,7 @@ class ClassicSide:
             self.group.fence(list(leaving.values()))
         replies.append(Reply(event.request, LeaveGroupResponse(members=responses)))
 
-    def _leaver(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
+    def _find_leaving(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
         """Finds the member that leaves, of either protocol: by member id, or (an administrator, of a
         static member) by instance id alone. Raises Refused.
         """

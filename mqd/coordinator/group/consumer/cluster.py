@@ -24,8 +24,8 @@ class Reader(NamedTuple):
 
 
 class Cluster(Protocol):
-    """Responses may change between two events of a core, not during one. `version` changes whenever
-    a response about topics may change.
+    """Topics and settings can change between two events of a core, not during one. `version`
+    changes whenever topics may have changed.
     """
 
     matcher: RegexMatcher
@@ -51,7 +51,7 @@ class Cluster(Protocol):
 
 
 class FixedCluster:
-    """The topics that set() was called for: for tests, tools and simulations."""
+    """A cluster with the topics given to set(): for tests, tools and simulations."""
 
     def __init__(self, topics: dict[str, int] | None = None, settings: ConsumerSettings | None = None) -> None:
         self.matcher = RegexMatcher()

@@ -1,15 +1,15 @@
 """A consumer group of KIP-848: ConsumerGroupHeartbeat 0-1, ConsumerGroupDescribe 0-1. Sans-I/O.
 
-There are three epochs. The group epoch rises with every input of an assignment that changes:
-members, subscriptions, topics. The target assignment carries the group epoch that it was computed
-for; there is at most one per group epoch. The member epoch is that of the target that the member
-holds. Members wait only for partitions, never for each other: each moves to the target through its
-own heartbeats (members.py), first releases the partitions that it must lose, and then gets those
-that others have released.
+There are three epochs. The group epoch rises whenever an input of the assignment changes: members,
+subscriptions, topics. The target assignment has the group epoch for which it was computed; there is
+at most one per group epoch. The member epoch is the epoch of the target that the member holds.
+Members wait only for partitions, never for each other: each moves to the target through its own
+heartbeats (members.py), first releases the partitions that it must lose, and then gets those that
+others have released.
 
-A target costs O(members + partitions), so SHARE limits how often a large group computes one: a
-thousand members that join within a second cost a few targets. A member that joins in between holds
-nothing, and gets a short heartbeat interval.
+A target costs O(members + partitions), so TARGET_SIZE_PER_MS limits how often a large group
+computes one: a thousand members that join within a second cost a few targets. A member that joins
+in between has no partitions yet, and gets a short heartbeat interval.
 
 Classic members (of a group that is migrating from or to the classic protocol) are in
 classic_members.py: they hold and release partitions by the same rules.
@@ -20,8 +20,8 @@ Invariants (check())
         the inverse mapping
     U3  member epoch <= target epoch <= group epoch; a static member that left has -2
     U4  the target gives each partition to one member; only members have one
-    U5  STABLE at the target's epoch: holds its target. REVOKING: has partitions to release.
-        Otherwise it has none to release
+    U5  a STABLE member at the target's epoch holds its target. A REVOKING member has partitions to
+        release, any other member has none
     U6  partitions that a member keeps from one target to the next are never revoked in between: no
         partition that is assigned and in the target is among those it has to release
     U7  each member has a session deadline; each REVOKING one also a deadline to release by, which a
@@ -68,17 +68,17 @@ from mqd.protocol.messages import ConsumerGroupHeartbeatResponse
 
 DEADLINE_TIMER = "consumer.deadline"
 TIMERS = (DEADLINE_TIMER,)
-SHARE = 32  # members plus partitions per millisecond of delay between two targets
-SMALL = 1000  # members plus partitions up to which every epoch gets its target immediately
+TARGET_SIZE_PER_MS = 32  # members plus partitions per millisecond of delay between two targets
+UNDELAYED_SIZE_MAX = 1000  # members plus partitions up to which every epoch gets its target immediately
 # Heartbeat interval of a member that waits for partitions; librdkafka also waits as long for a
 # response.
-SOON_MS = 1000
+SHORT_INTERVAL_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
 # Memory of a member, and of a partition that it owns (with its target), without the client's bytes:
 # measured, rounded up.
 MEMBER_BYTES = 1_500
 PARTITION_BYTES = 200
-REVOKE = "revoke"  # the step that a member of this protocol may have to take
+REVOKE = "revoke"  # the only step that a member of this protocol can have to take
 
 
 def size_bytes_of(member_id: str, description: Description) -> int:
@@ -113,7 +113,7 @@ class ConsumerGroup(ModernGroup):
         self.classic = ClassicSide(self)
         # to become a classic group: no member uses the consumer protocol any more
         self.downgrades = False
-        self._rebalance_since_ms = -1  # when a target was last made for a group whose members had reached theirs
+        self._rebalance_since_ms = -1  # time of the first target since all members last held theirs
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
@@ -139,7 +139,7 @@ class ConsumerGroup(ModernGroup):
             return "Empty"
         if self.epoch > self.assignment_epoch:
             return "Assigning"
-        # copied: the thread of the metrics reads it, too
+        # a copy, because the metrics thread calls this too
         return "Stable" if all(map(self._is_stable, list(self.members.values()))) else "Reconciling"
 
     def _is_stable(self, member: Member) -> bool:
@@ -147,8 +147,8 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def rebalance_since_ms(self) -> int:
-        """When the members began to move to another target than that which all had reached.
-        -1: they do not. O(members).
+        """When the rebalance in progress began: the first target since all members last held theirs.
+        -1: all hold their target. O(members).
         """
         return self._rebalance_since_ms if self.state_name == "Reconciling" else -1
 
@@ -218,7 +218,7 @@ class ConsumerGroup(ModernGroup):
         message = event.message
         known = find(self, event)
         description = requests.described(known.description if known is not None else None, event, self.cluster.matcher)
-        member, bump = self.enrolled(known, message.member_id or event.new_member_id, description)
+        member, bump = self.enroll(known, message.member_id or event.new_member_id, description)
         self.refresh(bump)
         self.maybe_assign(now_ms)
         before = member.assigned
@@ -240,11 +240,13 @@ class ConsumerGroup(ModernGroup):
         interval_ms = self.cluster.settings(self.group_id).heartbeat_interval_ms
         if member.state == STABLE and (self.epoch == self.assignment_epoch or member.assigned):
             return interval_ms
-        return interval_ms if member.state == REVOKING else min(interval_ms, max(SOON_MS, 2 * len(self.members)))
+        return (
+            interval_ms if member.state == REVOKING else min(interval_ms, max(SHORT_INTERVAL_MS, 2 * len(self.members)))
+        )
 
-    # -- senders ----------------------------------------------------------------------------------
+    # -- members -----------------------------------------------------------------------------------
 
-    def check_room(self) -> None:
+    def check_capacity(self) -> None:
         max_size = self.cluster.settings(self.group_id).max_size
         if len(self.members) >= max_size:
             raise Refused(
@@ -252,9 +254,7 @@ class ConsumerGroup(ModernGroup):
                 f"The consumer group has reached its maximum capacity of {max_size} members.",
             )
 
-    # -- members -----------------------------------------------------------------------------------
-
-    def enrolled(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
+    def enroll(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
         """Creates, renames or updates the member. Also returns whether the assignment depends on
         the change.
         """
@@ -383,14 +383,14 @@ class ConsumerGroup(ModernGroup):
             return
         counts = self.subscriptions.partition_counts
         size = len(self.members) + sum(counts.values())
-        if self.assignment_epoch and size > SMALL and now_ms < self._assign_after_ms and not immediately:
+        if self.assignment_epoch and size > UNDELAYED_SIZE_MAX and now_ms < self._assign_after_ms and not immediately:
             return
         specs = {
             member_id: MemberSpec(member.topic_ids, self.target.get(member_id, NOTHING), member.description.instance_id)
             for member_id, member in self.members.items()
         }
         if all(member.epoch == 0 or self._is_stable(member) for member in self.members.values()):
-            self._rebalance_since_ms = now_ms  # epoch 0: a member that joins now
+            self._rebalance_since_ms = now_ms  # epoch 0: a member that is just joining
         found = ASSIGNORS[self.assignor](specs, counts)
         for member_id, partitions in found.items():
             old = self.target.get(member_id)
@@ -401,7 +401,7 @@ class ConsumerGroup(ModernGroup):
         self.target = found
         self.assignment_epoch = self.epoch
         self.pending.append(records.target_epoch_record(self.group_id, self.epoch))
-        self._assign_after_ms = now_ms + size // SHARE
+        self._assign_after_ms = now_ms + size // TARGET_SIZE_PER_MS
 
     def reconcile(self, member: Member, owned: Partitions | None, now_ms: int) -> None:
         """Moves the member as far towards the target as possible."""
@@ -489,22 +489,22 @@ class ConsumerGroup(ModernGroup):
         return self.arm(self._persists() if self.pending else [])
 
     def load_member(self, name: str, description: Description, current: Current | None) -> bool:
-        """False: its state contradicts that of the others."""
+        """Returns False if the member's state contradicts that of the others."""
         current = current or Current(0, 0, STABLE, NOTHING, NOTHING)
-        taken = any(
+        is_inconsistent = any(
             self.owners.get(topic_id, index)
             for held in (current.assigned, current.revoking)
             for topic_id, indexes in held.items()
             for index in indexes
         )
-        taken = (
-            taken
+        is_inconsistent = (
+            is_inconsistent
             or bool(intersection(current.assigned, current.revoking))
             or current.state not in (0, 1, 2)
             or (current.state == REVOKING) != bool(current.revoking)
         )
         instance_id = description.instance_id
-        if taken or (instance_id is not None and instance_id in self.static):
+        if is_inconsistent or (instance_id is not None and instance_id in self.static):
             return False
         member = Member(name, description, current)
         self._add(member)
@@ -516,7 +516,7 @@ class ConsumerGroup(ModernGroup):
     def _load_epochs(self) -> None:
         self.assignment_epoch = self.loaded_epoch()
         if self.epoch < self.assignment_epoch:
-            # differs from any hash, so the next heartbeat makes a new epoch
+            # differs from any hash, so the next heartbeat raises the epoch
             self.epoch, self.metadata_hash = self.assignment_epoch, 0
 
     # -- invariants --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mqd.coordinator.group.classic.members import NEVER
-from mqd.coordinator.group.classic.state import Holder
+from mqd.coordinator.group.classic.state import DelayingMember
 from mqd.coordinator.group.consumer.members import LEFT_STATIC_EPOCH, NOTHING, REVOKING, WAITING, Member
 from mqd.coordinator.group.consumer.records import Partitions
 from mqd.coordinator.group.sets import difference
@@ -63,7 +63,7 @@ def _assignment(group: ConsumerGroup, partitions: Partitions) -> _Assignment:
     )
 
 
-def holders(group: ConsumerGroup) -> list[Holder]:
+def delaying_members(group: ConsumerGroup) -> list[DelayingMember]:
     """The members that others wait for, longest silent first. `waited_for`: "revocation" (it must
     release partitions), "return" (an absent static member owns partitions that others are to get),
     "join" or "sync" (a classic member has to send it), "heartbeat" (it owns partitions that others
@@ -75,15 +75,15 @@ def holders(group: ConsumerGroup) -> list[Holder]:
             pending = difference(group.target.get(member_id, NOTHING), member.assigned)
             found = (group.owners.get(topic_id, index) for topic_id, indexes in pending.items() for index in indexes)
             owners.update(owner for owner in found if owner is not None and owner != member_id)
-    holding = [
-        _holder(group, member)
+    delaying = [
+        _delaying_member(group, member)
         for member in group.members.values()
         if member.member_id in owners or member.state == REVOKING or member.step_kind
     ]
-    return sorted(holding, key=lambda holder: holder.seen_ms)
+    return sorted(delaying, key=lambda member: member.seen_ms)
 
 
-def _holder(group: ConsumerGroup, member: Member) -> Holder:
+def _delaying_member(group: ConsumerGroup, member: Member) -> DelayingMember:
     description = member.description
     classic = description.classic
     session_ms = (
@@ -91,20 +91,20 @@ def _holder(group: ConsumerGroup, member: Member) -> Holder:
     )
     seen_ms = member.deadline_ms - session_ms
     if member.epoch == LEFT_STATIC_EPOCH:
-        what = "return"
+        waited_for = "return"
     elif member.state == REVOKING:
-        what = "revocation"
+        waited_for = "revocation"
     else:
-        what = member.step_kind or "heartbeat"
+        waited_for = member.step_kind or "heartbeat"
     since_ms = (
         member.step.deadline_ms - description.rebalance_timeout_ms if member.step.deadline_ms != NEVER else seen_ms
     )
-    return Holder(
+    return DelayingMember(
         member.member_id,
         description.instance_id,
         description.client_id,
         description.client_host,
-        what,
+        waited_for,
         since_ms,
         seen_ms,
     )

@@ -1,4 +1,4 @@
-"""Finds the member that a heartbeat is from, and checks whether it may send it."""
+"""Finds the member that a heartbeat is from, and checks whether the member may send it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Group(Protocol):
     @property
     def static(self) -> Mapping[str, str]: ...
 
-    def check_room(self) -> None: ...
+    def check_capacity(self) -> None: ...
 
 
 def find(group: Group, event: ConsumerHeartbeat) -> Member | None:
-    """The member that sends this, with a valid epoch. None: it has to be created. Changes nothing.
+    """The sender, if it is a member with a valid epoch. None: it has to be created. Changes nothing.
     Raises Refused.
     """
     message = event.message
@@ -42,7 +42,7 @@ def find(group: Group, event: ConsumerHeartbeat) -> Member | None:
             raise Refused(
                 ErrorCode.UNKNOWN_MEMBER_ID, f"Member {message.member_id} is not a member of group {group.group_id}."
             )
-        group.check_room()
+        group.check_capacity()
         return None
     _check_epoch(member, message)
     return member
@@ -54,7 +54,7 @@ def _find_static(group: Group, message: ConsumerGroupHeartbeatRequest) -> Member
         if owner is None:
             known = group.members.get(message.member_id)
             if known is None:
-                group.check_room()
+                group.check_capacity()
             return known
         if owner != message.member_id and (
             message.member_id in group.members or not _is_released(group.members[owner])

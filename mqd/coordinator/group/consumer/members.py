@@ -70,9 +70,9 @@ class Owners:
 
 
 class Member(Watched):
-    """The Watched of a member is its session. `step` is its next obligation: to release partitions,
-    to join or to sync (in the classic protocol). `resolved`: its entry among the group's
-    subscriptions.
+    """`deadline_ms` (of Watched): the end of its session. `step`: what it has to do next, until a
+    deadline: release partitions, or join or sync (in the classic protocol). `resolved`: its entry
+    among the group's subscriptions.
     """
 
     __slots__ = (
@@ -156,7 +156,7 @@ def _previous(member: Member, epoch: int) -> int:
 
 
 def _free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partitions, bool]:
-    """(those without another owner, whether some have another owner)."""
+    """(the partitions without another owner, whether some have another owner)."""
     found: Partitions = {}
     unreleased = False
     for topic_id, indexes in requested.items():

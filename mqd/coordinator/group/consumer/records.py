@@ -2,9 +2,9 @@
 mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
-but not used: the metadata supplies their content again, and the hash in type 3 shows whether it has
-changed since. They are written only as tombstones. A member's `reader` is a tagged field of mqd's
-own, which Kafka ignores.
+but not used: their content is computed again from the cluster's metadata, and the hash in type 3
+shows whether it has changed. They are written only as tombstones. A member's `reader` is a tagged
+field of mqd's own, which Kafka ignores.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, R
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
 
 EPOCH_MIN = -2  # epoch of a static member that has left
-# Highest plausible epoch of a record: no group reaches it, and later epochs must fit into an
-# int32.
+# Highest epoch that is accepted from a record: no group reaches it, and later epochs must fit into
+# an int32.
 EPOCH_MAX = 2**31 - 2**16
 
 Partitions = dict[bytes, tuple[int, ...]]  # topic id (16 bytes) -> partition indexes, ascending, never empty
@@ -77,7 +77,7 @@ def group_record(group_id: str, epoch: int, metadata_hash: int) -> KeyValue:
 def decode_group(value: bytes) -> tuple[int, int]:
     """(epoch, metadata hash)."""
     record = _GROUP.decode_value(value)
-    return epoch_of(record.epoch), record.metadata_hash
+    return valid_epoch(record.epoch), record.metadata_hash
 
 
 def member_record(group_id: str, member_id: str, member: Description) -> KeyValue:
@@ -136,10 +136,10 @@ def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
 
 
 def decode_target_epoch(value: bytes) -> int:
-    return epoch_of(_TARGET_EPOCH.decode_value(value).assignment_epoch)
+    return valid_epoch(_TARGET_EPOCH.decode_value(value).assignment_epoch)
 
 
-def epoch_of(epoch: int, lowest: int = 0) -> int:
+def valid_epoch(epoch: int, lowest: int = 0) -> int:
     if not lowest <= epoch <= EPOCH_MAX:
         raise ValueError(f"epoch {epoch} is outside {lowest} to {EPOCH_MAX}")
     return epoch
@@ -168,7 +168,7 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
 
 def decode_current(value: bytes) -> Current:
     record = _CURRENT.decode_value(value)
-    epoch, previous = epoch_of(record.member_epoch, EPOCH_MIN), epoch_of(record.previous_member_epoch, EPOCH_MIN)
+    epoch, previous = valid_epoch(record.member_epoch, EPOCH_MIN), valid_epoch(record.previous_member_epoch, EPOCH_MIN)
     return Current(
         epoch,
         previous,

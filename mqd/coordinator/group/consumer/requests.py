@@ -17,7 +17,7 @@ _TopicPartitions, _Assignment = (
 
 
 NAME_CHARS_MAX = 8_000  # a record's string holds 32,767 bytes
-SUBSCRIPTION_CHARS_MAX = 250_000  # of all names of one member, which are one record
+SUBSCRIPTION_CHARS_MAX = 250_000  # of all names of one member, which go into one record
 
 
 class Refused(Exception):

@@ -21,7 +21,7 @@ from mqd.coordinator.group.regex import BadExpression
 Key = tuple[tuple[str, ...], str | None, Reader | None]
 
 
-def _order(item: tuple[Key, Entry]) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
+def _sort_key(item: tuple[Key, Entry]) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     names, regex, reader = item[0]
     return names, regex or "", reader or ()
 
@@ -117,7 +117,7 @@ class Subscriptions:
             digest = hashlib.blake2b(digest_size=8)
             for name, (topic_id, count) in sorted(self._topics().items()):
                 digest.update(b"%b\0%b%d\n" % (name.encode(), topic_id, count))
-            for (names, regex, _), entry in sorted(self._entries.items(), key=_order):
+            for (names, regex, _), entry in sorted(self._entries.items(), key=_sort_key):
                 if regex is not None:
                     digest.update(
                         b"%b\0%b\n"

@@ -5,9 +5,9 @@ Guarantees (asserted by the property tests)
         are needed for each member to have one. Members' counts differ by at most one
     A2  with different subscriptions the same holds for each topic and its subscribers
     A3  nothing is assigned to a member that does not subscribe to it
-    A4  members keep their partitions as far as A1 and A2 allow: the same input changes nothing
+    A4  members keep their partitions as far as A1 and A2 allow: with unchanged input none move
     A5  the same input gives the same output
-Cost: O(n log members) of n = assigned pairs.
+Cost: O(n log members) for n assigned pairs of member and partition.
 """
 
 from __future__ import annotations
@@ -45,54 +45,53 @@ def _pools(
     by_topic = [
         ([topic_id], [member_id for member_id in users if topic_id in members[member_id].topics]) for topic_id in topics
     ]
-    return [(some, subscribers) for some, subscribers in by_topic if subscribers]
+    return [(topic_ids, subscribers) for topic_ids, subscribers in by_topic if subscribers]
 
 
 def _shared_out(
     pool: list[Partition], users: list[str], current: Mapping[str, Mapping[bytes, tuple[int, ...]]]
 ) -> dict[str, list[Partition]]:
-    sharing = -(-len(users) // len(pool))
-    each, more = divmod(len(pool) * sharing, len(users))
-    lacks = dict.fromkeys(pool, sharing)
+    members_per_partition = -(-len(users) // len(pool))
+    low, extra = divmod(len(pool) * members_per_partition, len(users))
+    missing_members = dict.fromkeys(pool, members_per_partition)
     held = {
         user: [
             (topic_id, index)
             for topic_id, indexes in current[user].items()
             for index in indexes
-            if (topic_id, index) in lacks
+            if (topic_id, index) in missing_members
         ]
         for user in users
     }
     order = sorted(users, key=lambda user: -len(held[user]))  # members with the most may have one more
-    wanted = {user: each + (number < more) for number, user in enumerate(order)}
+    wanted = {user: low + (number < extra) for number, user in enumerate(order)}
     taken: dict[str, dict[Partition, None]] = {}
     for user in order:
         kept = taken[user] = {}
         for partition in held[user]:
-            if len(kept) < wanted[user] and lacks[partition]:
+            if len(kept) < wanted[user] and missing_members[partition]:
                 kept[partition] = None
-                lacks[partition] -= 1
+                missing_members[partition] -= 1
     heap = [(len(taken[user]) - wanted[user], user) for user in users if len(taken[user]) < wanted[user]]
     heapq.heapify(heap)
     for partition in pool:
-        passed: list[tuple[int, str]] = []
-        while lacks[partition] and heap:
-            missing, user = heapq.heappop(heap)
+        to_push: list[tuple[int, str]] = []
+        while missing_members[partition] and heap:
+            lead, user = heapq.heappop(heap)
             if partition not in taken[user]:
                 taken[user][partition] = None
-                lacks[partition] -= 1
-                missing += 1
-            if missing:
-                passed.append((missing, user))
-        for one in passed:
-            heapq.heappush(heap, one)
-    if (
-        heap
-    ):  # members that lack partitions already have all the remaining ones: rare, so everything is distributed again
+                missing_members[partition] -= 1
+                lead += 1
+            if lead:
+                to_push.append((lead, user))
+        for entry in to_push:
+            heapq.heappush(heap, entry)
+    # Rare: the members that lack partitions already have all the remaining ones. All are dealt again.
+    if heap:
         deal = cycle(users)
         taken = {user: {} for user in users}
         for partition in pool:
-            for user in islice(deal, sharing):
+            for user in islice(deal, members_per_partition):
                 taken[user][partition] = None
     return {user: list(kept) for user, kept in taken.items()}
 

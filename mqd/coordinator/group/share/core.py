@@ -13,7 +13,7 @@ Invariants (check())
         topics
     G3  with a target of the group's epoch and no newly assignable partitions, every initialized
         partition of a subscribed topic has a member
-    G4  a share-partition is initializing or initialized, not both; each topic has its name
+    G4  a share-partition is initializing or initialized, not both; the name of each topic is kept
     G5  each member has a session deadline
     G6  a reply depends only on records persisted before it; each request has one reply. The reply
         to a change of offsets waits for the share coordinator
@@ -55,7 +55,7 @@ from mqd.protocol.messages import ShareGroupDescribeResponse, ShareGroupHeartbea
 
 DEADLINE_TIMER = "share.deadline"
 PROTOCOL = "share"
-SOON_MS = 1_000  # heartbeat interval while something is being initialized
+SHORT_INTERVAL_MS = 1_000  # heartbeat interval while something is being initialized
 # Memory of a member, and of an assigned partition, without the client's bytes: measured, rounded
 # up.
 MEMBER_BYTES, PARTITION_BYTES = 1_200, 120
@@ -65,7 +65,7 @@ _Described = ShareGroupDescribeResponse
 
 
 class Member(Watched):
-    """The Watched of a member is its session. `resolved`: its entry among the group's
+    """`deadline_ms` (of Watched): the end of its session. `resolved`: its entry among the group's
     subscriptions.
     """
 
@@ -112,9 +112,9 @@ class ShareGroup(ModernGroup):
         self.is_deleted = False  # by DeleteGroups: its last records are tombstones
         self.effects: list[Effect] = []
         self.admin = offsets.OffsetsAdmin(self)
-        self._initializing: dict[int, Partitions] = {}  # by token: without a response yet
-        self._retry_ms = 0  # when the initializing ones are initialized again
-        self._checked_epoch = -1  # in which everything was initialized or initializing
+        self._initializing: dict[int, Partitions] = {}  # token of a request without a response -> its partitions
+        self._retry_ms = 0  # when initializing partitions are initialized again
+        self._checked_epoch = -1  # group epoch in which every partition was initialized or initializing
         self._token = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ShareHeartbeat: self._on_heartbeat,
@@ -190,7 +190,7 @@ class ShareGroup(ModernGroup):
     def _heartbeat(self, event: ShareHeartbeat, now_ms: int) -> ShareGroupHeartbeatResponse:
         message = event.message
         member = self._find(message)
-        member, bump = self._described(member, event)
+        member, bump = self._enroll(member, event)
         self.refresh(bump)
         self._maybe_assign()
         before = member.assigned
@@ -198,19 +198,21 @@ class ShareGroup(ModernGroup):
         settings = self.cluster.share_settings(self.group_id)
         self.deadlines.move(member, now_ms + settings.session_timeout_ms)
         self._maybe_initialize(now_ms)
-        is_new = message.member_epoch == 0 or message.subscribed_topic_names is not None or before != member.assigned
+        sends_assignment = (
+            message.member_epoch == 0 or message.subscribed_topic_names is not None or before != member.assigned
+        )
         interval_ms = settings.heartbeat_interval_ms
         return ShareGroupHeartbeatResponse(
             member_id=member.member_id,
             member_epoch=member.epoch,
-            heartbeat_interval_ms=min(interval_ms, SOON_MS) if self._initializing else interval_ms,
-            assignment=_assignment(member.assigned) if is_new else None,
+            heartbeat_interval_ms=min(interval_ms, SHORT_INTERVAL_MS) if self._initializing else interval_ms,
+            assignment=_assignment(member.assigned) if sends_assignment else None,
         )
 
     # -- members -----------------------------------------------------------------------------------
 
     def _find(self, message: ShareGroupHeartbeatRequest) -> Member | None:
-        """The member that sends this, with a valid epoch. None: it has to be created. Raises
+        """The sender, if it is a member with a valid epoch. None: it has to be created. Raises
         Refused; then nothing has changed.
         """
         member = self.members.get(message.member_id)
@@ -242,7 +244,7 @@ class ShareGroup(ModernGroup):
     def _unknown(self, member_id: str) -> Refused:
         return Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {self.group_id}.")
 
-    def _described(self, member: Member | None, event: ShareHeartbeat) -> tuple[Member, bool]:
+    def _enroll(self, member: Member | None, event: ShareHeartbeat) -> tuple[Member, bool]:
         """Creates or updates the member. Also returns whether the assignment depends on the change."""
         message = event.message
         old = member.description if member is not None else Description(None, "", "", ())
@@ -340,8 +342,9 @@ class ShareGroup(ModernGroup):
     # -- states ------------------------------------------------------------------------------------
 
     def _maybe_initialize(self, now_ms: int) -> None:
-        """Initializes partitions that members may get, and again those without a response for too
-        long."""
+        """Initializes partitions that members may get, and repeats that for those whose response is
+        overdue.
+        """
         late = bool(self.states.initializing) and now_ms >= self._retry_ms
         if (self._checked_epoch == self.epoch and not late) or self.admin.is_deleting:
             return
@@ -377,26 +380,26 @@ class ShareGroup(ModernGroup):
             self._checked_epoch = -1
             return
         self.admin.on_initialized(event, replies)
-        asked = self._initializing.pop(event.token, None)
-        if asked is None:
-            return  # from before the group was loaded, or requested again since
-        asked = intersection(asked, self.states.initializing)
-        if not asked:
+        requested = self._initializing.pop(event.token, None)
+        if requested is None:
+            return  # a request from before the group was loaded, or one that was repeated
+        requested = intersection(requested, self.states.initializing)
+        if not requested:
             return
         done = {
             topic_id: kept
-            for topic_id, indexes in asked.items()
+            for topic_id, indexes in requested.items()
             if (kept := tuple(index for index in indexes if (topic_id, index) not in event.errors))
         }
         self.set_states(
-            difference(self.states.initializing, asked), union(self.states.initialized, done), self.states.deleting
+            difference(self.states.initializing, requested), union(self.states.initialized, done), self.states.deleting
         )
         self.needs_new_epoch = self.needs_new_epoch or bool(done)
-        if done != asked:
+        if done != requested:
             self._checked_epoch = -1  # the next heartbeat tries again
 
     def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None:
-        """Names are those that the topics have now, or had."""
+        """Keeps the topics' current names; for a deleted topic, its last name."""
         names, found = self.states.names, {}
         for topic_id in {*initializing, *initialized, *deleting}:
             found[topic_id] = self.cluster.topic_name(topic_id) or names.get(topic_id, "")

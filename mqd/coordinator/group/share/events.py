@@ -43,7 +43,9 @@ class DeleteOffsets(msgspec.Struct, frozen=True, gc=False):
 
 
 class InitializeStates(Effect, frozen=True):
-    """InitializeShareGroupState of each; the outcome comes as StatesChanged with this token."""
+    """InitializeShareGroupState for each share-partition; the outcome is a StatesChanged with this
+    token.
+    """
 
     token: int
     state_epoch: int
@@ -51,14 +53,14 @@ class InitializeStates(Effect, frozen=True):
 
 
 class DeleteStates(Effect, frozen=True):
-    """DeleteShareGroupState of each; the outcome comes as StatesChanged with this token."""
+    """DeleteShareGroupState for each share-partition; the outcome is a StatesChanged with this token."""
 
     token: int
     partitions: dict[bytes, tuple[int, ...]]
 
 
 class StatesChanged(msgspec.Struct, frozen=True, gc=False):
-    """`errors`: of those that failed, or whose outcome is not known."""
+    """`errors`: of the share-partitions whose request failed, or has an unknown outcome."""
 
     token: int
     errors: Errors

@@ -1,11 +1,11 @@
 """Administrators' changes of the offsets of a share group without members: AlterShareGroupOffsets,
 DeleteShareGroupOffsets, DeleteGroups. Each is recorded, then requested from the share coordinator,
 whose response completes it. A coordinator that is loaded in between has lost the request, but the
-record shows what is left to do: topics to be deleted are `deleting`, and are deleted again with the next
-request.
+record shows what is left to do: topics to be deleted are listed as `deleting`, and are deleted with
+the next request.
 
 Altering raises the group's epoch, which is the state epoch of the initialized share-partitions: a
-leader that still holds the earlier state is fenced (124).
+leader that still holds the earlier state is fenced (FENCED_STATE_EPOCH).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Alteration(NamedTuple):
 
 
 class _Deletion(NamedTuple):
-    """`topics` None: of the whole group."""
+    """`topics` None: the whole group is deleted."""
 
     request: int
     partitions: Partitions
@@ -91,7 +91,7 @@ class OffsetsAdmin:
         for name, wanted in event.offsets.items():
             topic = group.cluster.topic(name)
             if topic is None and not wanted:
-                continue  # as Kafka: there is no partition to report
+                continue  # as in Kafka: there is no partition to report
             count = topic.partition_count if topic is not None else 0
             known = {index: start for index, start in wanted.items() if 0 <= index < count}
             if topic is not None and known:

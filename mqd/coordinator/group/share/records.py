@@ -10,7 +10,7 @@ import msgspec
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.group import records
-from mqd.coordinator.group.consumer.records import Partitions, epoch_of, listed, partitions_of
+from mqd.coordinator.group.consumer.records import Partitions, listed, partitions_of, valid_epoch
 from mqd.coordinator.schema import key_type_of
 
 MEMBER, METADATA, TARGET_METADATA, TARGET_MEMBER, CURRENT, STATES = range(10, 16)
@@ -40,7 +40,7 @@ class Current(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct):
-    """The share-partitions of a group by the stage of their state. `names`: of the topics."""
+    """The share-partitions of a group by the stage of their state. `names`: topic id -> name."""
 
     initializing: Partitions = {}
     initialized: Partitions = {}
@@ -71,7 +71,7 @@ def group_record(group_id: str, epoch: int, metadata_hash: int) -> KeyValue:
 def decode_group(value: bytes) -> tuple[int, int]:
     """(epoch, metadata hash)."""
     record = _GROUP.decode_value(value)
-    return epoch_of(record.epoch), record.metadata_hash
+    return valid_epoch(record.epoch), record.metadata_hash
 
 
 def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
@@ -80,7 +80,7 @@ def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
 
 
 def decode_target_epoch(value: bytes) -> int:
-    return epoch_of(_TARGET_EPOCH.decode_value(value).assignment_epoch)
+    return valid_epoch(_TARGET_EPOCH.decode_value(value).assignment_epoch)
 
 
 def target_record(group_id: str, member_id: str, partitions: Partitions) -> KeyValue:
@@ -106,7 +106,9 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
 def decode_current(value: bytes) -> Current:
     record = _CURRENT.decode_value(value)
     return Current(
-        epoch_of(record.member_epoch), epoch_of(record.previous_member_epoch), partitions_of(record.assigned_partitions)
+        valid_epoch(record.member_epoch),
+        valid_epoch(record.previous_member_epoch),
+        partitions_of(record.assigned_partitions),
     )
 
 

@@ -6,7 +6,7 @@ Guarantees (asserted by check_assignment() and the property tests)
     A2  a process has each task at most once, in whatever role
     A3  each task of a stateful subtopology has as many standbys as configured, or as there are
         other processes; no other task has any
-    A4  members keep their active tasks as far as A1 allows: the same input changes nothing
+    A4  members keep their active tasks as far as A1 allows: with unchanged input none move
     A5  active tasks that must move go to processes that had them as standbys, as far as A1 allows
     A6  the same input gives the same output
 Cost: O(tasks log members + standbys x processes).
@@ -43,17 +43,19 @@ def sticky(members: Mapping[str, MemberSpec], shape: Shape, standby_replicas: in
     active = _active(members, shape)
     standby = _standbys(members, shape, active, standby_replicas) if standby_replicas else {}
     return {
-        member_id: _kept_object(Tasks(task_set(active[member_id]), task_set(standby.get(member_id, [])), NOTHING), spec)
+        member_id: _reuse_object(
+            Tasks(task_set(active[member_id]), task_set(standby.get(member_id, [])), NOTHING), spec
+        )
         for member_id, spec in members.items()
     }
 
 
-def _kept_object(tasks: Tasks, spec: MemberSpec) -> Tasks:
+def _reuse_object(tasks: Tasks, spec: MemberSpec) -> Tasks:
     return spec.current if tasks == spec.current else tasks
 
 
 def _tasks(shape: Shape) -> list[Task]:
-    """Those of one partition number follow each other, so that a subtopology's tasks are spread."""
+    """All tasks, ordered by partition number, so that a subtopology's tasks are spread."""
     every = [(name, partition) for name in sorted(shape.task_counts) for partition in range(shape.task_counts[name])]
     return sorted(every, key=lambda task: (task[1], task[0]))
 
@@ -68,12 +70,12 @@ def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[T
         for task in held[member_id]:
             del free[task]
     for member_id in sorted(held, key=lambda name: -len(held[name])):  # the fullest may keep one more
-        size = low + (extra > 0 and len(held[member_id]) > low)
-        extra -= size - low
-        for task in held[member_id][size:]:
+        quota = low + (extra > 0 and len(held[member_id]) > low)
+        extra -= quota - low
+        for task in held[member_id][quota:]:
             free[task] = None
-        del held[member_id][size:]
-    rest = _to_standbys(members, [task for task in tasks if task in free], held, low, extra)
+        del held[member_id][quota:]
+    rest = _assign_to_state_holders(members, [task for task in tasks if task in free], held, low, extra)
     heap = [(len(taken), name) for name, taken in held.items()]
     heapq.heapify(heap)
     for task in rest:
@@ -83,11 +85,11 @@ def _active(members: Mapping[str, MemberSpec], shape: Shape) -> dict[str, list[T
     return held
 
 
-def _to_standbys(
+def _assign_to_state_holders(
     members: Mapping[str, MemberSpec], tasks: list[Task], held: dict[str, list[Task]], low: int, extra: int
 ) -> list[Task]:
     """Gives tasks to members of processes that have their state; `extra` members may have one more
-    than `low`. Returns the others.
+    than `low`. Returns the other tasks.
     """
     with_state: dict[Task, list[str]] = {}
     by_process: dict[str, list[str]] = {}
@@ -100,29 +102,30 @@ def _to_standbys(
     rest = []
     for task in tasks:
         holders = with_state.get(task, [])
-        mates = [mate for holder in holders for mate in by_process[members[holder].process_id]]
-        taker = next((one for one in (*holders, *mates) if len(held[one]) < low + (extra > 0)), None)
-        if taker is None:
+        process_mates = [mate for holder in holders for mate in by_process[members[holder].process_id]]
+        receiver = next((name for name in (*holders, *process_mates) if len(held[name]) < low + (extra > 0)), None)
+        if receiver is None:
             rest.append(task)
         else:
-            held[taker].append(task)
-            extra -= len(held[taker]) > low
+            held[receiver].append(task)
+            extra -= len(held[receiver]) > low
     return rest
 
 
 def _standbys(
     members: Mapping[str, MemberSpec], shape: Shape, active: Mapping[str, list[Task]], replicas: int
 ) -> dict[str, list[Task]]:
-    runs = {task: members[name].process_id for name, tasks in active.items() for task in tasks}
-    has = {(process, task) for task, process in runs.items()}
-    backs: dict[tuple[str, str], int] = {}  # (process, member): tasks of the process for which it has standbys
+    active_process = {task: members[name].process_id for name, tasks in active.items() for task in tasks}
+    assigned = {(process, task) for task, process in active_process.items()}
+    # (process, member): number of the process's active tasks for which the member has standbys
+    backup_counts: dict[tuple[str, str], int] = {}
     load = {name: len(tasks) for name, tasks in active.items()}
     found: dict[str, list[Task]] = {name: [] for name in sorted(members)}
-    before: dict[Task, list[str]] = {}
+    previous_holders: dict[Task, list[str]] = {}
     for name in found:
         for role in (members[name].current.standby, members[name].current.active):
             for task in each(role):
-                before.setdefault(task, []).append(name)
+                previous_holders.setdefault(task, []).append(name)
     processes = {spec.process_id for spec in members.values()}
     stateful = [task for task in _tasks(shape) if task[0] in shape.stateful]
     wanted = min(replicas, len(processes) - 1)
@@ -131,18 +134,21 @@ def _standbys(
     def take(name: str, task: Task) -> None:
         found[name].append(task)
         load[name] += 1
-        has.add((members[name].process_id, task))
-        backs[runs[task], name] = backs.get((runs[task], name), 0) + 1
+        assigned.add((members[name].process_id, task))
+        backup_counts[active_process[task], name] = backup_counts.get((active_process[task], name), 0) + 1
 
     for task in stateful:
-        lacking = wanted
-        for name in before.get(task, ()):
-            if lacking and load[name] < limit and (members[name].process_id, task) not in has:
+        missing = wanted
+        for name in previous_holders.get(task, ()):
+            if missing and load[name] < limit and (members[name].process_id, task) not in assigned:
                 take(name, task)
-                lacking -= 1
-        for _ in range(lacking):
-            others = (name for name in found if (members[name].process_id, task) not in has)
-            take(min(others, key=lambda name: (load[name], backs.get((runs[task], name), 0), name)), task)
+                missing -= 1
+        for _ in range(missing):
+            others = (name for name in found if (members[name].process_id, task) not in assigned)
+            take(
+                min(others, key=lambda name: (load[name], backup_counts.get((active_process[task], name), 0), name)),
+                task,
+            )
     return found
 
 
@@ -152,7 +158,7 @@ def check_assignment(
     """Asserts A1 to A3."""
     every = {(name, partition) for name, count in shape.task_counts.items() for partition in range(count)}
     active = [task for tasks in found.values() for task in each(tasks.active)]
-    assert len(active) == len(set(active)) and set(active) == every, "A1: not each task is active once"
+    assert len(active) == len(set(active)) and set(active) == every, "A1: a task is not active exactly once"
     counts = [_size(tasks.active) for tasks in found.values()]
     assert not counts or max(counts) - min(counts) <= 1, f"A1: {counts}"
     held = [(members[name].process_id, task) for name, tasks in found.items() for role in tasks for task in each(role)]

@@ -12,10 +12,10 @@ Invariants (check())
     T2  `holders` is the inverse of what members hold; each held active task has the epoch in which
         its member got it, which is not above the member's
     T3  member epoch <= target epoch <= group epoch
-    T4  only members have a target; with a ready topology and a target of the group's epoch it has
-        each task once as active
-    T5  STABLE at the target's epoch: holds its target. UNREVOKED: has tasks to release. Otherwise
-        it has none to release
+    T4  only members have a target; with a ready topology, a target of the group's epoch has each
+        task once as active
+    T5  a STABLE member at the target's epoch holds its target. An UNREVOKED member has tasks to
+        release, any other member has none
     T6  each member has a session deadline; each UNREVOKED one also a deadline to release by, which
         a heartbeat does not move
     T7  a group with members has a topology; a persisted topology never changes
@@ -189,7 +189,7 @@ class StreamsGroup(ModernGroup):
         # from here on nothing is refused
         self._maybe_delay(now_ms)
         self._set_topology(topology)
-        member, bump = self._enrolled(known, message.member_id, description)
+        member, bump = self._enroll(known, message.member_id, description)
         self._set_configuration(configured, bump)
         if message.shutdown_application and self._shutdown_by is None:
             self._shutdown_by = member.member_id
@@ -248,7 +248,7 @@ class StreamsGroup(ModernGroup):
     # -- members -----------------------------------------------------------------------------------
 
     def _find(self, event: StreamsHeartbeat) -> Member | None:
-        """The member that sends this, with a valid epoch. None: it has to be created. Raises
+        """The sender, if it is a member with a valid epoch. None: it has to be created. Raises
         Refused; then nothing has changed.
         """
         message = event.message
@@ -281,9 +281,9 @@ class StreamsGroup(ModernGroup):
     def _unknown(self, member_id: str) -> Refused:
         return Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {self.group_id}.")
 
-    def _enrolled(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
-        """Creates or updates the member. Also returns whether the group's epoch depends on the
-        change: on any, as in Kafka.
+    def _enroll(self, known: Member | None, member_id: str, description: Description) -> tuple[Member, bool]:
+        """Creates or updates the member. Also returns whether anything has changed: any change
+        raises the group's epoch, as in Kafka.
         """
         member = known
         if member is not None and member.description == description:
@@ -500,7 +500,7 @@ class StreamsGroup(ModernGroup):
         return self._actions([])
 
     def _load_member(self, name: str, description: Description, current: Current | None) -> bool:
-        """False: its state contradicts itself or that of others."""
+        """Returns False if the member's state contradicts itself or that of other members."""
         member = Member(name, description)
         held = (current.assigned, current.revoking) if current is not None else ()
         if current is not None and (
@@ -518,7 +518,7 @@ class StreamsGroup(ModernGroup):
         self.described_bytes += size_bytes_of(name, description)
         if current is not None:
             self._hold(member, current)
-            self.pending.pop()  # it is in the log
+            self.pending.pop()  # the record that _hold() added is in the log already
         return True
 
     # -- invariants --------------------------------------------------------------------------------

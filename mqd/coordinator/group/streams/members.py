@@ -30,7 +30,7 @@ JUST_JOINED = Current(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
 
 
 class Member(Watched):
-    """The Watched of a member is its session; `step` is its obligation to release tasks."""
+    """`deadline_ms` (of Watched): the end of its session. `step`: the deadline to release tasks."""
 
     __slots__ = ("current", "description", "step")
 
@@ -85,7 +85,7 @@ def _previous(current: Current, epoch: int) -> int:
 
 
 def _free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
-    """(those that no other member holds, whether there are others)."""
+    """(the tasks that no other member holds, whether others hold some)."""
     found = [
         task_set(
             [

@@ -10,7 +10,7 @@ import msgspec
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.group import records
-from mqd.coordinator.group.consumer.records import epoch_of
+from mqd.coordinator.group.consumer.records import valid_epoch
 from mqd.coordinator.group.streams.tasks import Tasks, TaskSet
 from mqd.coordinator.group.streams.topology import InternalTopic, InvalidTopology, Topology, parse
 from mqd.coordinator.schema import key_type_of
@@ -80,7 +80,7 @@ def decode_group(value: bytes) -> Metadata:
     configs = {one.key: one.value for one in record.last_assignment_configs or ()}
     standby = configs.get(STANDBY_REPLICAS, "")
     return Metadata(
-        epoch_of(record.epoch),
+        valid_epoch(record.epoch),
         record.metadata_hash,
         record.validated_topology_epoch,
         int(standby) if standby.isascii() and standby.isdigit() else None,
@@ -123,7 +123,7 @@ def target_epoch_record(group_id: str, epoch: int) -> KeyValue:
 
 
 def decode_target_epoch(value: bytes) -> int:
-    return epoch_of(_TARGET_EPOCH.decode_value(value).assignment_epoch)
+    return valid_epoch(_TARGET_EPOCH.decode_value(value).assignment_epoch)
 
 
 def target_record(group_id: str, member_id: str, tasks: Tasks) -> KeyValue:
@@ -153,7 +153,7 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
 
 def decode_current(value: bytes) -> Current:
     record = _CURRENT.decode_value(value)
-    epoch = epoch_of(record.member_epoch)
+    epoch = valid_epoch(record.member_epoch)
     assigned = (record.active_tasks, record.standby_tasks, record.warmup_tasks)
     revoking = (
         record.active_tasks_pending_revocation,
@@ -162,7 +162,7 @@ def decode_current(value: bytes) -> Current:
     )
     return Current(
         epoch,
-        epoch_of(record.previous_member_epoch),
+        valid_epoch(record.previous_member_epoch),
         record.state,
         Tasks(*map(tasks_of, assigned)),
         Tasks(*map(tasks_of, revoking)),

@@ -62,7 +62,7 @@ def _problem_of_joining(message: StreamsGroupHeartbeatRequest) -> str | None:
 
 
 def _too_long(message: StreamsGroupHeartbeatRequest) -> str | None:
-    """A record's string holds 32,767 bytes, and a batch of records is bounded."""
+    """Why the names do not fit into a record's strings (32,767 bytes) or a batch; None: they do."""
     texts = [message.group_id, message.member_id, message.rack_id or "", message.process_id or ""]
     for tag in message.client_tags or ():
         texts += (tag.key, tag.value)

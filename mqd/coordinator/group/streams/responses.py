@@ -1,4 +1,4 @@
-"""A streams group in the form of its responses: StreamsGroupHeartbeat's parts, StreamsGroupDescribe.
+"""Describes a streams group in responses: parts of StreamsGroupHeartbeat, and StreamsGroupDescribe.
 Read-only.
 """
 
@@ -79,7 +79,7 @@ def described(group: Group, configured: Configured) -> StreamsGroupDescribeRespo
 
 
 def _topology(topology: Topology, configured: Configured) -> StreamsGroupDescribeResponse.Topology:
-    """Without subtopologies while partitions of their topics are not known."""
+    """Lists no subtopologies while the partitions of their topics are not known."""
     if not configured.counts and not configured.task_counts:
         return _Described.Topology(epoch=topology.epoch, subtopologies=None)
     return _Described.Topology(

@@ -1,4 +1,4 @@
-"""Sets of tasks in their three roles, and who holds them."""
+"""Sets of tasks in their three roles, and which member holds each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def task_set(tasks: list[Task]) -> TaskSet:
 
 
 def intersection(one: Tasks, other: Tasks) -> Tasks:
-    """By role."""
+    """The tasks that both have in the same role."""
     return Tasks(*(sets.intersection(mine, theirs) for mine, theirs in zip(one, other, strict=True)))
 
 
@@ -62,8 +62,9 @@ def contains(whole: Tasks, part: Tasks) -> bool:
 
 
 class Holders:
-    """Which member holds each task, until it has released it: as active one member at most; in a
-    process one member at most, in whatever role, because its members share a state directory.
+    """Maps each task to the member that holds it, until the member has released it. One member at
+    most has a task as active. Within a process one member at most has it, in any role, because the
+    members of a process share a state directory.
     """
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ class Configured(NamedTuple):
 
 
 class InvalidTopology(Exception):
-    """It cannot be configured, whatever topics there are."""
+    """The topology cannot be configured, whatever topics exist."""
 
 
 class _Mispartitioned(Exception):
@@ -143,7 +143,7 @@ def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
 
 
 def _copartitioned(message: Any) -> tuple[CopartitionGroup, ...]:
-    """The lists are sorted, so their indexes change."""
+    """Translates the indexes, because the lists of topics are sorted."""
     sources = _sorted_indexes(message.source_topics)
     repartitions = _sorted_indexes([topic.name for topic in message.repartition_source_topics])
     groups = (
@@ -159,7 +159,7 @@ def _copartitioned(message: Any) -> tuple[CopartitionGroup, ...]:
 def _sorted_indexes(names: list[str]) -> dict[int, int]:
     """Index in `names` -> index after sorting."""
     order = sorted(range(len(names)), key=names.__getitem__)
-    return {number: place for place, number in enumerate(order)}
+    return {number: position for position, number in enumerate(order)}
 
 
 # -- configuration ---------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ def configure(topology: Topology, existing: CountOf) -> Configured:
     sources = {name for one in topology.subtopologies for name in one.source_topics}
     missing = sorted(name for name in sources if existing(name) is None)
     if missing:
-        return Configured({}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_some(missing)} are missing."))
+        return Configured({}, {}, (MISSING_SOURCE_TOPICS, f"Source topics {_first_names(missing)} are missing."))
 
     def count_of(name: str) -> int | None:
         return counts.get(name) or existing(name)
@@ -190,7 +190,7 @@ def configure(topology: Topology, existing: CountOf) -> Configured:
     except _Mispartitioned as problem:
         return Configured({}, {}, (INCORRECTLY_PARTITIONED_TOPICS, str(problem)))
     if new:
-        detail = f"Internal topics are missing: [{_some([topic.name for topic in new])}]"
+        detail = f"Internal topics are missing: [{_first_names([topic.name for topic in new])}]"
         return Configured({}, counts, (MISSING_INTERNAL_TOPICS, detail), new)
     return Configured(tasks, counts)
 
@@ -251,19 +251,22 @@ def _derive(topology: Topology, counts: dict[str, int], existing: CountOf) -> No
                 )
 
 
-def _copartition(one: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing: CountOf) -> None:
-    sources = {one.source_topics[number]: existing(one.source_topics[number]) or 0 for number in group.source_topics}
-    repartitions = [one.repartition_sources[number] for number in group.repartition_sources]
+def _copartition(subtopology: Subtopology, group: CopartitionGroup, counts: dict[str, int], existing: CountOf) -> None:
+    sources = {
+        subtopology.source_topics[number]: existing(subtopology.source_topics[number]) or 0
+        for number in group.source_topics
+    }
+    repartitions = [subtopology.repartition_sources[number] for number in group.repartition_sources]
     fixed = {topic.name: topic.partitions for topic in repartitions if topic.partitions > 0}
     leading = sources or fixed
     if len(set(leading.values())) > 1:
         listed = ", ".join(f"{name}={count}" for name, count in sorted(leading.items()))
         raise _Mispartitioned(f"Following topics do not have the same number of partitions: [{listed}]")
     count = next(iter(leading.values()), 0) or max((counts[topic.name] for topic in repartitions), default=0)
-    for name, has in fixed.items():
-        if has != count:
+    for name, actual in fixed.items():
+        if actual != count:
             raise _Mispartitioned(
-                f"Number of partitions [{has}] of repartition topic [{name}] doesn't match number of partitions"
+                f"Number of partitions [{actual}] of repartition topic [{name}] doesn't match number of partitions"
                 f" [{count}] of the source topic."
             )
     counts.update((topic.name, count) for topic in repartitions)
@@ -273,17 +276,18 @@ def _missing(topology: Topology, counts: Mapping[str, int], existing: CountOf) -
     found: dict[str, NewTopic] = {}
     for one in topology.subtopologies:
         for topic in (*one.repartition_sources, *one.changelogs):
-            expected, has = counts[topic.name], existing(topic.name)
-            if has is None:
+            expected, actual = counts[topic.name], existing(topic.name)
+            if actual is None:
                 factor = topic.replication_factor if topic.replication_factor > 0 else -1
                 found[topic.name] = NewTopic(topic.name, expected, factor, topic.configs)
-            elif has != expected:
+            elif actual != expected:
                 raise _Mispartitioned(
-                    f"Existing topic {topic.name} has different number of partitions: expected {expected}, found {has}"
+                    f"Existing topic {topic.name} has different number of partitions: expected {expected}, found"
+                    f" {actual}"
                 )
     return tuple(found[name] for name in sorted(found))
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     rest = len(names) - NAMED_MAX
     return ", ".join(names[:NAMED_MAX]) + (f" and {rest} additional topics" if rest > 0 else "")

@@ -1,5 +1,5 @@
-"""One partition of a coordinator's internal topic: its shard while it is loaded, and the state kept
-about it while it is not.
+"""The runtime's state of one partition of a coordinator's internal topic: its shard while it is
+loaded, and the events that it missed while it was not.
 """
 
 import asyncio
@@ -10,35 +10,47 @@ from mqd.coordinator.internal_topic import CoordinatorError, Source
 from mqd.coordinator.shard import Shard
 from mqd.protocol.errors import ErrorCode
 
+CoreNames = Callable[[Shard], Iterable[str]]  # the cores that an event concerns
+
 
 class Missed(NamedTuple):
-    """An event that cores may have to receive once more: the partition was not loaded when it was
-    posted, or its effects are not written yet.
+    """An event that the cores must get after the next load: the partition was not loaded when it was
+    posted, or its effects are not written yet. `written`: the shard's `written_count` at which they
+    are written. `names`: the cores that the event concerns. `failed`: cores that do not get it again,
+    because they failed on it.
     """
 
-    # the shard that received the event has written its effects when its count reaches this; a later
-    # shard has not received it
     written: int
     event: object
-    names: Callable[[Shard], Iterable[str]]  # the cores that the event concerns,
-    # except these, which failed on it and would always fail again
+    names: CoreNames
     failed: frozenset[str] = frozenset()
 
 
-class Place:
+class PartitionState:
     """One partition, whether loaded or not."""
 
-    __slots__ = ("epoch", "index", "late", "loading", "missed", "not_before", "requests", "shard", "source", "writing")
+    __slots__ = (
+        "epoch",
+        "index",
+        "lazy_timer",
+        "loading",
+        "missed",
+        "not_before",
+        "requests",
+        "shard",
+        "source",
+        "writing",
+    )
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.shard: Shard | None = None
         self.source: Source | None = None
         self.loading: asyncio.Task[None] | None = None
-        # leader epoch of the last load while no other host may have led it since; -1 = none
+        # leader epoch of the last load; -1: none, or another host may have led the partition since
         self.epoch = -1
         self.missed: list[Missed] = []  # since that load
-        self.late: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
+        self.lazy_timer: asyncio.TimerHandle | None = None  # fires when lazy Persists must be written
         self.requests: set[int] = set()
         self.not_before = 0.0
         # the last write, by this shard or by one since discarded
@@ -52,11 +64,11 @@ class Place:
 
 
 def expire(future: asyncio.Future[object]) -> None:
-    """Fails a request that has waited for its partition for too long."""
+    """Fails a request that has waited too long for its partition."""
     if not future.done():
         future.set_exception(CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
 
-def only(name: str, _shard: Shard) -> tuple[str, ...]:
+def one_core(name: str, _shard: Shard) -> tuple[str, ...]:
     """The cores that an event for one core concerns."""
     return (name,)
