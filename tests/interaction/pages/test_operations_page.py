@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = (
     "On one machine, to try it",
     "A fourth broker, under load",
-    "Taking a broker away",
+    "Removing a broker",
     "Upgrading, one broker at a time",
     "One host is lost",
 )

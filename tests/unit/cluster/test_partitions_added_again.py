@@ -203,7 +203,7 @@ def test_a_refusal_names_the_unreachable_partition_and_the_remedy(tmp_path: Path
 
 def test_the_remedy_in_the_refusal_is_documented() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "operations.md").read_text()
-    section = page.split("## A topic with fewer partitions")[1].split("\n## ")[0]
+    section = page.split("## Reducing the number of partitions")[1].split("\n## ")[0]
     assert all(word in section for word in WAY_OUT)
 
 
