@@ -62,7 +62,7 @@ test-long: venv $(VENV)/.spark
 chaos: venv
 	$(BIN)/python -m pytest -q --tier=long tests/crash
 
-# Brokers in network namespaces, cut off, killed, stopped; needs root. ARGUMENTS="--seconds 3600" for longer than ten minutes; python -m tests.chaos --help.
+# Brokers in network namespaces, cut off, killed, stopped; every third run with queues; needs root. ARGUMENTS="--seconds 3600" for longer than ten minutes; python -m tests.chaos --help.
 chaos-cluster: venv
 	$(BIN)/python -m tests.chaos $(ARGUMENTS)
 

@@ -7,11 +7,12 @@ faults, real clients, and a checker of their histories.
     python -m tests.chaos --seed 17 --keep       one seed; its directory stays (histories, final logs, the brokers' logs)
     python -m tests.chaos --kinds pair,restart   only these faults
     python -m tests.chaos --secured              users, rights, TLS; rights and passwords come and go, certificates and keys change
+    python -m tests.chaos --queues               share groups, schedules, views, deduplication: queues/
     python -m tests.chaos --results FILE         each seed's line is appended there too, so that pieces add up over days
     python -m tests.chaos --add-up FILE...       the sum of these pieces: seconds, faults, records,
                                                  anomalies, availability in client seconds
 
-One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, even when it cannot
+Without --seed, --secured and --queues, every third run is one with queues. One JSON line for each seed. Exit code 1 when something was found, 0 otherwise, even when it cannot
 run here (the reason is printed).
 """
 
@@ -27,11 +28,14 @@ from pathlib import Path
 
 from tests.chaos import checker, network, total
 from tests.chaos.faults import KINDS, SECURED
+from tests.chaos.queues.run import WITHOUT as QUEUES_WITHOUT
+from tests.chaos.queues.run import QueueRun
 from tests.chaos.run import Plan, Result, Run
 
 QUICK_SECONDS = 600.0
 SEED_SECONDS = 90.0  # of faults; with start, healing and checking a seed takes about a minute more
 OVERHEAD_SECONDS = 60.0
+QUEUES_EVERY = 3
 
 
 def _arguments(words: list[str] | None) -> argparse.Namespace:
@@ -43,6 +47,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--seed-seconds", type=float, default=SEED_SECONDS, help="of faults for each seed")
     parser.add_argument("--secured", action="store_true", help="a cluster with users, rights and TLS")
+    parser.add_argument("--queues", action="store_true", help="share groups, schedules, views, deduplication")
     parser.add_argument(
         "--kinds", help=f"faults (default: all): {', '.join(KINDS)}; with --secured also {', '.join(SECURED)}"
     )
@@ -63,12 +68,23 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     unknown = [kind for kind in arguments.kinds if kind not in known]
     if unknown:
         parser.error(f"no fault {unknown[0]}; there are: {', '.join(known)}")
+    if arguments.secured and arguments.queues:
+        parser.error("--secured and --queues are different runs")
     return arguments
+
+
+def _plan(seed: int, arguments: argparse.Namespace) -> Plan:
+    is_mixed = arguments.seed is None and not arguments.secured
+    queues = arguments.queues or (is_mixed and seed % QUEUES_EVERY == 0)
+    kinds = [kind for kind in arguments.kinds if not (queues and kind in QUEUES_WITHOUT)]
+    return Plan(seed, arguments.seed_seconds, kinds, arguments.hosts, secured=arguments.secured, queues=queues)
 
 
 def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
     directory = Path(tempfile.mkdtemp(prefix=f"mqd-chaos-{plan.seed}-", dir=arguments.directory))
-    result = Run(plan, directory, lambda line: print(f"  {line}", file=sys.stderr, flush=True))()
+    result = (QueueRun if plan.queues else Run)(
+        plan, directory, lambda line: print(f"  {line}", file=sys.stderr, flush=True)
+    )()
     print(result.line(), flush=True)
     if arguments.results is not None:
         with arguments.results.open("a") as file:
@@ -80,7 +96,7 @@ def _one(plan: Plan, arguments: argparse.Namespace) -> Result:
         print(checker.summary(result.anomalies) or result.failure, file=sys.stderr)
         print(
             f"  again: python -m tests.chaos --seed {plan.seed} --seed-seconds {plan.seconds:g} --kinds"
-            f" {','.join(plan.kinds)}{' --secured' * plan.secured}",
+            f" {','.join(plan.kinds)}{' --secured' * plan.secured}{' --queues' * plan.queues}",
             file=sys.stderr,
         )
     print(f"  kept: {directory}", file=sys.stderr)
@@ -102,8 +118,7 @@ def main(words: list[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     began, seed, failed = time.monotonic(), arguments.seed or arguments.first_seed, 0
     while True:
-        plan = Plan(seed, arguments.seed_seconds, arguments.kinds, arguments.hosts, secured=arguments.secured)
-        failed += not _one(plan, arguments).ok
+        failed += not _one(_plan(seed, arguments), arguments).ok
         seed += 1
         if (
             arguments.seed is not None

@@ -51,7 +51,7 @@ def name_of(client: str, number: int) -> str:
     return f"{client}:{number}"
 
 
-class _Checker:
+class Checker:
     def __init__(self, history: History, final: dict[Place, FinalLog]) -> None:
         self.history, self.final = history, final
         self.found: list[Anomaly] = []
@@ -290,7 +290,7 @@ def _report(places: list[tuple[Place, int]]) -> str:
 
 
 def check(history: History, final: dict[Place, FinalLog]) -> list[Anomaly]:
-    checker = _Checker(history, final)
+    checker = Checker(history, final)
     checker.check_final()
     checker.check_sends()
     checker.check_offsets()

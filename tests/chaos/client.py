@@ -12,6 +12,7 @@ into its history file (history.py).
                  leave
     python-*     producer and consumer of another library: client_python.py
     guests       of a secured cluster: guests/process.py
+    queue-*      of the features on top of logs: queues/clients.py
     reader       at the end: every partition from start to end, twice (all, committed): prints
                  {"topic-partition": FinalLog}
 
@@ -86,15 +87,25 @@ class Client:
     def note(self, error: object) -> None:
         self.writer.write("error", text=str(error), at_ns=time.monotonic_ns())
 
+    def saw(self, message: Any) -> None:
+        """A record that a consumer returned."""
+
     def run(self) -> int:
         raise NotImplementedError
 
 
-class _Sender(Client):
+class Sender(Client):
     """Numbers increase over all lives; each record's line is written when its outcome is known."""
 
     number = 0
     producer: Any = None
+
+    def headers(self, number: int, topic: str, partition: int) -> list[tuple[str, str]]:
+        """Of the record that is sent next."""
+        return []
+
+    def acknowledged(self, number: int, topic: str, partition: int, offset: int) -> None:
+        """Does nothing by default."""
 
     def send(self, txn: int | None = None, place: tuple[str, int] | None = None) -> None:
         topic, partition = place or self.chance.choice(self.places)
@@ -117,10 +128,17 @@ class _Sender(Client):
             )
             if txn is None:
                 self.writer.worked(error is None)
+            if offset >= 0:
+                self.acknowledged(number, topic, partition, offset)
 
         try:
             self.producer.produce(
-                topic, make_value(self.name, number), f"{self.name}-{number % 20}", partition, on_delivery=on_delivery
+                topic,
+                make_value(self.name, number),
+                f"{self.name}-{number % 20}",
+                partition,
+                headers=self.headers(number, topic, partition),
+                on_delivery=on_delivery,
             )
         except (BufferError, KafkaException) as error:
             code = error.args[0].code() if isinstance(error, KafkaException) else None
@@ -140,7 +158,7 @@ class _Sender(Client):
                 raise
 
 
-class IdempotentProducer(_Sender):
+class IdempotentProducer(Sender):
     def begin(self) -> None:
         self.producer = Producer(
             {
@@ -181,7 +199,7 @@ class IdempotentProducer(_Sender):
         return 0
 
 
-class Transactor(_Sender):
+class Transactor(Sender):
     txn = 0
 
     def begin(self) -> None:
@@ -289,6 +307,7 @@ class AssignedConsumer(Client):
                 self.note(message.error())
                 continue
             messages.append(message)
+            self.saw(message)
             self.writer.write(
                 "poll",
                 epoch=self.epoch,
@@ -412,6 +431,7 @@ class Reader(Client):
             for message in consumer.consume(500, 0.5):
                 error = message.error()
                 if error is None:
+                    self.saw(message)
                     found.append((message.offset(), report(message.value())))
                     deadline = time.monotonic() + FINISH_SECONDS
                 elif error.code() == KafkaError._PARTITION_EOF and message.offset() >= high:
@@ -436,8 +456,9 @@ def role_of(name: str) -> type[Client]:
         return ROLES[name]
     from tests.chaos import client_python
     from tests.chaos.guests import process
+    from tests.chaos.queues import clients
 
-    return (client_python.ROLES | process.ROLES)[name]
+    return (client_python.ROLES | process.ROLES | clients.ROLES)[name]
 
 
 def main() -> int:

@@ -43,8 +43,7 @@ from typing import NamedTuple
 
 from tests.chaos import network
 from tests.chaos.asking import Asking, Report
-from tests.chaos.faults import PROCESSES
-from tests.chaos.hosts import PORT, ChaosCluster, ChaosHost
+from tests.chaos.hosts import PORT, ChaosCluster, ChaosHost, Targets
 from tests.chaos.run import CREATE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +212,7 @@ def once(measure: Measure, kind: str, on_active: bool | None) -> Found:
     load, moment, began = os.getloadavg()[0], time.time(), time.monotonic_ns()
     controller_ms = -1.0
     if kind == "killed":
-        leader.kill(PROCESSES)
+        leader.kill(Targets.processes)
     elif kind == "stopped":
         leader.stop()
     elif kind == "lost":

@@ -12,11 +12,9 @@ import json
 import random
 from collections.abc import Callable
 
-from tests.chaos import commands, members, operator
+from tests.chaos import commands, members
 from tests.chaos.commands import CLIENTS
 from tests.chaos.hosts import ChaosCluster, ChaosHost
-
-PROCESSES = ("mqd-worker-0", "mqd-controller", "mqd-acceptor")
 
 
 class Fault:
@@ -133,7 +131,7 @@ class KillProcess(Fault):
     lasts = (0.5, 6.0)
 
     def begin(self) -> None:
-        host, name = self.host(), self.rng.choice(PROCESSES)
+        host, name = self.host(), self.rng.choice(self.cluster.targets.processes)
         self.text = f"kill -9 of {name} on {host.name}" + ("" if host.kill([name]) else " (it was not there)")
 
 
@@ -146,7 +144,7 @@ class KillBroker(Fault):
 
     def begin(self) -> None:
         host = self.host()
-        host.kill(PROCESSES)
+        host.kill(self.cluster.targets.processes)
         self.text = f"kill -9 of all but the keeper on {host.name}"
 
 
@@ -217,7 +215,7 @@ class PauseProcess(Fault):
     lasts = (1.0, 15.0)
 
     def begin(self) -> None:
-        self.victim, name = self.host(), self.rng.choice(PROCESSES)
+        self.victim, name = self.host(), self.rng.choice(self.cluster.targets.processes)
         self.victim.pause([name])
         self.text = f"SIGSTOP of {name} on {self.victim.name}"
 
@@ -282,7 +280,13 @@ class Tools(Fault):
         action = self.rng.choice(("reassign", "elect", "configure", "cancel"))
         output = commands.run(
             self.cluster,
-            ["tests.chaos.operator", action, json.dumps(self.cluster.operator), str(self.rng.getrandbits(32))],
+            [
+                "tests.chaos.operator",
+                action,
+                json.dumps(self.cluster.operator),
+                str(self.rng.getrandbits(32)),
+                ",".join(self.cluster.targets.topics),
+            ],
         )
         self.text = f"{action}: {output.text}"
 
@@ -301,7 +305,7 @@ class Operator(Fault):
         self.text = f"mqd {' '.join(words)}: {output.text}"
 
     def words(self) -> tuple[str, ...]:
-        topic = self.rng.choice(operator.TOPICS)
+        topic = self.rng.choice(self.cluster.targets.topics)
         nodes = [str(host.node_id) for host in self.cluster]
         three = ",".join(self.rng.sample(nodes, min(len(nodes), 3)))
         balance, move = (

@@ -47,6 +47,14 @@ class Extras:
     clocks: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Targets:
+    """What faults hit by name: topics that operators move and configure, processes that are killed or stopped."""
+
+    topics: tuple[str, ...] = ("plain", "mixed", "atomic")
+    processes: tuple[str, ...] = ("mqd-worker-0", "mqd-controller", "mqd-acceptor")
+
+
 class ChaosHost(Broker):
     """One host. Process names as in `mqd status`: mqd-keeper, mqd-acceptor, mqd-controller,
     mqd-worker-N.
@@ -278,8 +286,9 @@ class ChaosCluster:
         config: dict[str, str] | None = None,
         extras: Extras = Extras(),
         security: Security | None = None,
+        targets: Targets = Targets(),
     ) -> None:
-        self.network, self.directory, self.security = network, directory, security
+        self.network, self.directory, self.security, self.targets = network, directory, security, targets
         self.keep = True  # the content of file systems that vanish at the end; False if nothing was found
         self._workers, self._config, self._extras = workers, dict(config or {}), extras
         self._seeds = ",".join(f"{network.address(f'n{number}')}:{PORT + 2}" for number in range(1, count + 1))

@@ -1,7 +1,7 @@
 """Requests of an operator's tools to a cluster, with Kafka's protocol; one random request, and its
 outcome, in one line.
 
-    python -m tests.chaos.operator reassign|cancel|elect|configure SETTINGS SEED
+    python -m tests.chaos.operator reassign|cancel|elect|configure SETTINGS SEED TOPICS
 
 Refusals are reported like other results: while hosts are down, many requests are rightly refused.
 None of them may lose a record: unclean elections are not requested, and min.insync.replicas stays.
@@ -22,7 +22,6 @@ from mqd.protocol.messages import AlterPartitionReassignmentsRequest, ElectLeade
 from tests.chaos.secured import connect
 from tests.kafka_connection import ConnectionEnded
 
-TOPICS = ("plain", "mixed", "atomic")
 CONFIGS = {
     "segment.bytes": (1 << 20, 16 << 20),
     "max.message.bytes": (1_048_588, 2_000_000),
@@ -33,13 +32,13 @@ TIMEOUT_S = 15.0
 
 
 class Admin(AdminClient):
-    """`settings`: connection settings with librdkafka's names."""
+    """`settings`: connection settings with librdkafka's names. `topics`: the topics that change."""
 
-    def __init__(self, settings: dict[str, str]) -> None:
+    def __init__(self, settings: dict[str, str], topics: list[str]) -> None:
         super().__init__(
             {**settings, "log_level": 0, "socket.timeout.ms": int(TIMEOUT_S * 1000), "error_cb": lambda _error: None}
         )
-        self.settings = settings
+        self.settings, self.topics = settings, topics
 
 
 def elect(admin: Admin, chance: random.Random) -> str:
@@ -59,7 +58,7 @@ def elect(admin: Admin, chance: random.Random) -> str:
 
 
 def configure(admin: Admin, chance: random.Random) -> str:
-    topic, name = chance.choice(TOPICS), chance.choice(sorted(CONFIGS))
+    topic, name = chance.choice(admin.topics), chance.choice(sorted(CONFIGS))
     operation = chance.choice((AlterConfigOpType.SET, AlterConfigOpType.DELETE))
     entry = ConfigEntry(
         name,
@@ -100,14 +99,14 @@ def send_request(admin: Admin, chance: random.Random, api_key: int, version: int
 
 
 def some(admin: Admin, chance: random.Random) -> tuple[str, int]:
-    topic = chance.choice(TOPICS)
+    topic = chance.choice(admin.topics)
     found = admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)[topic].result(TIMEOUT_S)
     return topic, chance.randrange(len(found.partitions))
 
 
 def main() -> int:
     action, settings, chance = sys.argv[1], json.loads(sys.argv[2]), random.Random(sys.argv[3])
-    admin = Admin(settings)
+    admin = Admin(settings, sys.argv[4].split(","))
     try:
         if action in ("reassign", "cancel"):
             print(reassign(admin, chance, action == "cancel"))

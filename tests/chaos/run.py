@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.chaos import checker, faults, history, members, replicas, secured
 from tests.chaos.guests import rights
 from tests.chaos.history import FinalLog, Place
-from tests.chaos.hosts import ChaosCluster, Extras
+from tests.chaos.hosts import ChaosCluster, Extras, Targets
 from tests.chaos.network import Network
 from tests.chaos.secured import Security
 
@@ -68,6 +68,7 @@ class Plan:
     workers: int = 1
     rate: int = 80
     secured: bool = False
+    queues: bool = False
 
 
 @dataclasses.dataclass
@@ -90,6 +91,7 @@ class Result:
                 "seed": self.plan.seed,
                 "seconds": self.plan.seconds,
                 **({"secured": True} if self.plan.secured else {}),
+                **({"queues": True} if self.plan.queues else {}),
                 "ok": self.ok,
                 "faults": len(self.faults),
                 **self.numbers,
@@ -142,6 +144,11 @@ class Client:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
     def wait(self, until: float) -> bool:
         assert self.process is not None
         try:
@@ -154,6 +161,21 @@ class Client:
 
 
 class Run:
+    """`config`: of the brokers. `progress`: the clients that must make progress, and what counts as that in their
+    files.
+    """
+
+    config = CONFIG
+    targets = Targets()
+    reader_role = "reader"
+    progress = {
+        "p1": '"status": "ok"',
+        "p2": '"status": "ok"',
+        "x1": '"kind": "end"',
+        "x2": '"kind": "end"',
+        "c1": '"kind": "poll"',
+    }
+
     def __init__(self, plan: Plan, directory: Path, log: Callable[[str], None] = lambda line: None) -> None:
         self.plan, self.directory, self.log = plan, directory, log
         self.result = Result(plan)
@@ -162,6 +184,7 @@ class Run:
         self.network: Network
         self.cluster: ChaosCluster
         self.topics = TOPICS | ({secured.GUARDED: secured.GUARDED_PARTITIONS} if plan.secured else {})
+        self.read_topics = self.topics  # by the final reader
 
     def reached(self) -> dict[str, object]:
         """How clients reach the cluster."""
@@ -177,7 +200,14 @@ class Run:
             security = Security(self.directory / "security", self.network) if self.plan.secured else None
             try:
                 with ChaosCluster(
-                    self.network, self.directory / "hosts", self.plan.hosts, self.plan.workers, CONFIG, extras, security
+                    self.network,
+                    self.directory / "hosts",
+                    self.plan.hosts,
+                    self.plan.workers,
+                    self.config,
+                    extras,
+                    security,
+                    self.targets,
                 ) as self.cluster:
                     self._go()
                     self.cluster.keep = not self.result.ok
@@ -193,11 +223,9 @@ class Run:
 
     def _go(self) -> None:
         self.cluster.wait_healthy()
-        self._script(CREATE, self.cluster.operator, self.topics, {})
-        if self.cluster.security is not None:
-            operator = self.cluster.security.operator()
-            self._module("guests.process", [[host.address for host in self.cluster], list(self.topics), operator])
-        self._start_clients()
+        self._prepare()
+        self.clients = self._load()
+        self._tend()
         self._wait_progress("at the start")
         began = time.monotonic()
         self._faults(began + self.plan.seconds)
@@ -207,7 +235,8 @@ class Run:
         healed = time.monotonic()
         if faults.MOVES & set(self.plan.kinds):
             self.log(members.settle(self.cluster, stays=random.Random(f"{self.plan.seed} members").random() < 0.5))
-        self._end_clients()
+        self._drain()
+        self._end_clients(self.clients)
         self._wait_in_sync()
         final = self._read_final()
         places = {
@@ -216,13 +245,20 @@ class Run:
         }
         self._judge(final, places, int(began), int(ended), healed - ended)
 
+    def _prepare(self) -> None:
+        """Creates what the clients need."""
+        self._script(CREATE, self.cluster.operator, self.topics, {})
+        if self.cluster.security is not None:
+            operator = self.cluster.security.operator()
+            self._module("guests.process", [[host.address for host in self.cluster], list(self.topics), operator])
+
     # -- clients -----------------------------------------------------------------------------------
 
-    def _start_clients(self) -> None:
+    def _load(self) -> list[Client]:
         plain = {name: TOPICS[name] for name in ("plain", "mixed")}
         atomic = {name: TOPICS[name] for name in ("atomic", "mixed")}
         other = "python-" if self.plan.seed % 2 else ""  # every second run includes clients of another library
-        self.clients = [
+        clients = [
             Client(self, "producer", "p1", plain),
             Client(self, f"{other}producer", "p2", plain),
             Client(self, "transactor", "x1", atomic),
@@ -234,20 +270,23 @@ class Run:
         ]
         if self.cluster.security is not None:
             hosts, operator = [host.address for host in self.cluster], self.cluster.security.operator()
-            self.clients.append(Client(self, "guests", "guests", {}, hosts=hosts, operator=operator))
+            clients.append(Client(self, "guests", "guests", {}, hosts=hosts, operator=operator))
+        return clients
+
+    def _tend(self) -> None:
         for client in self.clients:
             client.tend()
 
+    def _after_fault(self) -> None:
+        self._tend()
+
+    def _drain(self) -> None:
+        """Waits until what the clients wrote has been processed, where something processes it."""
+
     def _count(self) -> Counter:
         """The counts of each sender and of the consumer, according to their files."""
-        counts: Counter = Counter()
-        for name, mark in (
-            ("p1", '"status": "ok"'),
-            ("p2", '"status": "ok"'),
-            ("x1", '"kind": "end"'),
-            ("x2", '"kind": "end"'),
-            ("c1", '"kind": "poll"'),
-        ):
+        counts = Counter(dict.fromkeys(self.progress, 0))
+        for name, mark in self.progress.items():
             with contextlib.suppress(OSError):
                 counts[name] = (self.directory / f"{name}.jsonl").read_text().count(mark)
         return counts
@@ -255,21 +294,18 @@ class Run:
     def _wait_progress(self, when: str) -> None:
         """Every one of them made progress: the cluster serves."""
         before, until = self._count(), time.monotonic() + PROGRESS_SECONDS
-        names = ("p1", "p2", "x1", "x2", "c1")
-        while not all(self._count()[name] > before[name] for name in names):
-            for client in self.clients:
-                client.tend()
+        while waiting := [name for name, count in self._count().items() if count <= before[name]]:
+            self._tend()
             assert time.monotonic() < until, (
-                f"{when}: no progress of {[name for name in names if self._count()[name] <= before[name]]} within"
-                f" {PROGRESS_SECONDS:.0f} s\n{self.cluster.logs()}"
+                f"{when}: no progress of {waiting} within {PROGRESS_SECONDS:.0f} s\n{self.cluster.logs()}"
             )
             time.sleep(0.2)  # other processes: there is no event to wait for
 
-    def _end_clients(self) -> None:
-        for client in self.clients:
+    def _end_clients(self, clients: list[Client]) -> None:
+        for client in clients:
             client.end()
         until = time.monotonic() + END_SECONDS
-        late = [client.name for client in self.clients if not client.wait(until)]
+        late = [client.name for client in clients if not client.wait(until)]
         assert not late, f"clients did not come to an end: {late}\n{self.cluster.logs()}"
 
     # -- faults ------------------------------------------------------------------------------------
@@ -292,8 +328,7 @@ class Run:
             else:
                 fault.end()
             self._end_changes(changes, amid=False)
-            for client in self.clients:
-                client.tend()
+            self._after_fault()
             time.sleep(rng.choice((0.0, 0.5, 2.0, 6.0)))
 
     def _end_changes(self, changes: list[faults.Change], amid: bool) -> None:
@@ -332,7 +367,7 @@ class Run:
 
     def _wait_in_sync(self) -> None:
         until = time.monotonic() + PROGRESS_SECONDS
-        while behind := json.loads(self._script(IN_SYNC, self.cluster.operator, TOPICS)):
+        while behind := json.loads(self._script(IN_SYNC, self.cluster.operator, self.topics)):
             assert time.monotonic() < until, (
                 f"replicas are not in sync within {PROGRESS_SECONDS:.0f} s after healing:"
                 f" {behind[:5]}\n{self.cluster.logs()}"
@@ -342,9 +377,9 @@ class Run:
     def _read_final(self) -> dict[Place, FinalLog]:
         self.log("reading everything")
         settings = {
-            "role": "reader",
+            "role": self.reader_role,
             "name": "reader",
-            "topics": self.topics,
+            "topics": self.read_topics,
             "history": str(self.directory / "reader.jsonl"),
             "seed": 0,
             **self.reached(),
@@ -365,10 +400,8 @@ class Run:
     def _judge(
         self, final: dict[Place, FinalLog], places: dict[Place, list[str]], began: int, ended: int, heal_s: float
     ) -> None:
-        guarded = [final.pop(place) for place in list(final) if place[0] == secured.GUARDED]
         found = history.read(self.directory.glob("*.jsonl"))
-        self.result.anomalies = checker.check(found, final)
-        judged = self._judge_rights(guarded)
+        self.result.anomalies, judged = self._check(found, final)
         for host in self.cluster:
             host.stop()
         different = replicas.compare({host.name: host.data_dir for host in self.cluster}, places)
@@ -376,7 +409,7 @@ class Run:
         status = Counter(send.status for send in found.sends)
         ends = {(end.client, end.txn): end for end in found.ends}
         senders = [
-            client.name for client in self.clients if client.role.removeprefix("python-") in ("producer", "transactor")
+            client.name for client in self.clients if client.role.rpartition("-")[2] in ("producer", "transactor")
         ]
         for (since, kind), (until, _) in zip(self.begun, [*self.begun[1:], (ended, "")], strict=True):
             served, everything = history.served(found, senders, since, until)
@@ -401,13 +434,17 @@ class Run:
             **judged,
         }
 
-    def _judge_rights(self, logs: list[FinalLog]) -> Counter[str]:
+    def _check(
+        self, found: history.History, final: dict[Place, FinalLog]
+    ) -> tuple[list[checker.Anomaly], Counter[str]]:
+        """The anomalies, and what there was to judge."""
+        guarded = [final.pop(place) for place in list(final) if place[0] == secured.GUARDED]
+        anomalies = checker.check(found, final)
         if not self.plan.secured:
-            return Counter()
+            return anomalies, Counter()
         lines = rights.read(self.directory.glob("guests*.jsonl"))
-        anomalies, counts = rights.check(lines, logs, secured.BOUND_MS, secured.REAUTHENTICATE_MS)
-        self.result.anomalies += anomalies
-        return counts
+        more, counts = rights.check(lines, guarded, secured.BOUND_MS, secured.REAUTHENTICATE_MS)
+        return anomalies + more, counts
 
 
 def final_of(text: str) -> dict[Place, FinalLog]:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import network, operator, replicas
-from tests.chaos.hosts import NOT_DATA, PORT, ChaosCluster, Extras, wall_clock_shim
+from tests.chaos import network, replicas
+from tests.chaos.hosts import NOT_DATA, PORT, ChaosCluster, Extras, Targets, wall_clock_shim
 from tests.chaos.run import CREATE, DISK_BYTES, IN_SYNC, Plan, Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -217,10 +217,18 @@ def test_a_full_run(tmp_path: Path) -> None:
 @needs_namespaces
 @pytest.mark.slow
 def test_an_operators_tools_get_responses(bench: Bench) -> None:
-    bench.script(CREATE, bench.cluster.operator, {name: 2 for name in operator.TOPICS}, {})
+    bench.script(CREATE, bench.cluster.operator, {name: 2 for name in Targets.topics}, {})
     settings = json.dumps(bench.cluster.operator)
     for number, action in enumerate(("reassign", "elect", "configure", "configure", "cancel", "reassign")):
-        command = [sys.executable, "-m", "tests.chaos.operator", action, settings, str(number)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.chaos.operator",
+            action,
+            settings,
+            str(number),
+            ",".join(Targets.topics),
+        ]
         done = subprocess.run(
             bench.network.run("client", command), cwd=ROOT, capture_output=True, text=True, timeout=60
         )

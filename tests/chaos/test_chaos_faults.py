@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.chaos import commands, faults, members, network
+from tests.chaos.hosts import Targets
 from tests.chaos.run import Plan, Run
 
 REASON = network.why_not()
@@ -26,7 +27,7 @@ class Hosts:
     namespace.
     """
 
-    bootstrap, spare, security = UNREACHABLE, 4, None
+    bootstrap, spare, security, targets = UNREACHABLE, 4, None, Targets()
     operator = {"bootstrap.servers": UNREACHABLE}
     network = SimpleNamespace(run=lambda _name, words: list(words))
 
@@ -252,7 +253,7 @@ def test_an_internal_error_is_not_a_refusal(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(
         faults.Tools,
         "begin",
-        lambda fault: commands.run(fault.cluster, ["tests.chaos.operator", "reassing", UNREACHABLE, "1"]),
+        lambda fault: commands.run(fault.cluster, ["tests.chaos.operator", "reassing", UNREACHABLE, "1", "t"]),
     )
     with pytest.raises(commands.HarnessFailed, match="reassing"):
         faults.Tools(Hosts(), random.Random(1)).begin()
