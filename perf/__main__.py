@@ -19,6 +19,7 @@ python -m perf beside REVISION CASE...
 python -m perf alternate REVISION
                                  the same for produce and fetch: both brokers run, many short loads
 python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
+python -m perf queues ...        mqd's work queues and its peers'; `python -m perf queues --help`
 """
 
 from __future__ import annotations
@@ -102,6 +103,10 @@ def main(words: list[str] | None = None) -> int:
         from perf.peers import command  # here: its imports are needed only for peers
 
         return command.main(words[1:])
+    if words[:1] == ["queues"]:
+        from perf.peers import queues  # here: its imports are needed only for peers
+
+        return queues.main(words[1:])
     if words[:1] == ["picture"]:
         from perf import picture  # here: it measures nothing
 

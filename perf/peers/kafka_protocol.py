@@ -7,7 +7,7 @@ from __future__ import annotations
 from mqd.protocol.messages import CreateTopicsRequest, DeleteTopicsRequest, MetadataRequest
 from perf.peers.peer import Load, Peer
 from perf.peers.processes import PeerFailed
-from tests.kafka_connection import KafkaConnection
+from tests.kafka_connection import ConnectionEnded, KafkaConnection
 
 METADATA, CREATE_TOPICS, DELETE_TOPICS = 3, 19, 20
 
@@ -19,8 +19,11 @@ class KafkaProtocolPeer(Peer):
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
-            return bool(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers)
+        try:
+            with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
+                return bool(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers)
+        except ConnectionEnded:  # it listens, and does not serve yet
+            return False
 
     def make_topic(self, name: str, load: Load) -> None:
         configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in self.topic_config(load).items()]

@@ -64,6 +64,10 @@ class RabbitmqStreams(StreamPeer):
         self.port, self._amqp, self._mapper, self._distribution = (free_port() for _ in range(4))
         self._write_files()
 
+    @property
+    def amqp_port(self) -> int:
+        return self._amqp
+
     def _write_files(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         erl = self.directory / "bin" / "erl"

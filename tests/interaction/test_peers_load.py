@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from perf.peers import command, maven, plan, stream_peer
+from perf.peers import command, maven, plan, queues, stream_peer
 from perf.peers.apache_kafka import POM
 from perf.peers.driving import KAFKA_TOOLS, EncodedFrames, Librdkafka, LoadFailed, run
 from perf.peers.peer import Load, Unavailable
@@ -295,3 +295,10 @@ def test_the_smallest_comparison_from_jars_to_a_table(
     assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, text=True).stdout, (
         "and so are its processes"
     )
+
+
+@pytest.mark.slow
+def test_queues_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert queues.main(["--only", "mqd", "--jobs", "2000"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("mqd, a share group")]
+    assert len(lines) == 3 and all(float(line.split()[-2]) > 0 for line in lines), lines
