@@ -200,7 +200,7 @@ class AsyncProducer:
                 threading.Event().wait(_PAUSE_S)  # the next iteration may raise it, too
 
     def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
-        """From any thread. The loop is woken once for many calls."""
+        """Calls the function in the loop. Any thread. The loop is woken once for many calls."""
         self._done.append((function, arguments))
         if not self._scheduled:
             self._scheduled = True

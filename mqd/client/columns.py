@@ -41,7 +41,7 @@ class Column:
         self._ends: np.ndarray | None = None
 
     def position(self, index: int) -> int:
-        """Where the bytes of record `index` (0 .. count) begin."""
+        """The position of the first byte of record `index` (0 .. count)."""
         if self.sizes is None:
             return index * self.fixed_bytes
         if index == 0:

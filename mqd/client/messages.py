@@ -256,7 +256,7 @@ class GroupMetadata(NamedTuple):
 
     @classmethod
     def read(cls, given: object) -> GroupMetadata:
-        """From a GroupMetadata or its serialized form. Raises KafkaException (_INVALID_ARG)."""
+        """Reads a GroupMetadata or its serialized form. Raises KafkaException (_INVALID_ARG)."""
         if isinstance(given, GroupMetadata):
             return given
         data = given if isinstance(given, bytes) else b""

@@ -166,7 +166,7 @@ class MetadataCache:
 
 
 def cluster_metadata(cluster: ClusterInfo, topics: list[TopicInfo]) -> admin.ClusterMetadata:
-    """In the form of confluent_kafka's list_topics()."""
+    """The result of confluent_kafka's list_topics()."""
     found = admin.ClusterMetadata()
     found.cluster_id = cluster.cluster_id  # type: ignore[assignment]  # its class declares only None
     found.controller_id = cluster.controller_id

@@ -44,7 +44,7 @@ class ApiTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, response: ApiVersionsResponse) -> ApiTable:
-        """From an ApiVersionsResponse. Raises KafkaException."""
+        """Reads an ApiVersionsResponse. Raises KafkaException."""
         if response.error_code:
             raise failure(KafkaError._UNSUPPORTED_FEATURE, "the broker does not support ApiVersions: is it mqd?")
         versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}

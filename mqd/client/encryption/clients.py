@@ -146,7 +146,7 @@ class OpeningShmConsumer(ShmConsumer):
     _opener: Opener
 
     @classmethod
-    def of(cls, encryption: Encryption) -> Callable[..., ShmConsumer]:
+    def factory(cls, encryption: Encryption) -> Callable[..., ShmConsumer]:
         """Returns a factory with the arguments of ShmConsumer. Raises KafkaException."""
         opener = _create(opener_of, encryption)
 

@@ -15,7 +15,7 @@
 
 Associated data: everything before the nonce, then the topic's name in UTF-8.
 
-    E1  until the tag has been checked, only the sizes of the parts are used, and nothing is
+    E1  until the tag has been checked, only the sizes of the parts are used, and the value is not
         decompressed
     E2  a value decompresses to exactly its stated size, at most VALUE_BYTES_MAX bytes
 """

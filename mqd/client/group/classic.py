@@ -8,8 +8,8 @@ Invariants (check())
     C1  the partitions of the application (`owned`) grow when Assign is sent, and shrink when Revoke or
         Lost is Done
     C2  one request is under way at a time, and one of Revoke, Assign and Lost
-    C3  eager: a member that joins owns nothing. Cooperative: it reports what it owns, and joins again
-        when it has released partitions
+    C3  eager: a member that joins owns no partitions. Cooperative: it reports its partitions, and joins
+        again when it has released some
     C4  next_ms is never later than the next event
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).

@@ -1,7 +1,7 @@
 """Builds compressed batches from record columns, closes and compresses them, and passes each whole
 batch to the C core.
 
-The C core compresses nothing (cramjam does), so it cannot build these batches in place: a
+The C core does not compress (cramjam does), so it cannot build these batches in place: a
 partition's records wait here as pieces of columns until batch.size, batch.num.messages or linger.ms
 closes their batch.
 

@@ -402,7 +402,7 @@ class ShmConsumer:
             raise RuntimeError("Consumer closed")
 
     def _serve(self) -> Message | None:
-        """Does everything that is due on the application's thread. Returns an event for the
+        """Does the work that is due on the application's thread. Returns an event for the
         application."""
         self._require_open()
         self._inbox.attention = False

@@ -77,7 +77,7 @@ class ConsumerOffsets:
     # -- automatic ---------------------------------------------------------------------------------
 
     def note_received(self, part: Part, position: int, leader_epoch: int | None) -> None:
-        """The application has received everything before `position`."""
+        """Stores that the application has received all records before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
         if part.received_end is not None:
             part.received_end = max(part.received_end, position)
@@ -85,7 +85,7 @@ class ConsumerOffsets:
             part.stored, part.stored_epoch, part.stored_metadata = position, part.leader_epoch, None
 
     def schedule_commit(self) -> None:
-        """Sets the time of the next automatic commit: there will be something to commit."""
+        """Sets the time of the next automatic commit, because records are being returned."""
         if self.due == INFINITY and 0 < self._interval_s < INFINITY:  # 0: no timer; partitions that leave are committed
             self.due = time.monotonic() + self._interval_s
             self._control.wake_by(self.due)

@@ -50,5 +50,5 @@ def open_consumer(owner: Any, settings: Settings, choice: Choice) -> ShmConsumer
     if settings.encryption is not None:
         from mqd.client.encryption.clients import OpeningShmConsumer
 
-        make = OpeningShmConsumer.of(settings.encryption)
+        make = OpeningShmConsumer.factory(settings.encryption)
     return make(config, owner, attachment, reader, RemoteRecords(settings, config.isolation_level), choice.reason)

@@ -51,7 +51,7 @@ class Turns:
             self._consumer._inbox.notice()
 
     def _call_error_callback(self) -> None:
-        """On the application's thread."""
+        """Calls error_cb. On the application's thread."""
         # before reading the error: a later error is reported by this call or by another one
         self._error_waits = False
         if self._error:

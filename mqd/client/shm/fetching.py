@@ -576,5 +576,5 @@ class Fetcher:
                     [(one.producer_id, one.first_offset) for one in data.aborted_transactions], data.last_stable_offset
                 )
         if has_grown or not covered:
-            # reset as soon as something is read
+            # read() resets the pause when it returns records
             self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)

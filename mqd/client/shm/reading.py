@@ -164,7 +164,7 @@ class PartitionReader:
         self._reader.close()
 
     def take_problem(self) -> Problem | None:
-        """Why the last read() returned nothing; None: there is nothing (for now). Reported once."""
+        """Returns, once, the reason why the last read() returned no records; None: it was at the end."""
         problem, self._problem = self._problem, None
         return problem
 

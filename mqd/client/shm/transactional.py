@@ -3,8 +3,8 @@ broker's feature transaction.version is 2.
 
     READY -> OPEN -> ENDING (commit or abort) -> READY
     BROKEN       the transaction must be aborted; a fatal error ends the producer instead
-    UNDECIDED    a commit was abandoned before its outcome was known: nothing more is written, and an
-                 abort may find that the coordinator has committed
+    UNDECIDED    a commit was abandoned before its outcome was known: no more records are written, and
+                 an abort may find that the coordinator has committed
 
 1. A record is accepted only while OPEN, and reaches the C core only while OPEN: when a transaction
    ends, no staged records remain.

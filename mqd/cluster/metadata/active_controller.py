@@ -313,8 +313,8 @@ class ActiveController(Maintenance):
     def alter_partition(
         self, state: MetadataState, message: peer.AlterPartition
     ) -> tuple[list[Record], peer.AlterPartitionResponse]:
-        """The response may be sent once everything up to the tail, including these records, is
-        committed.
+        """Returns records and the response, which may be sent once all records up to the tail, including
+        these, are committed.
         """
         if not self._is_addressed(message):
             return [], peer.AlterPartitionResponse(
@@ -361,7 +361,7 @@ class ActiveController(Maintenance):
         return records
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool, wall_ms: int = 0) -> list[Record]:
-        """Returns one batch; call it again until it returns nothing. `wall_ms`: as in events.Tick."""
+        """Returns one batch of records; call it again until it is empty. `wall_ms`: as in events.Tick."""
         was_paused = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
         # after a pause of this process heartbeats may wait unread: without a restart of the sessions

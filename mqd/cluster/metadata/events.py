@@ -53,7 +53,7 @@ class LeadershipsLost(msgspec.Struct, frozen=True):
 
 
 class Persisted(msgspec.Struct, frozen=True):
-    version: int  # everything up to here is on disk
+    version: int  # all batches up to this version are on disk
 
 
 class PersistFailed(msgspec.Struct, frozen=True):

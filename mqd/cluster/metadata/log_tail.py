@@ -61,7 +61,7 @@ class Waiting(msgspec.Struct):
 
 
 class PeerWaiting(msgspec.Struct):
-    """The response to a broker, sent when everything up to `version` is committed."""
+    """The response to a broker, sent when all records up to `version` are committed."""
 
     node_id: int
     message: broker_messages.FromActiveController

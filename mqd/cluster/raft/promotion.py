@@ -48,7 +48,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> 
 
 
 def moved(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
-    """A voter whose registration has a different address than the quorum knows."""
+    """A voter whose registration has another address than the voter set."""
     by_key = {voter.key: voter for voter in voters}
     for broker in brokers:
         key = key_of(broker)
