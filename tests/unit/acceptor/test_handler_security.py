@@ -258,7 +258,7 @@ def test_denials_are_written_once_in_ten_seconds(tmp_path: Path) -> None:
         "resource_type": "TOPIC",
         "resource": "t",
     }
-    assert lines[2]["before"] == 4
+    assert lines[2]["suppressed"] == 4
 
 
 def test_the_audit_log_counts_a_bounded_number_of_denials(tmp_path: Path) -> None:

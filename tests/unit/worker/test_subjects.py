@@ -138,7 +138,7 @@ def test_a_denial_names_its_principal(tmp_path: Path) -> None:
             "operation": "WRITE",
             "resource_type": "TOPIC",
             "resource": "orders",
-            "before": 2,
+            "suppressed": 2,
         }
     ]
 
