@@ -411,25 +411,25 @@ class ClassicCore:
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
         if self.has_lost:
             if self.owned:
-                self._call(Lost, set(self.owned), actions)
+                self._start_callback(Lost, set(self.owned), actions)
             elif self.state is State.FATAL and self._must_report_left:
                 self._must_report_left = False
                 actions.append(Left())
         elif self.state is State.JOINING and not self.is_cooperative:
             if self.owned:
-                self._call(Revoke, set(self.owned), actions)
+                self._start_callback(Revoke, set(self.owned), actions)
         elif self.target is not None and self.state in (State.STABLE, State.LEAVING):
             revoked, added = self.owned - self.target, self.target - self.owned
             if revoked:
-                self._call(Revoke, revoked, actions)
+                self._start_callback(Revoke, revoked, actions)
             elif added:
                 self.owned |= added
-                self._call(Assign, added, actions)
+                self._start_callback(Assign, added, actions)
             elif self._must_join and self.state is State.STABLE:
                 self._rejoin()
                 self.under_way, self._due_ms = None, now_ms
 
-    def _call(self, kind: type, places: set[TopicPartition], actions: list[Action]) -> None:
+    def _start_callback(self, kind: type, places: set[TopicPartition], actions: list[Action]) -> None:
         self.callback = kind, places
         actions.append(kind(self._named(places), self.is_cooperative))
 

@@ -79,9 +79,9 @@ class State(enum.Enum):
     IDLE = "not a member, and not joining"
     JOINING = "requests to join"
     MEMBER = "in the group"
-    LOST = "not in the group any more, or about to be; the application releases everything, then the member joins again"
+    LOST = "not in the group any more, or about to be; the application releases is_full, then the member joins again"
     STALE = "left, because the application does not poll; joins when it does"
-    LEAVING = "releases everything, then leaves"
+    LEAVING = "releases is_full, then leaves"
     FATAL = "ended by a fatal error"
 
 
@@ -123,7 +123,7 @@ class GroupCore:
         self._resolve_count = 0
         self._unreleased_since_ms: int | None = None
         self._was_member = False
-        self._gives_up_quietly = False
+        self._must_report_left = False
         self._leaving_number = 0
         self._leave_epoch = LEAVE_EPOCH if settings.instance_id is None else LEAVE_STATIC_EPOCH
 
@@ -211,7 +211,7 @@ class GroupCore:
                 self.state, self.epoch, self.target = State.IDLE, 0, None  # the last target is not valid any more
             actions.append(Left())
         elif self.state is State.FATAL:
-            self._gives_up_quietly = True
+            self._must_report_left = True
         elif self.state is not State.LEAVING:
             self._was_member = self.state in (State.MEMBER, State.JOINING)
             self.state = State.LEAVING
@@ -363,26 +363,26 @@ class GroupCore:
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
         if self.state in (State.LOST, State.STALE, State.FATAL):
             if self.owned:
-                self._call(Lost, set(self.owned), actions)
+                self._start_callback(Lost, set(self.owned), actions)
         elif self.target is not None and self.state in (State.MEMBER, State.LEAVING):
             revoked = self.owned - self.target
             added = set() if self._is_report_open else {one for one in self.target - self.owned if one[0] in self.names}
             if revoked:
-                self._call(Revoke, revoked, actions)
+                self._start_callback(Revoke, revoked, actions)
             elif added:
                 self.owned |= added
-                self._call(Assign, added, actions)
+                self._start_callback(Assign, added, actions)
         if self.state is State.LEAVING and self.callback is None and not self.owned and not self._was_member:
             self._left(now_ms, actions)
-        elif self.state is State.FATAL and self.callback is None and self._gives_up_quietly:
-            self._gives_up_quietly = False
+        elif self.state is State.FATAL and self.callback is None and self._must_report_left:
+            self._must_report_left = False
             actions.append(Left())
 
-    def _call(self, kind: type, partitions: Owned, actions: list[Action]) -> None:
+    def _start_callback(self, kind: type, partitions: Owned, actions: list[Action]) -> None:
         self.callback = kind, partitions
-        actions.append(kind(self._named(partitions)))
+        actions.append(kind(self._with_names(partitions)))
 
-    def _named(self, partitions: Owned) -> Partitions:
+    def _with_names(self, partitions: Owned) -> Partitions:
         return tuple(sorted(Partition(self.names[topic_id], index, topic_id) for topic_id, index in partitions))
 
     # -- requests ----------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class GroupCore:
         return self._number
 
     def _heartbeat(self, is_stable: bool) -> ConsumerGroupHeartbeatRequest:
-        everything, subscription = self._report_all, self.subscription
+        is_full, subscription = self._report_all, self.subscription
         assert subscription is not None
         message = ConsumerGroupHeartbeatRequest(
             group_id=self.settings.group_id,
@@ -435,22 +435,22 @@ class GroupCore:
             member_epoch=self.epoch,
             instance_id=self.settings.instance_id,
         )
-        if everything:
+        if is_full:
             message.rack_id, message.server_assignor = self.settings.rack_id, self.settings.server_assignor
             message.rebalance_timeout_ms = self.settings.max_poll_interval_ms
-        if everything or subscription != self._sent:
+        if is_full or subscription != self._sent:
             message.subscribed_topic_names, message.subscribed_topic_regex = (
                 list(subscription.topics),
                 subscription.regex or "",
             )
-        if everything or (self._report_owned and is_stable):
-            message.topic_partitions = self._listed()
+        if is_full or (self._report_owned and is_stable):
+            message.topic_partitions = self._owned_partitions()
             self._reported_owned, self._is_report_open = set(self.owned), True
             self._report_owned = self._report_owned and not is_stable
         self._sent, self._report_all = subscription, False
         return message
 
-    def _listed(self) -> list[_TopicPartitions]:
+    def _owned_partitions(self) -> list[_TopicPartitions]:
         by_topic: dict[bytes, list[int]] = {}
         for topic_id, index in sorted(self.owned):
             by_topic.setdefault(topic_id, []).append(index)

@@ -266,7 +266,7 @@ class Initiator(_Side):
         response = _decode(_Response, signed.response)
         if response.identity is None:
             raise HandshakeRefused(response.refusal or Refusal(REFUSED_BUSY, "the peer gave no reason"))
-        if refusal := _tls_refusal(self._tls, response.tls):  # of a responder without TLS
+        if refusal := _tls_refusal(self._tls, response.tls):  # a responder of an older release does not check this
             raise HandshakeRefused(refusal)
         self.peer = response.identity
         self.tls = min(self._tls, response.tls) > TLS_OFF
@@ -304,7 +304,7 @@ class Responder(_Side):
         self._hello: Hello | None = None
         self._challenge = _encode(_Challenge(VERSION, nonce))
         self.refused: Refusal | None = None
-        self.stated: Identity | None = None  # what decide() returned
+        self.stated: Identity | None = None  # the result of decide(), if it is an Identity
         self.proven: int | None = None  # the initiator's node id, once it has proven the key
 
     def _on_frame(self, body: bytes) -> bytes:

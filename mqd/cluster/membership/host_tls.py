@@ -60,7 +60,7 @@ class HostTls:
         return self._out.read()
 
     def _send_verdict(self) -> None:
-        """Raises WrongHost."""
+        """Checks the peer's certificate and sends the verdict. Raises WrongHost."""
         try:
             host_identity.check_peer(self._ssl.getpeercert(), self._node_id)
         except host_identity.WrongHost as error:
@@ -70,7 +70,7 @@ class HostTls:
         self._ssl.write(b"\0\0")
 
     def _receive(self) -> None:
-        """Raises ConnectionError if the peer refuses, or has closed the connection."""
+        """Reads the peer's verdict. Raises ConnectionError if the peer refuses or has closed the connection."""
         size = int.from_bytes(self._plain[:2], "big") if len(self._plain) >= 2 else 0
         if size > REASON_BYTES_MAX:
             raise ConnectionError(f"the peer gives a reason of {size} bytes; at most {REASON_BYTES_MAX} are allowed")
@@ -84,7 +84,7 @@ class HostTls:
             raise ConnectionError("the peer has closed the connection")
 
     def _open(self) -> None:
-        """Raises ssl.SSLError."""
+        """Decrypts the received bytes. Raises ssl.SSLError."""
         while not self._ended:
             try:
                 data = self._ssl.read(READ_BYTES)

@@ -42,8 +42,8 @@ def test_many_histories(share: int) -> None:
 def keeps_what_it_has_when_it_joins(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         ClassicCore,
-        "_call",
-        lambda self, kind, places, actions, _before=ClassicCore._call: (
+        "_start_callback",
+        lambda self, kind, places, actions, _before=ClassicCore._start_callback: (
             None if kind.__name__ == "Revoke" else _before(self, kind, places, actions)
         ),
     )

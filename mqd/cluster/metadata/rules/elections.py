@@ -135,11 +135,11 @@ def preferred_leaders(
             preferred[node] = preferred.get(node, 0) + 1
             if partition.leader != node:
                 elsewhere[node] = elsewhere.get(node, 0) + 1
-    wanting = {
+    below_share = {
         node for node, count in elsewhere.items() if count * 100 > preferred[node] * percent and stable.get(node, False)
     }
     found: list[tuple[TopicState, PartitionChange]] = []
-    if not wanting:
+    if not below_share:
         return found
     for topic in view.state.topics.values():
         for partition in topic.partitions:
@@ -148,7 +148,7 @@ def preferred_leaders(
             preferred_one = preferred_replica(partition)
             if (
                 partition.redirect < 0
-                and preferred_one in wanting
+                and preferred_one in below_share
                 and partition.leader != preferred_one
                 and not separates_redirects(topic, partition, preferred_one)
             ):

@@ -62,15 +62,15 @@ class Loads:
         nodes: Sequence[int],
         full: Collection[int] = (),
         internal: bool = False,
-        away: Collection[int] = (),
+        fenced: Collection[int] = (),
     ) -> None:
-        """`full`: hosts without space (Directories.full_hosts). `away`: fenced hosts. Both get replicas
+        """`full`: hosts without space (Directories.full_hosts). `fenced`: fenced hosts. Both get replicas
         only if no other host can, first the full ones. `internal`: the plan is for an internal topic.
         """
         self.limits = limits(state, nodes, internal)
         self.nodes = list(nodes)
         self.full = frozenset(full)
-        self.away = frozenset(away)
+        self.fenced = frozenset(fenced)
         self.racks = {node: state.brokers[node].rack for node in nodes}
         self.replicas = dict.fromkeys(nodes, 0)
         for (node, _), count in state.partition_counts.items():
@@ -93,7 +93,7 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
     free = [node for node in loads.nodes if loads.replicas[node] < loads.limits[node]]
     first = min(
         free,
-        key=lambda node: (node in loads.away, node in loads.full, loads.leaders[node], loads.replicas[node], node),
+        key=lambda node: (node in loads.fenced, node in loads.full, loads.leaders[node], loads.replicas[node], node),
         default=-1,
     )
     replicas = [first]
@@ -119,7 +119,7 @@ def choose_one(loads: Loads, others: Sequence[int]) -> int:
     return min(
         free,
         key=lambda node: (
-            node in loads.away,
+            node in loads.fenced,
             node in loads.full,
             used.get(loads.racks[node], 0),
             loads.replicas[node],
@@ -292,60 +292,62 @@ def _even_out(
     until there are no more moves. Takes about moves times hosts steps.
     """
     count, before = 0, -1
-    takers = [node for node in loads.nodes if node not in loads.full]
-    if not takers:
+    candidates = [node for node in loads.nodes if node not in loads.full]
+    if not candidates:
         return 0
     while before < count < moves_max:
         before = count
-        for high in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
+        for source in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
             kept: list[tuple[str, int]] = []
-            mine = held[high]
+            mine = held[source]
             while mine and count < moves_max:
-                low = min(takers, key=lambda node: (loads.replicas[node], node))
-                if loads.replicas[high] - loads.replicas[low] < 2:
+                destination = min(candidates, key=lambda node: (loads.replicas[node], node))
+                if loads.replicas[source] - loads.replicas[destination] < 2:
                     break
                 key = mine.pop()
                 to = (
-                    low
-                    if _may_move(loads, targets[key], high, low)
-                    else _least_loaded(loads, takers, targets[key], high)
+                    destination
+                    if _may_move(loads, targets[key], source, destination)
+                    else _least_loaded(loads, candidates, targets[key], source)
                 )
                 if to < 0:
                     kept.append(key)
                     continue
-                _move_replica(loads, targets, key, high, to)
+                _move_replica(loads, targets, key, source, to)
                 held[to].append(key)
                 count += 1
             mine += reversed(kept)
     return count
 
 
-def _least_loaded(loads: Loads, takers: Sequence[int], replicas: tuple[int, ...], high: int) -> int:
+def _least_loaded(loads: Loads, candidates: Sequence[int], replicas: tuple[int, ...], source: int) -> int:
     """The least loaded host that may take the replica, if that improves the balance; -1 = none."""
     fit = [
         node
-        for node in takers
-        if loads.replicas[high] - loads.replicas[node] >= 2 and _may_move(loads, replicas, high, node)
+        for node in candidates
+        if loads.replicas[source] - loads.replicas[node] >= 2 and _may_move(loads, replicas, source, node)
     ]
     return min(fit, key=lambda node: (loads.replicas[node], node), default=-1)
 
 
 def _move_replica(
-    loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], high: int, low: int
+    loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], key: tuple[str, int], source: int, destination: int
 ) -> None:
     before = targets[key]
-    targets[key] = tuple(low if node == high else node for node in before)
-    loads.replicas[high] -= 1
-    loads.replicas[low] += 1
-    if before[0] == high:
-        loads.leaders[high] -= 1
-        loads.leaders[low] += 1
+    targets[key] = tuple(destination if node == source else node for node in before)
+    loads.replicas[source] -= 1
+    loads.replicas[destination] += 1
+    if before[0] == source:
+        loads.leaders[source] -= 1
+        loads.leaders[destination] += 1
 
 
-def _may_move(loads: Loads, replicas: tuple[int, ...], high: int, low: int) -> bool:
-    if low in replicas:
+def _may_move(loads: Loads, replicas: tuple[int, ...], source: int, destination: int) -> bool:
+    if destination in replicas:
         return False
-    return _rack_cost(loads, [low if node == high else node for node in replicas]) <= _rack_cost(loads, replicas)
+    return _rack_cost(loads, [destination if node == source else node for node in replicas]) <= _rack_cost(
+        loads, replicas
+    )
 
 
 def _even_out_leaders(loads: Loads, targets: dict[tuple[str, int], tuple[int, ...]], moves_max: int) -> None:

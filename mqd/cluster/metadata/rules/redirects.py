@@ -55,7 +55,7 @@ def held(topic: TopicState, target: Target) -> bool:
     )
 
 
-def _count(retired: Sequence[PartitionState], node: int) -> int:
+def _in_sync_count(retired: Sequence[PartitionState], node: int) -> int:
     return sum(node in one.in_sync_replicas for one in retired)
 
 
@@ -73,11 +73,11 @@ def better_leader(topic: TopicState, successor: PartitionState, may_lead: Callab
     none is better than the leader. Among equals a replica that stays, the preferred one first.
     """
     retired = _placed_with(topic, successor) if successor.leader >= 0 else []
-    best, most = -1, _count(retired, successor.leader)
+    best, most = -1, _in_sync_count(retired, successor.leader)
     if most == len(retired):
         return -1
     for node in (*staying(successor), *successor.removing_replicas):
-        count = _count(retired, node) if node in successor.in_sync_replicas and may_lead(node) else 0
+        count = _in_sync_count(retired, node) if node in successor.in_sync_replicas and may_lead(node) else 0
         if count > most:
             best, most = node, count
     return best
@@ -86,4 +86,4 @@ def better_leader(topic: TopicState, successor: PartitionState, may_lead: Callab
 def separates_redirects(topic: TopicState, partition: PartitionState, leader: int) -> bool:
     """Whether `leader` could lead fewer of the partitions retired into `partition` than its current leader."""
     retired = _placed_with(topic, partition)
-    return _count(retired, leader) < _count(retired, partition.leader)
+    return _in_sync_count(retired, leader) < _in_sync_count(retired, partition.leader)
