@@ -93,7 +93,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "replication.quota.window.num replication.quota.window.size.seconds alter.log.dirs.replication.quota.window.num"
         " alter.log.dirs.replication.quota.window.size.seconds"
     ),
-    "No metrics are received from clients (KIP-714).": "telemetry.max.bytes",
+    "The broker does not collect metrics of clients (KIP-714).": "telemetry.max.bytes",
     "The feature share.version enables share groups.": "group.share.enable",
     "Share groups have one assignor, simple.": "group.share.assignors",
     "Share groups keep their state in __share_group_state.": "group.share.persister.class.name",

@@ -45,8 +45,8 @@ broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
 max.connections: int >=1 <=1000000 dynamic per_listener = 10000
     Connections that the broker accepts; further ones are closed immediately. For one listener
-    (listener.name.NAME.max.connections): its own share of them. At run time it can be raised to 65536, or to what it
-    was at the start.
+    (listener.name.NAME.max.connections): its own share of them. At run time it can be raised to 65536, or to its value
+    at the start.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
     Connections that one address may have; further ones are closed immediately.
 max.connections.per.ip.overrides: string dynamic =
@@ -59,7 +59,7 @@ max.connection.creation.rate: int >=1 dynamic per_listener = INT_MAX
 connections.max.idle.ms: long >=-1 <=INT_MAX = 600000
     A connection is closed after this time without a request. -1: never.
 connection.inflight.max: int >=1 <=65536 = 256
-    (mqd) Unanswered requests of one connection; above that the broker does not read from it.
+    (mqd) Requests of one connection without a response yet; above that the broker does not read from it.
 socket.request.max.bytes: int >=65536 <=1073741824 = 104857600
     The largest request; a larger one ends its connection. No topic's max.message.bytes may exceed it.
 sasl.server.max.receive.size: int >=1024 <=1048576 = 524288
@@ -87,7 +87,7 @@ admin.port: int >=-1 <=65535 = 0
     (mqd) Port of the metrics page on the loopback address. 0: the clients' port + 552, or a free one if that is in use
     (mqd status shows it); -1: no metrics page.
 metrics.listener: string =
-    (mqd) Where the metrics page is served, instead of admin.port: http://HOST:PORT, or https://HOST:PORT with the ssl.
+    (mqd) The address of the metrics page, instead of admin.port: http://HOST:PORT, or https://HOST:PORT with the ssl.
     properties (listener.name.metrics.ssl. for its own). On addresses that other hosts can reach it needs
     metrics.token.file, and https:// or listeners.insecure.allow=true. Port 0: any free port.
 metrics.partitions: bool = true
@@ -99,12 +99,12 @@ metrics.token.file: string =
 
 _AUTHENTICATION = r"""
 sasl.enabled.mechanisms: list(SCRAM-SHA-512|SCRAM-SHA-256|PLAIN|OAUTHBEARER) per_listener = SCRAM-SHA-512,SCRAM-SHA-256
-    How clients of SASL listeners may authenticate. PLAIN takes the passwords of SCRAM users, and shows them to anything
-    that can read the connection: use it with SASL_SSL.
+    How clients of SASL listeners may authenticate. PLAIN takes the passwords of SCRAM users, and sends them in plain
+    text: use it with SASL_SSL.
     refused GSSAPI: Kerberos is not available
 connections.max.reauth.ms: long >=0 per_listener = 0
-    A client must authenticate again within this time, or its connection is closed (KIP-368). 0: once is enough, except
-    for tokens that expire.
+    A client must authenticate again within this time, or its connection is closed (KIP-368). 0: it need not, except
+    when its token expires.
 sasl.scram.decoy.secret: string sensitive dynamic
     (mqd) The secret from which salts for unknown user names are computed. The cluster creates it
     when the first user gets a password, and keeps it.
@@ -150,8 +150,8 @@ _BROKEN = "it is broken; use TLSv1.2 or TLSv1.3"
 _TLS = rf"""
 ssl.keystore.location: string per_listener
     File with the certificate chain and the private key of SSL and SASL_SSL listeners, PEM or PKCS12. A PEM file may
-    contain several keys, each with its chain: a client gets the one for the host that it names (SNI), else the first.
-    Changed files are loaded within seconds; if one is invalid, the previous one remains in use.
+    contain several keys, each with its chain: a client gets the one for the host name that it requests (SNI), or else
+    the first. Changed files are loaded within seconds; if one is invalid, the previous one remains in use.
 ssl.keystore.type: enum(PEM|PKCS12) per_listener
     PEM or PKCS12. Not set: recognised by the file's content.
     refused JKS: only Java reads it; convert the file with keytool -importkeystore ... -deststoretype PKCS12
@@ -196,12 +196,12 @@ controller.listener: string
     (mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with cluster.seeds
     or inter.broker.listener the address of the first listener, its port + 2; else no other host can reach it.
 advertised.controller.listener: string
-    (mqd) The address that other hosts use instead. Required if controller.listener is on every address.
+    (mqd) The address that other hosts use instead of controller.listener. Required if that is on every address.
 inter.broker.listener: string
     (mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or controller.listener
     the address of the first listener, its port + 1.
 advertised.inter.broker.listener: string
-    (mqd) The address that other hosts use instead. Required if inter.broker.listener is on every address.
+    (mqd) The address that other hosts use instead of inter.broker.listener. Required if that is on every address.
 cluster.key.file: string
     (mqd) File with the secret by which hosts of one cluster authenticate each other: the same on every host, readable
     by this user only; `mqd cluster key` creates one, and rotates it while the cluster runs.
@@ -232,7 +232,7 @@ replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
     A follower that has not caught up with its leader for this time leaves the in-sync set; it joins again once it has
     caught up within half of it. The value on the leader's host applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
-    How long a leader may delay its response to a follower that has everything.
+    How long a leader may delay its response to a follower that has all records.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
     Bytes of one partition in a leader's response; a single batch may be larger.
 replica.fetch.response.max.bytes: int >=1024 <=536870912 = 4194304
@@ -245,17 +245,17 @@ replica.socket.timeout.ms: int >=100 <=600000 = 10000
     30000).
 follower.replication.throttled.rate: long >=1 <=LONG_MAX dynamic = LONG_MAX
     Bytes per second that replicas of this host fetch while they are not in sync and
-    follower.replication.throttled.replicas of their topic names them; each worker gets an equal share. In-sync replicas
+    follower.replication.throttled.replicas of their topic lists them; each worker gets an equal share. In-sync replicas
     are never throttled.
 leader.replication.throttled.rate: long >=0 <=LONG_MAX dynamic ignored = LONG_MAX
-    Accepted. Replicas are throttled where they fetch: follower.replication.throttled.rate of their host.
+    Accepted. Replication is throttled at the follower: follower.replication.throttled.rate of its host.
 replica.alter.log.dirs.io.max.bytes.per.second: long >=1 <=LONG_MAX dynamic = LONG_MAX
     Bytes per second that moves between log directories copy; each worker gets an equal share. Records written during
     the move, which are copied at the end while the partition is closed, are not limited.
 auto.leader.rebalance.enable: bool = true
-    Return leaderships to preferred leaders that are back.
+    Return leaderships to preferred leaders that are in sync again.
 leader.imbalance.check.interval.seconds: long >=1 <=INT_MAX = 300
-    How often leaderships are checked for that.
+    How often leaderships are checked for auto.leader.rebalance.enable.
 leader.imbalance.per.broker.percentage: int >=0 <=100 = 10
     Share of a host's preferred leaderships that may be elsewhere before they are returned.
 replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
@@ -280,21 +280,21 @@ num.partitions: int >=1 <=16384 = 1
 default.replication.factor: int >=-1 <=32767 = -1
     Replicas of a topic that is created without a replication factor. -1: one on each host, at most 3.
 min.insync.replicas: int >=-1 dynamic = -1
-    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for new topics of three
-    replicas or more, else 1. DescribeConfigs shows the effective number for a topic, and -1 for a broker. A host
-    without a cluster keeps one replica and refuses a larger number.
+    Replicas that must have a record before acks=all is acknowledged (Kafka: 1). -1: 2 for new topics of three replicas
+    or more, else 1. DescribeConfigs shows the effective number for a topic, and -1 for a broker. A single host keeps
+    one replica and refuses a larger number.
 auto.create.topics.enable: bool = true
     Create a topic when a client requests one that does not exist.
 delete.topic.enable: bool = true
     Allow topics to be deleted.
 unclean.leader.election.enable: bool dynamic = false
-    true: if no in-sync replica is alive, one that lacks records leads after a second; the missing records are lost,
-    acknowledged ones included. false: the partition waits; an operator can elect such a leader by
+    true: if no in-sync replica is alive, a replica that lacks records leads after a second; the missing records are
+    lost, including acknowledged ones. false: the partition waits; an operator can elect such a leader by
     kafka-leader-election.sh --election-type unclean. Of values in files, the active controller's applies.
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
-    The codec in which batches are stored: the producer's, or one for all. The acceptor compresses batches that arrive
+    The codec in which batches are stored: the producer's, or a given one. The acceptor compresses batches that arrive
     in another codec, which costs its CPU; with `uncompressed`, a batch that becomes larger than message.max.bytes gets
     MESSAGE_TOO_LARGE. Internal topics always use producer.
 compression.gzip.level: int >=-1 <=9 dynamic = -1
@@ -311,7 +311,7 @@ max.incremental.fetch.session.cache.slots: int >=0 <=1000000 = 1000
 producer.id.expiration.ms: int >=1 = 86400000
     A producer's sequence numbers are dropped after this time without a batch.
 producer.id.count.max: int >=16 <=1000000 = 4096
-    (mqd) Idempotent producers that one partition remembers; the ones idle for longest are dropped first.
+    (mqd) Idempotent producers that one partition remembers; those idle for longest are dropped first.
 """
 
 _LOG = r"""
@@ -408,7 +408,7 @@ offsets.retention.check.interval.ms: long >=1 = 600000
 offset.metadata.max.bytes: int >=0 <=32767 = 4096
     The longest text that a client may store with a committed offset.
 offsets.commit.timeout.ms: int >=1 = 5000
-    How long a commit of offsets waits for the disk before it is answered with a retriable error.
+    How long a commit of offsets waits for the disk before it gets a retriable error.
 group.initial.rebalance.delay.ms: int >=0 = 300
     How long the first rebalance of a group waits for more members, counted from the last one that joined (Kafka: 3000,
     in steps); at most the rebalance timeout in total.
@@ -434,10 +434,9 @@ group.consumer.heartbeat.interval.ms: int >=1 = 5000
     shorter interval.
 group.consumer.heartbeat.interval.quick.ms: int >=1000 = 1000
     (mqd) While all consumer groups together have few members, members send heartbeats this often, so that they learn of
-    a rebalance sooner; with more members the interval is a millisecond for each, up to
+    a rebalance sooner; with more members the interval is a millisecond for each member, up to
     group.consumer.heartbeat.interval.ms. A group that sets consumer.heartbeat.interval.ms keeps that. librdkafka waits
-    for a response as long as the interval, so a shorter one would time out while the broker is
-    busy.
+    for a response as long as the interval, so a shorter one would time out while the broker is busy.
 group.consumer.min.heartbeat.interval.ms: int >=1 = 5000
     The shortest consumer.heartbeat.interval.ms that a group may have.
 group.consumer.max.heartbeat.interval.ms: int >=1 = 15000
@@ -501,7 +500,7 @@ group.share.min.record.lock.duration.ms: int >=1000 <=30000 = 15000
 group.share.max.record.lock.duration.ms: int >=30000 <=3600000 = 60000
     The longest share.record.lock.duration.ms that a group may have.
 group.share.partition.max.record.locks: int >=100 <=10000 = 2000
-    Records of a partition that a share group's members may hold at a time, released ones included. A slow record does
+    Records of a partition that may be acquired, or released and not yet delivered again, at a time. A slow record does
     not block others: records after it that were accepted do not count.
 group.share.max.share.sessions: int >=1 = 2000
     Share sessions of a broker, one for each member of each share group that reads here.
@@ -561,7 +560,7 @@ local.principal.mapping.rules: string = DEFAULT
     commas; the first that matches decides. A process that maps to no user connects by TCP; one of
     the broker's own user may do everything.
 authorizer.log.only: bool = false
-    (mqd) Operations that access control lists deny are logged and carried out: shows the rights that the clients of a
+    (mqd) Operations that access control lists deny are logged and carried out. This shows which rights the clients of a
     running cluster need before the lists are enforced. Denials are in logs/audit.log.
 """
 
@@ -580,26 +579,26 @@ controller.quota.window.size.seconds: int >=1 <=3600 = 1
 _ENGINE = r"""
 process.sandbox: enum(on|off) = on
     (mqd) The broker's processes give up system calls that they do not need (seccomp), new privileges, and, except for
-    the keeper, files outside the data directory, log.dirs and what the configuration names (Landlock), where the kernel
-    offers it; `mqd status` shows what is in force.
+    the keeper, files outside the data directory, log.dirs and the paths in the configuration (Landlock), as far as the
+    kernel supports it; `mqd status` shows what is in force.
 core.files.allow: bool = false
     (mqd) The broker's processes may write core files, and other processes of their user (debuggers) may read their
-    memory, which holds records, passwords and keys.
+    memory, which contains records, passwords and keys.
 worker.count: int >=0 <=64 = 0
-    (mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota), as far as their shared
-    memory fits in /dev/shm.
+    (mqd) Worker processes. 0: one for each CPU the broker may use (affinity and cgroup quota), but fewer if their
+    shared memory does not fit in /dev/shm.
 worker.cpus: list =
     (mqd) CPUs to pin the workers to, in order, such as 0,2-3. Empty: not pinned.
 worker.spin.us: int >=0 <=1000000 = 0
-    (mqd) How long an idle worker polls before it sleeps: lower latency for more CPU.
+    (mqd) How long an idle worker polls before it sleeps: a longer time gives lower latency and uses more CPU.
 worker.loop.causes: bool = false
     (mqd) Measure how the turns of a worker's loop spend their time: writing, allocating, flushing, locks, page
     faults, waiting for a CPU (docs/operations.md). It takes some microseconds a turn.
 io.backend: enum(auto|io_uring|epoll) = auto
     (mqd) How workers do input and output. auto: io_uring where the kernel allows it.
 group.commit.window.us: int >=0 <=1000000 = 0
-    (mqd) How long a flush waits for more acks=all requests to join it: higher throughput for more latency. 0: a flush
-    starts as soon as the previous one has ended.
+    (mqd) How long a flush waits for more acks=all requests to join it: a longer time gives higher throughput and
+    latency. 0: a flush starts as soon as the previous one has ended.
 receive.arena.bytes: long >=1048576 <=4294967296 = 16777216
     (mqd) Shared memory of one worker for received requests; those larger than half of it use
     large.request.memory.bytes.
@@ -637,7 +636,7 @@ BROKER: dict[str, Property] = table(
 TOPIC: dict[str, Property] = table(
     r"""
 cleanup.policy: as log.cleanup.policy
-    The policy for old segments.
+    The policy for old segments: delete, compact, or both.
 retention.ms: as log.retention.ms = 604800000
     Age at which records are deleted; -1: never.
 retention.bytes: as log.retention.bytes
@@ -665,7 +664,7 @@ flush.ms: as log.flush.interval.ms = LONG_MAX
     Flush at least this often; checked once a second, and values above 5 s count as 5 s.
 index.interval.bytes: as log.index.interval.bytes
 compression.type: as compression.type
-    The codec in which batches are stored: the producer's (producer), or one for all.
+    The codec in which batches are stored: the producer's (producer), or a given one.
 compression.gzip.level: as compression.gzip.level
 compression.lz4.level: as compression.lz4.level
 compression.zstd.level: as compression.zstd.level
@@ -673,8 +672,8 @@ file.delete.delay.ms: as log.segment.delete.delay.ms
 preallocate: as log.preallocate
     Accepted. mqd always preallocates, in steps.
 unclean.leader.election.enable: as unclean.leader.election.enable
-    true: if no in-sync replica is alive, one that lacks records leads; the missing records are lost, acknowledged ones
-    included.
+    true: if no in-sync replica is alive, a replica that lacks records leads; the missing records are lost, including
+    acknowledged ones.
 delete.retention.ms: as log.cleaner.delete.retention.ms
 min.compaction.lag.ms: as log.cleaner.min.compaction.lag.ms
 max.compaction.lag.ms: as log.cleaner.max.compaction.lag.ms
@@ -686,7 +685,7 @@ replica.lag.max.messages: long >=-1 dynamic = -1
     counts. -1: no limit.
 record.validation: enum(none|uncompressed|all) dynamic = all
     (mqd) Which batches are parsed before they are accepted (INVALID_RECORD otherwise), so that no invalid record stops
-    consumers: `all`, as Kafka; `uncompressed`: compressed ones are stored as they were sent; `none`. Batches for
+    consumers: `all`, as in Kafka; `uncompressed`: compressed batches are stored without this check; `none`. Batches for
     compacted topics are always parsed.
 schedule.to: string dynamic =
     (mqd) The topic to which the records of this one are delivered when they are due, by their headers mqd-deliver-at or
@@ -695,18 +694,18 @@ schedule.to: string dynamic =
 schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
     (mqd) With schedule.to: how long after its timestamp a record without such a header is delivered.
 queue.delete.on.ack: bool dynamic = false
-    (mqd) Records are deleted as soon as every share group of the topic has finished them: they were accepted,
-    rejected, or delivered group.share.delivery.count.limit times. A group without members keeps the records that it
-    has not finished, until retention deletes them or the group is deleted; other consumers keep nothing. Files are
+    (mqd) Records are deleted as soon as every share group of the topic has finished them: they were accepted, rejected,
+    or delivered group.share.delivery.count.limit times. A group without members keeps the records that it has not
+    finished, until retention deletes them or the group is deleted; consumer groups do not prevent deletion. Files are
     deleted as whole segments: set segment.bytes as well. Not with cleanup.policy=compact.
 queue.memory.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
-    flush.ms where that is set, instead of after 5 s or 8 MiB. What queue.delete.on.ack deletes before that is not
-    written to the disk; a power cut loses the rest (docs/queues.md). About three segments can wait: set segment.bytes
-    to a third of it or more. 0: flushed as other records are.
+    flush.ms where that is set, instead of after 5 s or 8 MiB. Records that queue.delete.on.ack deletes before that are
+    not written to the disk; a power cut loses unflushed records (docs/queues.md). About three segments can wait: set
+    segment.bytes to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
-    (mqd) A member of a share group that reads several topics gets records of those with a higher priority first,
-    among those that one host leads. A tenth is kept for lower ones, so that they do not wait forever.
+    (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, among
+    those that one host leads. A tenth is reserved for lower ones, so that they do not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
@@ -719,11 +718,11 @@ dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
     (mqd) With dedup.window.ms: how many ids a partition keeps, in about 20 bytes each. While the window has that
     many, further records are refused with a retriable error.
 acks.replicas: int >=0 <=16 dynamic = 0
-    (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is
-    kept at this many members. The others are spares, and a member for which a record has waited for 100 ms is
-    exchanged for a spare that has everything. At least 2, at most the number of replicas; with fewer in sync acks=all
-    is refused, so min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md).
-    0: all replicas that are in sync.
+    (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is kept
+    at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
+    a spare that has all records. At least 2, at most the number of replicas; with fewer in sync acks=all is refused, so
+    min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
+    that are in sync.
 view.of: string dynamic =
     (mqd) The topic is a view: it has no log, but the records of this topic that view.filter selects, at the same
     partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs
@@ -750,7 +749,7 @@ follower.replication.throttled.replicas: list pattern=\*|[0-9]+:[0-9]+ dynamic =
     Replicas that are throttled while they are not in sync (follower.replication.throttled.rate of their host):
     PARTITION:BROKER, separated by commas, or * for all.
 leader.replication.throttled.replicas: list pattern=\*|[0-9]+:[0-9]+ dynamic ignored =
-    Accepted: PARTITION:BROKER, separated by commas, or *. Replicas are throttled where they fetch; see
+    Accepted: PARTITION:BROKER, separated by commas, or *. Replication is throttled at the follower; see
     follower.replication.throttled.replicas.
 """,
     BROKER,
@@ -785,13 +784,13 @@ errors.deadletterqueue.topic.name: string dynamic =
     The topic for dead letters, for records that were rejected, or delivered group.share.delivery.count.limit times. It
     needs errors.deadletterqueue.group.enable=true. Empty: there are none. Needs mqd.version 5.
 errors.deadletterqueue.copy.record.enable: bool dynamic = false
-    Dead letters have the key, the value and the headers of their records. false: only headers that say which records
-    they are.
+    Dead letters have the key, the value and the headers of their records. false: only headers that identify the
+    records.
 share.fifo: string dynamic =
-    (mqd) key: the records of a partition that have the same key are delivered one after the other, each
-    when the one before is accepted, rejected, or delivered for the last time. header:NAME: the same for
-    records with the same value of the header NAME. Records without a key, or without the header, have
-    no order. Empty: records have no order. Needs mqd.version 7.
+    (mqd) key: the records of a partition that have the same key are delivered one after the other, each when the
+    previous one is accepted, rejected, or delivered for the last time. header:NAME: the same for records with the same
+    value of the header NAME. Records without a key, or without the header, have no order. Empty: records have no order.
+    Needs mqd.version 7.
 share.retry.backoff.ms: int >=0 <=60000 dynamic = 0
     (mqd) A record that was delivered and not accepted is delivered again after this time at the
     earliest; the time doubles with each delivery, up to share.retry.backoff.max.ms. 0: immediately.

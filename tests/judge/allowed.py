@@ -4,10 +4,10 @@
 
 from tests.judge.compare import Allowed
 
-HASHED = "Kafka answers in the order of its hash tables, or errors first; mqd in the request's, or by name"
+HASHED = "Kafka responds in the order of its hash tables, or errors first; mqd in the request's order, or by name"
 CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"
 
-TEXTS = "texts are mqd's own; the code says what is wrong"
+TEXTS = "texts are mqd's own; the error code is compared"
 
 BESIDE_ERRORS = (
     "with an error such as OFFSET_OUT_OF_RANGE, mqd also gives the log's ends; Kafka gives -1, and other empty lists"
@@ -45,28 +45,30 @@ DELETED_NEWEST = (
     "among records with the largest timestamp, Kafka names the batch's first, even if DeleteRecords removed it; mqd"
     " the first that can be read"
 )
-ENDED = "a batch of an ended transaction is no repetition (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
+ENDED = "a batch of an ended transaction is not a duplicate (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
 SENT_TWICE = "for a batch that was sent twice, Kafka gives its timestamp, although the topic keeps the producer's"
-ONLY_NAMED = "Kafka closes the connection for versions that it advertises only for old clients' sake; mqd says why"
-VERIFIED_LATER = "acks, batches and sequences are judged before the transaction's coordinator is asked"
+ONLY_NAMED = (
+    "Kafka closes the connection for versions that it advertises only because of old clients; mqd returns an error"
+)
+VERIFIED_LATER = "acks, batches and sequences are checked before the transaction's coordinator is consulted"
 ONE_PRODUCER = "if a request has batches of two producers, Kafka refuses both, mqd those of the second"
 BESIDE_FENCED = (
     "with INVALID_PRODUCER_EPOCH, Kafka gives the log's start only if the log refused the batch, not the coordinator"
 )
 EMPTY_ADD = "adding an empty list of partitions does not begin a transaction"
 FENCED_FIRST = "a producer with another epoch is fenced; Kafka first aborts the transaction that is open"
-WRITTEN = "mqd says when the producer's last batch was written, Kafka what the batch gives as its timestamp"
+WRITTEN = "mqd returns the time at which the producer's last batch was written, Kafka the batch's timestamp"
 OWN_LOG = "each broker has its own metadata log"
 SHARE_START = "Kafka stores a share partition's start at the first acknowledgement; mqd knows it from the first fetch"
 NO_GROUP = "without a group id, Kafka looks for, and opens, sessions of a group without a name; mqd refuses"
 NEVER_READ = (
     "if nothing was read from a share partition since its leader started, Kafka says that it does not exist, and"
-    " clients try again; mqd says that the member does not hold these records"
+    " clients retry; mqd says that the member has not acquired these records"
 )
-ALTERED = "altering offsets raises the epoch of the group, so that nothing that was read before overwrites them"
+ALTERED = "altering offsets raises the epoch of the group, so that state that was read before cannot overwrite them"
 REFUSED_LAST = "mqd names partitions whose offset is refused after the others"
 NOT_ALTERED = "altering an offset creates a missing group; in Kafka also when no offset could be altered"
-NEGATIVE = "a negative start offset is refused; with Kafka the group begins again as if it had never read"
+NEGATIVE = "a negative start offset is refused; in Kafka the group begins as if it had never read"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
 RESOLVED = "Kafka resolves a regular expression in the background, so its member gets partitions later; mqd immediately"
 
@@ -140,7 +142,12 @@ ALLOWED = (
         "AddPartitionsToTxn", "4-5", "results_by_transaction[].topic_results[].results_by_partition", HASHED, order=True
     ),
     Allowed(
-        "AddPartitionsToTxn", "4-5", "outcome", "Kafka never answers one without transactions", "waits", "answered"
+        "AddPartitionsToTxn",
+        "4-5",
+        "outcome",
+        "Kafka never responds to a request without transactions",
+        "waits",
+        "answered",
     ),
     Allowed("DescribeTransactions", "0", "transaction_states[].transaction_state", EMPTY_ADD, "Ongoing", "Empty"),
     Allowed(
@@ -196,7 +203,7 @@ ALLOWED = (
         "DescribeShareGroupOffsets",
         "0-1",
         "outcome",
-        "Kafka never answers for a topic without partitions",
+        "Kafka never responds for a topic without partitions",
         kafka="waits",
         mqd="answered",
     ),
@@ -276,7 +283,7 @@ ALLOWED = (
         "DescribeQuorum",
         "2",
         "topics[].partitions[].current_voters[].replica_directory_id",
-        "the controller of a host alone has no directory id",
+        "the controller of a single host has no directory id",
         mqd=bytes(16),
     ),
     Allowed("DescribeQuorum", "2", "nodes[].listeners[].port", "Kafka's controllers have listeners of their own"),
@@ -314,7 +321,7 @@ ALLOWED = (
         "ShareGroupHeartbeat",
         "1",
         "heartbeat_interval_ms",
-        "a member whose partitions are being initialized learns sooner that they are",
+        "a member whose partitions are being initialized learns sooner that they are initialized",
         kafka=5000,
         mqd=1000,
     ),
