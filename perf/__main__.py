@@ -8,7 +8,7 @@ python -m perf scaling           how rate and CPU grow with workers and clients;
                                  docs/performance.md, perf/scaling.json, docs/scaling.svg
 python -m perf scale             large clusters, by simulation; fills docs/scale.md;
                                  `python -m perf scale --help`
-python -m perf local             the shared-memory path beside TCP; fills docs/performance.md
+python -m perf local             the shared-memory path and TCP; fills docs/performance.md
 python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` uses, from
                                  the last line of perf/history.jsonl and perf/scaling.json
 python -m perf --page            fills docs/performance.md from the last line of
@@ -18,7 +18,7 @@ python -m perf beside REVISION CASE...
                                  this tree and an older one, in turns
 python -m perf alternate REVISION
                                  the same for produce and fetch: both brokers run, many short loads
-python -m perf peers ...         mqd beside its peers; `python -m perf peers --help`
+python -m perf peers ...         mqd compared with its peers; `python -m perf peers --help`
 python -m perf queues ...        mqd's work queues and its peers'; `python -m perf queues --help`
 """
 
@@ -68,7 +68,7 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="two repetitions and 1 GB instead of 10: to try the bench, not to judge the broker",
+        help="two repetitions and 1 GB instead of 10: to try the bench, not to measure the broker",
     )
     parser.add_argument(
         "--record",
@@ -131,15 +131,14 @@ def main(words: list[str] | None = None) -> int:
     if arguments.figures:
         sizing.write(report.last_run(HISTORY), scaling.RESULT)
         return 0
-    # ended from outside, it still stops its brokers and deletes their data
+    # if the bench is terminated, it still stops its brokers and deletes their data
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()
     names = [case for case in arguments.cases if case not in PAGES] or ([] if arguments.cases else list(CASES))
     busy = wait_quiet(5.0)
     if busy > 0.2:
         print(
-            f"Other programs use {busy:.0%} of the CPUs: rates and latencies will be theirs as much as ours; CPU time"
-            " is less affected.",
+            f"Other programs use {busy:.0%} of the CPUs: they affect rates and latencies; CPU time is less affected.",
             file=sys.stderr,
         )
     try:

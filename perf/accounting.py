@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-_CPUCLOCK_SCHED = 2  # linux/posix-timers.h: the precise one of a process's three clocks
+_CPUCLOCK_SCHED = 2  # linux/posix-timers.h: the most precise of a process's three CPU clocks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,10 @@ from perf.brokers import Brokers
 from perf.report import Figure
 
 REPETITIONS = 5
-WAITED_SHARE_MAX = 0.05  # of a measurement's time the reactor may have been kept from its CPU by others
+CPU_WAIT_SHARE_MAX = 0.05  # the share of a measurement's time for which the reactor was ready but had no CPU
 ATTEMPTS = 4
-# of one run, for waiting until other programs are idle and for measuring again; after that, disturbed
-# measurements count
-PATIENCE_SECONDS = 90.0
+# how long one run may wait for other programs and repeat measurements; after that, disturbed measurements count
+WAIT_LIMIT_SECONDS = 90.0
 WARM_MILLISECONDS = 15_000
 
 
@@ -26,15 +25,15 @@ class Bench:
         self.brokers = brokers
         self.figures: list[Figure] = []
         self.quick = quick
-        self.disturbed = 0  # measurements that had to be taken although others used the CPUs
+        self.disturbed = 0  # measurements that were used although other programs disturbed them
         self.measured = 0
-        self._patience = PATIENCE_SECONDS
+        self._wait_left_s = WAIT_LIMIT_SECONDS
         self._log = log
         self._serial = 0
         self._began = time.monotonic()
 
     def serial(self) -> int:
-        """A new number for each call, for names."""
+        """A new number for each call, to make names unique."""
         self._serial += 1
         return self._serial
 
@@ -58,36 +57,36 @@ class Bench:
             self._log(f"{time.monotonic() - self._began:4.0f} s  {what}: {number + 1} of {count}")
             yield number
 
-    def settle(self, megabytes: int = 0) -> None:
+    def prepare(self, megabytes: int = 0) -> None:
         """Waits, for a limited time, until earlier work (deletions, writeback, other programs) has ended.
-        Then touches and frees `megabytes` of memory, which the page cache is about to take: a virtual
-        machine's host backs a page at its first touch, and reclaims free pages after seconds. That
-        costs up to five times as much as appending, and would be charged to the broker.
+        Then touches and frees `megabytes` of memory, which the page cache will use: a virtual machine's
+        host allocates a page at its first touch, and reclaims free pages after seconds. That costs up to
+        five times as much as appending, and would be counted as the broker's CPU time.
         """
         began = time.monotonic()
-        wait_quiet(min(3.0, self._patience))
-        self._patience = max(0.0, self._patience - (time.monotonic() - began))
+        wait_quiet(min(3.0, self._wait_left_s))
+        self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - began))
         if megabytes:
             loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)
 
     def undisturbed(self, measure: Callable[[], tuple[dict, CpuTime]]) -> tuple[dict, CpuTime]:
-        """Measures again, a few times at most, while other programs keep the reactor from its CPU;
-        the calmest counts.
+        """Repeats the measurement, at most ATTEMPTS times in all, while other programs delay the reactor.
+        Returns the least disturbed result.
         """
         best: tuple[float, dict, CpuTime] | None = None
         self.measured += 1
         for attempt in range(1 if self.quick else ATTEMPTS):
-            if attempt and self._patience <= 0:
+            if attempt and self._wait_left_s <= 0:
                 self.disturbed += 1
                 break
             began = time.monotonic()
             result, spent = measure()
             if attempt:
-                self._patience -= time.monotonic() - began
+                self._wait_left_s -= time.monotonic() - began
             share = spent.waited_ns / 1e9 / result["seconds"]
             if best is None or share < best[0]:
                 best = (share, result, spent)
-            if share <= WAITED_SHARE_MAX:
+            if share <= CPU_WAIT_SHARE_MAX:
                 break
         else:
             self.disturbed += 1

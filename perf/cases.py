@@ -47,7 +47,7 @@ def _produce_fresh(bench: Bench, broker: Measured, size: int, **more: object) ->
     repetition starts in the same state.
     """
     topic = broker.topic(f"produce-{size}-{bench.serial()}", flush_on_ack="false")
-    bench.settle(WARM_MEGABYTES)
+    bench.prepare(WARM_MEGABYTES)
     try:
         return broker.load(
             "produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **{**SATURATE[size], **more}
@@ -148,7 +148,7 @@ def fetch(bench: Bench) -> None:
         per_second: dict[str, list[float]] = {name: [] for name in brokers}
         for _ in bench.repeat(f"fetch {way}"):
             for name, broker in brokers.items():
-                bench.settle()
+                bench.prepare()
                 result, spent = bench.undisturbed(
                     lambda broker=broker, name=name, arguments=arguments: broker.load(
                         "fetch", topic=topics[name], milliseconds=500, **arguments
@@ -183,7 +183,7 @@ def parked(bench: Bench) -> None:
                 values.append(_idle_microseconds(broker, 3.0))
                 continue
             with loading.parked(port=broker.port, topic=topic, connections=count):
-                time.sleep(0.5)  # until the last fetch is parked: the generator only knows that it was sent
+                time.sleep(0.5)  # until the last fetch is parked: the generator knows only that it has sent it
                 values.append(_idle_microseconds(broker, 5.0))
     more = [(busy - idle) / 100 for busy, idle in zip(with_them, without, strict=True)]
     bench.add(
@@ -217,7 +217,7 @@ def latency(bench: Bench) -> None:
             broker = bench.brokers.get(backend)
             flushed, unflushed = broker.topic("latency"), broker.topic("latency-unflushed", flush_on_ack="false")
             label = LABELS[backend]
-            bench.settle()
+            bench.prepare()
             one, _ = broker.load("latency", topic=flushed, batch=200, count=3000, acks=1, cpu=loading.WORKER_CPU)
             keep(f"p50 {label}", one["produce"]["p50_us"])
             keep(f"p99 {label}", one["produce"]["p99_us"])
@@ -277,15 +277,15 @@ def ready(bench: Bench) -> None:
     """From the command to `mqd ready`, on an empty directory."""
     seconds = []
     for _ in bench.repeat("ready on an empty directory"):
-        bench.settle()
+        bench.prepare()
         seconds.append(bench.brokers.get("idle").broker.ready_seconds)
         bench.brokers.drop("idle")
     bench.add("ready, empty directory, 2 workers", "s", seconds, 0.4)
 
 
 def restart(bench: Bench) -> None:
-    """From kill -9 of a worker until the broker is ready again; the workers in turn, each so rarely that
-    the keeper does not take it for a crash loop and delay the restart.
+    """From kill -9 of a worker until the broker is ready again; the workers in turn, with
+    pauses long enough for the keeper not to treat the kills as a crash loop and delay the restart.
     """
     broker = bench.brokers.get("idle").broker
     seconds = []
@@ -325,7 +325,7 @@ def ready_full(bench: Bench) -> None:
             timeout_s=240,
         )
         broker.broker.kill_all()
-        bench.settle()
+        bench.prepare()
         seconds.append(broker.broker.start().ready_seconds)
         broker.worker_pids = broker.broker.pids("worker")
     bench.add(f"ready, {gigabytes} GB of log after kill -9, 2 workers", "s", seconds, 3.0 if gigabytes == 10 else None)
@@ -372,7 +372,7 @@ def partitions(bench: Bench) -> None:
     alone: dict[int, list[float]] = {1: [], 2000: []}
     for _ in bench.repeat("the file system alone", 3):
         for files, values in alone.items():
-            bench.settle(2 * WARM_MEGABYTES)
+            bench.prepare(2 * WARM_MEGABYTES)
             values.append(
                 loading.run("files", path=bench.brokers.directory, files=files, batch=16380, count=24_000)[
                     "cpu_us_each"
@@ -383,7 +383,7 @@ def partitions(bench: Bench) -> None:
 
 
 def _produce_many(bench: Bench, broker: Measured, topic: str, size: int, arguments: dict) -> tuple[dict, CpuTime]:
-    bench.settle(WARM_MEGABYTES)
+    bench.prepare(WARM_MEGABYTES)
     return broker.load("produce", topic=topic, partitions=2000, batch=size, acks=1, milliseconds=20_000, **arguments)
 
 
@@ -461,7 +461,7 @@ def compaction(bench: Bench) -> None:
 # -- surge ------------------------------------------------------------------------------------------
 
 QUIET_CLIENTS = 10
-SURGE_TIMES = 10  # the rate of the one, as a multiple of one of the others'
+SURGE_TIMES = 10  # the rate of the surging producer, as a multiple of that of each other one
 QUIET_LOAD = {"batch": 16384, "rate": 1_000, "acks": -1, "connections": QUIET_CLIENTS, "partitions": QUIET_CLIENTS + 1}
 SURGE_MS, SURGE_QUICK_MS = 4_000, 2_000
 SURGE_WARM_MS = 1_000
@@ -469,32 +469,32 @@ SURGE_RATIO_MAX = 1.5
 SURGE_WAYS = {"flushed before the answer": "true", "answered from memory": "false"}
 
 
-def _surges(number: int) -> tuple[int, ...]:
-    """The surges of round `number`: none and one, the first of them another each round."""
+def _surge_order(number: int) -> tuple[int, ...]:
+    """The surge factors of round `number`, 0 meaning none; the order alternates between rounds."""
     return (0, SURGE_TIMES) if number % 2 == 0 else (SURGE_TIMES, 0)
 
 
 def _surge_ratios(tails: dict[int, list[float]]) -> list[float]:
-    """By round: the others' p99 beside the surge as a multiple of their p99 alone."""
+    """For each round, the p99 of the other producers during the surge, as a multiple of their p99 without it."""
     return [surged / alone for surged, alone in zip(tails[SURGE_TIMES], tails[0], strict=True)]
 
 
 def _quiet_p99_us(bench: Bench, broker: Measured, topic: str, surge: int) -> float:
     milliseconds = SURGE_QUICK_MS if bench.quick else SURGE_MS
     arguments = {**QUIET_LOAD, "surge": surge, "milliseconds": milliseconds, "warm_milliseconds": SURGE_WARM_MS}
-    bench.settle()
+    bench.prepare()
     result, _ = broker.load("paced", topic=topic, **arguments)
     return float(result["acknowledged"]["p99_us"])
 
 
 def surge(bench: Bench) -> None:
-    """Open loop: a request's time runs from when it was due."""
+    """The effect of one producer's surge on others. Open loop: latencies count from when a request was due."""
     broker = bench.brokers.get("surge")
     for number, (way, flush) in enumerate(SURGE_WAYS.items()):
         topic = broker.topic(f"surge-{number}", partitions=QUIET_CLIENTS + 1, flush_on_ack=flush)
         tails: dict[int, list[float]] = {0: [], SURGE_TIMES: []}
         for turn in bench.repeat(f"a surge, {way}"):
-            for times in _surges(turn):
+            for times in _surge_order(turn):
                 tails[times].append(_quiet_p99_us(bench, broker, topic, times))
         bench.add(f"p99 of {QUIET_CLIENTS} producers, {way}", "µs", tails[0])
         bench.add(
@@ -507,8 +507,7 @@ def surge(bench: Bench) -> None:
     bench.brokers.drop("surge")
 
 
-# In the order in which they run: the largest first, since it touches the memory that the others
-# then find warm.
+# In the order in which they run: the largest first, since it touches the memory that the others use later.
 CASES: dict[str, Callable[[Bench], None]] = {
     "ready_full": ready_full,
     "ready": ready,

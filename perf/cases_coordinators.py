@@ -26,7 +26,7 @@ BEAT_SECONDS = 10  # latencies beside them take three
 TRANSACTIONS_PER_SECOND = 1_000
 PRODUCERS = 50
 GROUPS = OFFSETS_EACH = 1_000
-NOT_YET = (14, 15, 16)
+NOT_READY_ERRORS = (14, 15, 16)
 COMMIT_TRIES_S = 60.0
 
 
@@ -131,7 +131,7 @@ def heartbeats(bench: Bench) -> None:
     p99: dict[tuple[str, str], list[float]] = {}
     for _ in bench.repeat("heartbeats", 3):
         for where, beaten in (("without", None), ("elsewhere", other), ("with", broker)):
-            bench.settle()
+            bench.prepare()
             if beaten is None:
                 found = _latencies(broker, topic)
             else:
@@ -198,7 +198,7 @@ def transactions(bench: Bench) -> None:
         topic = broker.topic(f"transactions-{flush}", 3, flush_on_ack=flush)
         p50, p99, rate, flushes, cost, worker = [], [], [], [], [], []
         for _ in bench.repeat(f"transactions, flush.on.ack={flush}", 3):
-            bench.settle()
+            bench.prepare()
             with _load(
                 "transactions",
                 broker,
@@ -255,7 +255,7 @@ def offsets(bench: Bench) -> None:
             _commit(kafka, f"group-{number}", topic, each)
     killed, restarted = [], []
     for _ in bench.repeat(f"{groups * each:,} committed offsets", 3):
-        bench.settle()
+        bench.prepare()
         pid = broker.broker.pid("mqd-acceptor")
         subprocess.run(["kill", "-9", str(pid)], check=True)
         killed.append(_ready_after(broker, groups))
@@ -292,8 +292,8 @@ def _commit(kafka: KafkaConnection, group: str, topic: str, count: int) -> None:
         errors = {one.error_code for one in answer.topics[0].partitions}
         if errors == {0}:
             return
-        if errors.difference(NOT_YET) or time.monotonic() > deadline:
-            raise loading.LoadFailed(f"OffsetCommit of {group} is answered {errors}")
+        if errors.difference(NOT_READY_ERRORS) or time.monotonic() > deadline:
+            raise loading.LoadFailed(f"OffsetCommit of {group} returned {errors}")
         time.sleep(0.05)
 
 

@@ -1,4 +1,4 @@
-"""The shared-memory path, beside TCP in the same run: the rates of a producer and a consumer on the
+"""The shared-memory path, compared with TCP in the same run: the rates of a producer and a consumer on the
 broker's host, and the CPU time of both sides.
 
 C programs: perf/native/local (through native/client/client.h). Python: perf/local_load.py, the
@@ -27,7 +27,7 @@ from perf.report import REACHED, Figure, markdown_table, median_text, number, sp
 RECORD = 100
 BURST_RECORDS = 10_000_000  # 1 GB of records, plus the overhead of the batches
 WARM_MEGABYTES = 1_300
-FRAMED = 12  # bytes around such a record in a batch
+RECORD_OVERHEAD = 12  # bytes around such a record in a batch
 HEADLINE_RATE, HEADLINE_RECORD, HEADLINE_MILLISECONDS = 800_000, 1024, 5_000
 HEADLINE_WARM_MEGABYTES = 4_400
 ALONE = "each side with a whole core"
@@ -98,7 +98,7 @@ def _python(broker: Measured, what: str, transport: str, **arguments: object) ->
     before = cpu_time(broker.worker_pids)
     result = _finish(python_command(broker, what, transport, **arguments), 180)
     if result["transport"] != transport:
-        raise loading.LoadFailed(f"{what} went over {result['transport']} instead of {transport}")
+        raise loading.LoadFailed(f"{what} used {result['transport']} instead of {transport}")
     return result, cpu_time(broker.worker_pids) - before
 
 
@@ -141,8 +141,8 @@ def native_produce(bench: Bench) -> None:
         for batch in (16384, 65536):
             for way in ("shared memory", "TCP"):
                 topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
-                bench.settle(WARM_MEGABYTES)
-                records = batch // (RECORD + FRAMED)
+                bench.prepare(WARM_MEGABYTES)
+                records = batch // (RECORD + RECORD_OVERHEAD)
                 if way == "TCP":
                     arguments = {
                         "connections": 4,
@@ -171,15 +171,15 @@ def native_produce(bench: Bench) -> None:
                     )
                 kept.load(f"C producer, {batch // 1024} KiB batches, {way}", result, spent)
                 broker.delete(topic)
-            bench.settle(WARM_MEGABYTES)
+            bench.prepare(WARM_MEGABYTES)
             alone = loading.run(
                 "files",
                 path=bench.brokers.directory,
                 files=1,
                 batch=batch,
-                count=BURST_RECORDS * (RECORD + FRAMED) // batch,
+                count=BURST_RECORDS * (RECORD + RECORD_OVERHEAD) // batch,
             )["cpu_us_each"]
-            kept(f"floor {batch // 1024}", batch // (RECORD + FRAMED) / alone * 1e6)
+            kept(f"floor {batch // 1024}", batch // (RECORD + RECORD_OVERHEAD) / alone * 1e6)
     for batch, target in ((16, 12e6), (64, 20e6)):
         kept.add_to(bench, f"C producer, {batch} KiB batches, shared memory", target)
         kept.add_to(
@@ -200,7 +200,7 @@ def native_latency(bench: Bench) -> None:
     broker, kept = awake_of(bench), _Kept()
     topic = broker.topic("latency", flush_on_ack="false")
     for _ in bench.repeat("local: round trip"):
-        bench.settle()
+        bench.prepare()
         local, _ = _native(broker, "latency", topic=topic, record=RECORD, count=5000, spin=2000)
         tcp, _ = broker.load("latency", topic=topic, batch=200, count=3000, acks=1, cpu=loading.WORKER_CPU)
         kept("shm p50", local["p50_us"])
@@ -231,7 +231,7 @@ def python_produce(bench: Bench) -> None:
         for what, transports in (("produce_batch", ("shm", "tcp")), ("produce", ("shm", "tcp"))):
             for transport in transports:
                 topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
-                bench.settle(600)
+                bench.prepare(600)
                 count = PYTHON_RECORDS[what] // (4 if transport == "tcp" else 1)
                 result, spent = bench.undisturbed(
                     lambda what=what, transport=transport, topic=topic, count=count: _python(
@@ -255,7 +255,7 @@ def python_consume(bench: Bench) -> None:
     """
     broker, kept = broker_of(bench), _Kept()
     topic = broker.topic("local-filled", flush_on_ack="false")
-    bench.settle(WARM_MEGABYTES)
+    bench.prepare(WARM_MEGABYTES)
     _native(
         broker,
         "produce",
@@ -268,7 +268,7 @@ def python_consume(bench: Bench) -> None:
     for _ in bench.repeat("local: Python consumer", 3):
         for what in ("consume_batch", "consume", "poll"):
             for transport in ("shm", "tcp"):
-                bench.settle()
+                bench.prepare()
                 count = PYTHON_RECORDS[what] // (4 if transport == "tcp" else 1)
                 result, spent = bench.undisturbed(
                     lambda what=what, transport=transport, count=count: _python(
@@ -336,7 +336,7 @@ def headline(bench: Bench) -> None:
     broker, kept = broker_of(bench), _Kept()
     for _ in bench.repeat("local: 800,000 records/s of 1 KiB", 3):
         topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
-        bench.settle(HEADLINE_WARM_MEGABYTES)
+        bench.prepare(HEADLINE_WARM_MEGABYTES)
         result, spent = bench.undisturbed(
             lambda topic=topic: _native(
                 broker,

@@ -19,7 +19,7 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 24, 48, 56
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """Points (x, low, middle, high), and a curve beside them: (x, y). Either may be empty.
+    """Points (x, low, middle, high), and a curve of (x, y). Either may be empty.
     `dashed`: a guess rather than a measurement.
     """
 

@@ -110,8 +110,8 @@ def cluster(partitions: int, hosts: int, seed: int = 1) -> MetadataState:
 
 
 def seconds(work: Callable[[], object], repetitions: int = REPETITIONS) -> float:
-    """CPU time of this process, the median; without the collector's pauses, as in a broker (its
-    values are not tracked).
+    """CPU time of this process, the median; with the garbage collector off (a broker's values
+    are not tracked by it either).
     """
     spent = []
     for _ in range(repetitions):

@@ -44,7 +44,7 @@ PRODUCE, FIND_COORDINATOR, JOIN_GROUP, HEARTBEAT, LEAVE_GROUP, SYNC_GROUP, INIT_
     26,
 )
 MEMBER_ID_REQUIRED, REBALANCE_IN_PROGRESS, CONCURRENT_TRANSACTIONS = 79, 27, 51
-NOT_YET = (14, 15, 16, CONCURRENT_TRANSACTIONS)
+NOT_READY_ERRORS = (14, 15, 16, CONCURRENT_TRANSACTIONS)
 SESSION_MS = 30_000
 # heartbeat interval of members that are to learn of a rebalance: a tenth of the default of client
 # libraries
@@ -154,11 +154,11 @@ class Member:
             if joined.error_code == MEMBER_ID_REQUIRED:
                 self.member_id = joined.member_id
                 continue
-            if joined.error_code in NOT_YET:
+            if joined.error_code in NOT_READY_ERRORS:
                 await asyncio.sleep(0.05)
                 continue
             if joined.error_code:
-                raise SystemExit(f"JoinGroup is answered error {joined.error_code}")
+                raise SystemExit(f"JoinGroup returned error {joined.error_code}")
             self.member_id, self.generation = joined.member_id, joined.generation_id
             # only the leader gets the list of members
             shares = [
@@ -176,7 +176,7 @@ class Member:
             if synced.error_code == 0:
                 return
             if synced.error_code != REBALANCE_IN_PROGRESS:
-                raise SystemExit(f"SyncGroup is answered error {synced.error_code}")
+                raise SystemExit(f"SyncGroup returned error {synced.error_code}")
 
     def heartbeat(self) -> bytes:
         return framed(HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id), 3)
@@ -190,7 +190,7 @@ class Member:
             if answer.error_code == REBALANCE_IN_PROGRESS:
                 return await self.join()
             if answer.error_code:
-                raise SystemExit(f"Heartbeat is answered error {answer.error_code}")
+                raise SystemExit(f"Heartbeat returned error {answer.error_code}")
 
     async def leave(self) -> None:
         await self.connection.call(
@@ -275,8 +275,8 @@ class TransactionalProducer:
             )
             if answer.error_code == 0:
                 break
-            if answer.error_code not in NOT_YET:
-                raise SystemExit(f"InitProducerId is answered error {answer.error_code}")
+            if answer.error_code not in NOT_READY_ERRORS:
+                raise SystemExit(f"InitProducerId returned error {answer.error_code}")
             await asyncio.sleep(0.05)
         self.adopt(answer.producer_id, answer.producer_epoch)
 
@@ -329,13 +329,13 @@ class TransactionalProducer:
             errors = {one.error_code for one in answer.responses[0].partition_responses}
             if errors == {0}:
                 break
-            if errors - {0, *NOT_YET}:
-                raise SystemExit(f"Produce is answered errors {errors}")
+            if errors - {0, *NOT_READY_ERRORS}:
+                raise SystemExit(f"Produce returned errors {errors}")
         struct.pack_into(">h", self.end, self.end_epoch_at, epoch)
         began = time.monotonic()
         answer = decode_response(await self.connection.send(bytes(self.end)), END_TXN, 5)[1]
         if answer.error_code:
-            raise SystemExit(f"EndTxn is answered error {answer.error_code}")
+            raise SystemExit(f"EndTxn returned error {answer.error_code}")
         taken = time.monotonic() - began
         self.adopt(answer.producer_id, answer.producer_epoch)
         return taken

@@ -57,7 +57,7 @@ class Model:
         self._queue: list[tuple[int, int, Callable, tuple]] = []
         self._number = 0
         self.hosts: dict[int, Host] = {}
-        self.of_name: dict[str, Host] = {}
+        self.host_by_name: dict[str, Host] = {}
         self.killed: dict[int, int] = {}
         self.seen: dict[int, dict[int, list[int]]] = {}
         self.false_suspicions = 0
@@ -80,7 +80,7 @@ class Model:
             )
             core = GossipCore(profile, seal, Settings(), random.Random(self.rng.getrandbits(64)), 1)
             host = Host(core, 1 + self.rng.uniform(-DRIFT, DRIFT))
-            self.hosts[number] = self.of_name[profile.host] = host
+            self.hosts[number] = self.host_by_name[profile.host] = host
         every_process = State(
             -1, -1, [Entry(host.core.membership.own(), "alive", REFUTATIONS) for host in self.hosts.values()]
         )
@@ -122,15 +122,15 @@ class Model:
         host = self.hosts[number]
         if host.tick_at == when and host.alive:
             host.tick_at = -1
-            self._give(number, host, events.Tick())
+            self._handle(number, host, events.Tick())
 
     def _arrive(self, number: int, data: bytes) -> None:
         host = self.hosts[number]
         if host.alive:
             host.received += 1
-            self._give(number, host, events.DatagramReceived(data))
+            self._handle(number, host, events.DatagramReceived(data))
 
-    def _give(self, number: int, host: Host, event: events.Event) -> None:
+    def _handle(self, number: int, host: Host, event: events.Event) -> None:
         began = time.perf_counter()
         effects = host.core.handle(event, int(self.now * host.drift))
         self.cpu_s += time.perf_counter() - began
@@ -151,20 +151,20 @@ class Model:
         host.sent[second] = host.sent.get(second, 0) + 1
         host.sent_bytes += len(effect.data) + DATAGRAM_HEADERS_BYTES
         if self.rng.random() >= self.loss:
-            target = self.of_name[effect.host].core.membership.identity[0]
+            target = self.host_by_name[effect.host].core.membership.identity[0]
             self.at(self.now + self.rng.randint(*DELAY_MS), self._arrive, target, effect.data)
 
     def _exchange(self, number: int, effect: PushPull) -> None:
-        host, other = self.hosts[number], self.of_name[effect.host]
+        host, other = self.hosts[number], self.host_by_name[effect.host]
         if host.alive and other.alive:
             self.exchange_bytes += 2 * self._state_bytes
             theirs = other.core.state(False)
-            self._give(other.core.membership.identity[0], other, events.StateReceived(host.core.state()))
-            self._give(number, host, events.StateReceived(theirs, effect.exchange_id))
+            self._handle(other.core.membership.identity[0], other, events.StateReceived(host.core.state()))
+            self._handle(number, host, events.StateReceived(theirs, effect.exchange_id))
 
     def _probe(self, number: int, effect: ProbeStream) -> None:
-        if self.hosts[number].alive and self.of_name[effect.host].alive:
-            self._give(number, self.hosts[number], events.StreamResponded(effect.probe_id))
+        if self.hosts[number].alive and self.host_by_name[effect.host].alive:
+            self._handle(number, self.hosts[number], events.StreamResponded(effect.probe_id))
 
     def _on_changed(self, number: int, effect: MemberChanged) -> None:
         which = effect.member.node_id
@@ -180,9 +180,9 @@ class Model:
 
     # -- results -----------------------------------------------------------------------------------
 
-    def known_ms(self) -> tuple[list[int], list[int]]:
-        """For each victim: when the last living host suspected it (or considered it dead), and when the
-        last considered it dead.
+    def detection_ms(self) -> tuple[list[int], list[int]]:
+        """For each victim: when the last live host suspected it (or considered it dead), and when the
+        last live host considered it dead.
         """
         living = [number for number, host in self.hosts.items() if host.alive]
         suspected, dead = [], []
@@ -195,14 +195,12 @@ class Model:
             dead.append(max(one[1] for one in times))
         return suspected, dead
 
-    def hint_ms(self, epoch: int) -> int:
-        """How long it takes until every host that lives has learned of the controller of a new
-        epoch.
-        """
+    def controller_known_ms(self, epoch: int) -> int:
+        """How long it takes until every live host knows the controller of a new epoch."""
         living = [host for host in self.hosts.values() if host.alive]
         began, first = self.now, self.rng.choice(living)
         number = first.core.membership.identity[0]
-        self._give(number, first, events.ControllerKnown(number, epoch))
+        self._handle(number, first, events.ControllerKnown(number, epoch))
         while any(host.core.controller.epoch < epoch for host in living):
             self.run(self.now + 20)
         return self.now - began
@@ -237,7 +235,7 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
         model.run(model.now + FAILURE_EVERY_MS)
     mean, most = model.rates(began, model.now)
     model.run(model.now + FAILURE_WAIT_MS)
-    suspected, dead = model.known_ms()
+    suspected, dead = model.detection_ms()
     return {
         "hosts": count,
         "loss": loss,
@@ -250,11 +248,11 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
         "false_suspicions": model.false_suspicions,
         "false_deaths": model.false_deaths,
         "simulated_s": model.now / 1000,
-        "controller_known_ms": [model.hint_ms(epoch) for epoch in range(1, 6)],
+        "controller_known_ms": [model.controller_known_ms(epoch) for epoch in range(1, 6)],
     }
 
 
-def at_once(count: int, loss: float, share: float, seed: int) -> dict:
+def simultaneous_failures(count: int, loss: float, share: float, seed: int) -> dict:
     """A share of the hosts fails at the same moment: a rack, a switch."""
     model = Model(count, loss, seed)
     model.run(SETTLE_MS)
@@ -262,7 +260,7 @@ def at_once(count: int, loss: float, share: float, seed: int) -> dict:
     for victim in model.rng.sample(range(1, count + 1), max(1, round(share * count))):
         model.kill(victim)
     model.run(began + 2 * FAILURE_WAIT_MS)
-    suspected, dead = model.known_ms()
+    suspected, dead = model.detection_ms()
     mean, most = model.rates(began, began + FAILURE_WAIT_MS)
     return {
         "hosts": count,

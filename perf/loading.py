@@ -29,8 +29,8 @@ WORKER_CPU = 0
 
 
 def client_cpu() -> int:
-    """The last CPU that this process may use; the worker's when there is only one (then rates mean
-    little, but CPU time is still valid).
+    """The last CPU that this process may use; the worker's when there is only one (rates are then
+    meaningless, but CPU time is still valid).
     """
     return max(os.sched_getaffinity(0))
 

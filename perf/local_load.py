@@ -11,7 +11,7 @@ It is a process of its own, so that it can be pinned and its CPU time measured s
     python -m perf.local_load consume        transport=... bootstrap topic record count [chunk=1000]      lists of messages; each one's value is taken
     python -m perf.local_load poll           transport=... bootstrap topic record count                   one message a call
     python -m perf.local_load round_trip     transport=... bootstrap topic record count                   produce, then flush: microseconds of each
-    python -m perf.local_load idle           transport=... bootstrap topic seconds                        caught up; says `ready`, waits in poll; prints its own CPU time
+    python -m perf.local_load idle           transport=... bootstrap topic seconds                        caught up; prints `ready`, waits in poll, prints its own CPU time
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy
 
 from mqd import Consumer, Producer, TopicPartition
 
-FOREVER_S = 60.0
+TIME_LIMIT_S = 60.0
 
 
 class _Arguments(dict[str, str]):
@@ -72,11 +72,11 @@ def _values(record: int, count: int) -> numpy.ndarray:
 
 def _failed(left: int) -> None:
     if left:
-        raise SystemExit(f"{left} records were not acknowledged within {FOREVER_S:.0f} s")
+        raise SystemExit(f"{left} records were not acknowledged within {TIME_LIMIT_S:.0f} s")
 
 
 class _Reports:
-    """Counts acknowledged records: lost ones must not be measured."""
+    """Counts acknowledged records, so that records that were lost are not counted."""
 
     def __init__(self) -> None:
         self.records = 0
@@ -99,11 +99,11 @@ def produce_batch(arguments: _Arguments) -> dict[str, Any]:
         values = [bytes(row) for row in values]
     producer = _producer(arguments)
     producer.produce_batch(arguments["topic"], values, partition=0)
-    _failed(producer.flush(FOREVER_S))
+    _failed(producer.flush(TIME_LIMIT_S))
     began, cpu, sent = time.perf_counter(), time.process_time(), 0
     while sent < count:
         sent += producer.produce_batch(arguments["topic"], values, partition=0)
-    _failed(producer.flush(FOREVER_S))
+    _failed(producer.flush(TIME_LIMIT_S))
     return {
         "count": sent,
         "seconds": time.perf_counter() - began,
@@ -117,7 +117,7 @@ def produce(arguments: _Arguments) -> dict[str, Any]:
     values = [bytes(row) for row in _values(record, 1000)]
     producer = _producer(arguments)
     producer.produce(topic, values[0], partition=0)
-    _failed(producer.flush(FOREVER_S))
+    _failed(producer.flush(TIME_LIMIT_S))
     put, poll = producer.produce, producer.poll
     began, cpu, sent = time.perf_counter(), time.process_time(), 0
     while sent < count:
@@ -128,7 +128,7 @@ def produce(arguments: _Arguments) -> dict[str, Any]:
         except BufferError:
             poll(0.01)
         poll(0)
-    _failed(producer.flush(FOREVER_S))
+    _failed(producer.flush(TIME_LIMIT_S))
     return {
         "count": sent,
         "seconds": time.perf_counter() - began,
@@ -163,7 +163,7 @@ def _consuming(arguments: _Arguments, take: Callable[[Consumer], tuple[int, int]
     consumer = _consumer(arguments)
     first, size = take(consumer)
     began, cpu, seen = time.perf_counter(), time.process_time(), first
-    while seen < count and time.perf_counter() - began < FOREVER_S:
+    while seen < count and time.perf_counter() - began < TIME_LIMIT_S:
         records, more = take(consumer)
         seen += records
         size += more
@@ -181,7 +181,7 @@ def consume_batch(arguments: _Arguments) -> dict[str, Any]:
     def take(consumer: Consumer) -> tuple[int, int]:
         batch = consumer.consume_batch(chunk, 5)
         if batch is None:
-            raise SystemExit("nothing came for 5 s")
+            raise SystemExit("no record arrived for 5 s")
         return len(batch), int(batch.values.sizes.sum())
 
     return _consuming(arguments, take)
@@ -214,7 +214,7 @@ def round_trip(arguments: _Arguments) -> dict[str, Any]:
     for number in range(count + count // 10 + 1):
         began = time.perf_counter_ns()
         producer.produce(topic, value, None, 0)
-        _failed(producer.flush(FOREVER_S))
+        _failed(producer.flush(TIME_LIMIT_S))
         if number > count // 10:
             took.append((time.perf_counter_ns() - began) / 1e3)
     p50, p99 = numpy.quantile(took, [0.5, 0.99])
@@ -230,7 +230,7 @@ def idle(arguments: _Arguments) -> dict[str, Any]:
     message = consumer.poll(float(arguments["seconds"]))
     spent, seconds = time.process_time() - cpu, time.perf_counter() - began
     if message is not None:
-        raise SystemExit("a record came while nothing was to come")
+        raise SystemExit("a record arrived, but none was expected")
     return {"seconds": seconds, "client_cpu_seconds": spent, "transport": consumer.transport}
 
 

@@ -47,7 +47,7 @@ FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="htt
 
 @contextlib.contextmanager
 def _broker(data_dir: Path) -> Iterator[list[str]]:
-    """Runs a broker. Yields the lines that `mqd up` prints until it is ready."""
+    """Runs a broker. Yields the lines that `mqd up` has printed when it is ready."""
     command = [sys.executable, "-m", "mqd.cli.main", "up", "--data-dir", str(data_dir), "--workers", "2"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stderr is not None

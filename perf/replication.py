@@ -3,12 +3,12 @@ brokers of one worker each on this machine's loopback, for some minutes.
 
 A topic with one replica and one with three, acks=all, flush.on.ack=false, are written to in turns,
 through the same broker as their leader. CPU-µs are those of each broker's worker process, for a
-record of 1 KiB: the leader's compared with the unreplicated leader's in the same turn, and the
-followers'. Then the time to the acknowledgement at fractions of the highest rate: by the load
+record of 1 KiB: the cost on the leader, compared with an unreplicated partition in the same turn, and
+on the followers. Then the time to the acknowledgement at fractions of the highest rate: by the load
 generator, which uses almost no CPU, and by librdkafka, which takes most of the machine.
 
-* The workers share a CPU and its caches unless --cpus says otherwise: a harder case than a real
-  cluster, where each host has its own. Clients have the other CPU. So rates hold for this machine
+* The workers share a CPU and its caches unless --cpus says otherwise: this is less favourable than
+  a real cluster, where each host has its own. Clients have the other CPU. So rates hold for this machine
   only; the ratios are the result.
 * Three brokers fill three times as many pages as one. In a virtual machine whose host reclaims free
   pages, touching a page again costs several times more: that made a follower of 16 KiB batches seem
@@ -52,8 +52,11 @@ LATENCY_TARGET_US = 5000
 LOAD = Load(record_bytes=1024, partitions=6)
 SHARES = (1 / 2, 1 / 4, 1 / 8)  # of the maximum
 MAXIMUM_MS, PACED_MS, WARM_MS, PACED_WARM_MS = 6000, 10_000, 3000, 1000
-TOUCH_MORE, TOUCH_LIMIT_MS = 1.3, 20_000  # times the copies' size; a machine on which touching takes longer is too busy
-SEED_RATE = 500_000  # records/s of a cluster at three replicas according to the first design
+TOUCH_FACTOR, TOUCH_LIMIT_MS = (
+    1.3,
+    20_000,
+)  # times the copies' size; a machine on which touching takes longer is too busy
+DESIGN_RATE = 500_000  # records/s of a cluster at three replicas according to the first design
 HOSTS, WORKERS, COMPRESSIONS = (3, 5, 10), (1, 2), (1.0, 0.5, 0.25)
 RESULT = loading.ROOT / "perf" / "replication.json"
 PAGE = loading.ROOT / "docs" / "scale.md"
@@ -118,7 +121,7 @@ def _drop(member: Member, name: str) -> None:
 
 
 def _touch(records: int, copies: int) -> None:
-    requested = int(records * LOAD.record_bytes * copies * TOUCH_MORE) >> 20
+    requested = int(records * LOAD.record_bytes * copies * TOUCH_FACTOR) >> 20
     touched = loading.run("warm", megabytes=requested, milliseconds=TOUCH_LIMIT_MS)["bytes"] >> 20
     if touched < requested:
         print(
@@ -176,13 +179,13 @@ def _latencies(members: list[Member], pids: list[list[int]], turns: int) -> dict
 
     def topic(name: str) -> None:
         _topic(members[0], name, [[1 + (index + step) % 3 for step in range(3)] for index in range(LOAD.partitions)])
-        time.sleep(2.0)  # every host has published its leaderships
+        time.sleep(2.0)  # until every host has published its leaderships
 
     def turn(share: float, name: str) -> dict:
         rate = int(maximum * share)
         topic(name)
         _touch(int(rate * (PACED_MS + WARM_MS) / 1000), 3)
-        with _Watched(pids) as spent:
+        with _WorkerTime(pids) as spent:
             paced = driver.latency(peer, name, LOAD, rate=rate, milliseconds=PACED_MS, warm_milliseconds=WARM_MS)  # type: ignore[arg-type]
         _drop(members[0], name)
         return _point(share, rate, paced, spent)
@@ -194,7 +197,7 @@ def _latencies(members: list[Member], pids: list[list[int]], turns: int) -> dict
     return {
         "maximum": rounded(maximum),
         "points": [
-            _middle([turn(share, f"latency-{round(1 / share)}-{number}") for number in range(turns)])
+            _median_turn([turn(share, f"latency-{round(1 / share)}-{number}") for number in range(turns)])
             for share in SHARES
         ],
     }
@@ -211,7 +214,7 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
         _begin(leader, name, WAYS[BATCHED])
         batches = round(maximum * share / BATCH_RECORDS)
         _touch(int(batches * BATCH_RECORDS * (PACED_MS + PACED_WARM_MS) / 1000), 3)
-        with _Watched(pids) as spent:
+        with _WorkerTime(pids) as spent:
             output = loading.run(
                 "paced",
                 port=leader.port,
@@ -225,19 +228,21 @@ def _paced(leader: Member, pids: list[list[int]], maximum: float, turns: int) ->
         _drop(leader, name)
         return _point(share, batches * BATCH_RECORDS, output, spent)
 
-    return [_middle([turn(share, f"paced-{round(1 / share)}-{number}") for number in range(turns)]) for share in SHARES]
+    return [
+        _median_turn([turn(share, f"paced-{round(1 / share)}-{number}") for number in range(turns)]) for share in SHARES
+    ]
 
 
-class _Watched:
-    """The time that all workers ran and waited within the block, as shares of one CPU: of the block's
-    actual duration, which is longer than planned where the rate was not kept.
+class _WorkerTime:
+    """The time that all workers ran and waited for a CPU within the block, as shares of its actual
+    duration, which is longer than planned if the rate was not reached.
     """
 
     def __init__(self, pids: list[list[int]]) -> None:
         self._pids = [pid for one in pids for pid in one]
         self.running = self.waiting = 0.0
 
-    def __enter__(self) -> _Watched:
+    def __enter__(self) -> _WorkerTime:
         self._began, self._before = time.monotonic(), cpu_time(self._pids)
         return self
 
@@ -246,15 +251,15 @@ class _Watched:
         self.running, self.waiting = rounded(spent.reactor_ns / seconds / 1e9), rounded(spent.waited_ns / seconds / 1e9)
 
 
-def _middle(points: list[dict]) -> dict:
-    """The turn whose p99 is the median, and all p99: if the machine stalls for a second, that spoils one
-    turn of ten seconds, not the figure.
+def _median_turn(points: list[dict]) -> dict:
+    """The turn with the median p99, and the p99 of all turns. A stall of the machine for a second then
+    affects one turn of ten seconds, not the figure.
     """
     in_order = sorted(points, key=lambda point: point["p99_us"])
     return {**in_order[len(points) // 2], "all_p99_us": [point["p99_us"] for point in in_order]}
 
 
-def _point(share: float, rate: int, reported: dict, spent: _Watched) -> dict:
+def _point(share: float, rate: int, reported: dict, spent: _WorkerTime) -> dict:
     times = {name: reported["acknowledged"][name] for name in ("p50_us", "p99_us", "p999_us")}
     return {
         "share": share,
@@ -431,7 +436,7 @@ def block(result: dict, figures: Figures) -> str:
             (
                 f"A record with three replicas, in batches of {BATCH_RECORDS}, costs"
                 f" {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores, if"
-                f" brokers alone had them, carry {number(both)} records/s: **{both / SEED_RATE:.0%}** of {SEED_RATE:,}."
+                f" brokers alone had them, carry {number(both)} records/s: **{both / DESIGN_RATE:.0%}** of {DESIGN_RATE:,}."
                 " With the load generator on one of them it was"
                 f" {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))}. By the model, records/s of a"
                 " cluster:"
@@ -464,18 +469,19 @@ def main() -> int:
         help="of the workers of brokers 1 (the leader), 2 and 3; the load generator has the last one",
     )
     parser.add_argument(
-        "--directory", type=Path, default=loading.BUILD, help="where the logs go; they are deleted at the end"
+        "--directory", type=Path, default=loading.BUILD, help="the directory for the logs, which are deleted at the end"
     )
     parser.add_argument(
-        "--no-latency",
-        action="store_true",
-        help="CPU time alone: where others work on the machine, latencies are theirs",
+        "--no-latency", action="store_true", help="CPU time only: other programs on the machine would affect latencies"
     )
     parser.add_argument(
         "--page", action="store_true", help="only write docs/scale.md again, from perf/replication.json"
     )
     parser.add_argument(
-        "--keep", type=Path, default=RESULT, help="where the figures go; the page is written for the usual place alone"
+        "--keep",
+        type=Path,
+        default=RESULT,
+        help="the file for the figures; the page is written only for the default file",
     )
     arguments = parser.parse_args()
     if not arguments.page:

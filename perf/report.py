@@ -1,4 +1,4 @@
-"""Figures, verdicts, and where they are written: the table, perf/history.jsonl,
+"""Figures, verdicts, and their output: the table, perf/history.jsonl,
 docs/performance.md. Pure except for the files that it writes.
 """
 

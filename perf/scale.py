@@ -27,7 +27,7 @@ from perf.report import markdown_table, number, replace_block
 
 RESULT = ROOT / "perf" / "scale.json"
 PAGE = ROOT / "docs" / "scale.md"
-KNOWN_CHART = ROOT / "docs" / "scale-failure.svg"
+FAILURE_CHART = ROOT / "docs" / "scale-failure.svg"
 RATE_CHART = ROOT / "docs" / "scale-datagrams.svg"
 
 # hosts, loss, failures
@@ -61,7 +61,7 @@ def measure_gossip() -> dict:
         found["failures"].append(gossip_scale.failures(count, loss, victims, SEED))
     for count, loss, share in AT_ONCE:
         _log(f"gossip: {share:.0%} of {count} hosts at the same time")
-        found["at_once"].append(gossip_scale.at_once(count, loss, share, SEED))
+        found["at_once"].append(gossip_scale.simultaneous_failures(count, loss, share, SEED))
     return found
 
 
@@ -142,7 +142,7 @@ def gossip_page(result: dict) -> str:
                 known,
                 right=range(9),
             ),
-            f"![Seconds until all know of a failure, by hosts]({KNOWN_CHART.name})",
+            f"![Seconds until all know of a failure, by hosts]({FAILURE_CHART.name})",
             "What one host sends; while hosts fail, one fails every 2.5 s:",
             markdown_table(
                 (
@@ -183,7 +183,7 @@ def _curves(found: dict) -> list[dict]:
     return sorted((one for one in found["failures"] if one["loss"] == 0.01), key=lambda one: one["hosts"])
 
 
-def known_chart(result: dict) -> str:
+def failure_chart(result: dict) -> str:
     points = _curves(result["gossip"])
 
     def series(name: str, key: str) -> Series:
@@ -227,7 +227,7 @@ def write(result: dict) -> None:
     text = PAGE.read_text()
     if "gossip" in result:
         text = replace_block(text, "gossip", gossip_page(result))
-        KNOWN_CHART.write_text(known_chart(result))
+        FAILURE_CHART.write_text(failure_chart(result))
         RATE_CHART.write_text(rate_chart(result))
     if "control" in result:
         text = replace_block(text, "control", control_page(result))

@@ -122,12 +122,12 @@ def measure(bench: Bench) -> dict:
         curve: str, count: int, broker: Measured, clients: int, arguments: Mapping[str, int], cpus: Sequence[int]
     ) -> None:
         topic = broker.topic(f"{curve}-{bench.serial()}", PARTITIONS, flush_on_ack="false")
-        bench.settle(WARM_MEGABYTES)
+        bench.prepare(WARM_MEGABYTES)
 
         def once() -> tuple[dict[str, float], CpuTime]:
             return _load(broker, topic, clients, arguments, cpus)
 
-        # workers that share their CPUs with the clients or with each other wait by rights
+        # workers that share CPUs with the clients or with each other have to wait for them
         alone = len(broker.worker_pids) < cores
         for name, value in (bench.undisturbed(once) if alone else once())[0].items():
             found[curve].setdefault(str(count), {}).setdefault(name, []).append(rounded(value))

@@ -98,7 +98,7 @@ def _batch_size(bench: Bench) -> str:
         cost, rate = [], []
         for _ in bench.repeat(f"batches of {size} bytes", 3):
             topic = broker.topic(f"batch-{bench.serial()}", flush_on_ack="false")
-            bench.settle(WARM_MEGABYTES)
+            bench.prepare(WARM_MEGABYTES)
             result, spent = broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=5000, **arguments)
             cost.append(spent.run_us / result["count"])
             rate.append(result["bytes"] / result["seconds"] / 1e6)

@@ -14,15 +14,15 @@ from perf.report import rounded
 APPEND = {1024: "1 KiB batch appended, io_uring", 16384: "16 KiB batch appended, io_uring"}
 APPEND_SMALL = 200, "200-byte batch appended, io_uring"  # as batches per CPU-second
 FORWARD = {1024: "forwarding a 1 KiB batch costs", 16384: "forwarding a 16 KiB batch costs"}
-CAREFUL_AT = 16
+PESSIMISTIC_AT_WORKERS = 16
 FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"}
 
 
 def figures(run: dict, scaled: dict) -> Figures:
     """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is
-    missing. Noise does not make larger batches cheaper, nor a difference negative; of the
-    scalability law's range the conservative end counts, at CAREFUL_AT workers: the machine is too large
-    rather than too small.
+    missing. Noise cannot make larger batches cheaper, nor a difference negative. Of the scalability
+    law's confidence range the pessimistic end at PESSIMISTIC_AT_WORKERS workers is used, so that the
+    machine is too large rather than too small.
     """
 
     def of(name: str) -> float:
@@ -35,7 +35,7 @@ def figures(run: dict, scaled: dict) -> Figures:
         return found
 
     machine, law = run["machine"], usl.fit(scaling.by_workers(scaled))
-    contention, coherency = law.careful(CAREFUL_AT)
+    contention, coherency = law.pessimistic(PESSIMISTIC_AT_WORKERS)
     broker, worker = scaling.memory_of(scaled)
     size, small = APPEND_SMALL
     return Figures(
@@ -55,7 +55,7 @@ def figures(run: dict, scaled: dict) -> Figures:
     )
 
 
-def spelled(found: Figures) -> str:
+def to_text(found: Figures) -> str:
     """The file's text: one field on a line."""
     fields = {name: getattr(found, name) for name in found.__struct_fields__}
     return (
@@ -68,7 +68,7 @@ def spelled(found: Figures) -> str:
 def write(run: dict, scaled: Path, target: Path = SHIPPED) -> None:
     """ValueError when nothing has been measured yet."""
     if not scaled.exists():
-        raise ValueError(f"{scaled} is not there: run `python -m perf scaling` first")
-    text = spelled(figures(run, json.loads(scaled.read_text())))
+        raise ValueError(f"{scaled} does not exist: run `python -m perf scaling` first")
+    text = to_text(figures(run, json.loads(scaled.read_text())))
     figures_from(text.encode())
     target.write_text(text)

@@ -1,14 +1,14 @@
 """The Universal Scalability Law, fitted by least squares: X(n) = rate n / (1 + contention (n - 1) +
 coherency n (n - 1)).
 
-`rate` is the throughput of one, `contention` the part of the work that waits for a shared resource,
+`rate` is the throughput at n = 1, `contention` the part of the work that waits for a shared resource,
 `coherency` the cost for each pair to stay consistent. n / X(n) is linear in 1 / rate, contention
-/ rate and coherency / rate, so that no iteration and no starting point is needed; errors count
-relative to what was measured. Neither coefficient may be negative: the best of the four fits with
-none, one or both of them left out counts. (N. Gunther, Guerrilla Capacity Planning, 2007.)
+/ rate and coherency / rate, so that no iteration and no starting point is needed; errors are
+relative to the measured rates. Neither coefficient may be negative: of the four fits with none, one
+or both of them left out, the best valid one is used. (N. Gunther, Guerrilla Capacity Planning, 2007.)
 
-Intervals come from drawing the repetitions of each n again, with replacement, and fitting again:
-they show how far chance could have moved the fit, not whether the law holds beyond the largest n.
+Intervals are bootstrapped: the repetitions of each n are drawn again, with replacement, and fitted.
+They show how far chance could have moved the fit, not whether the law holds beyond the largest n.
 With two different n, coherency cannot be separated from contention and is assumed to be 0; with one n,
 both are.
 """
@@ -56,10 +56,10 @@ class Fit:
         index = ("rate", "contention", "coherency").index(name)
         return _interval([sample[index] for sample in self.samples] or [getattr(self, name)], confidence)
 
-    def careful(self, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-        """Contention and coherency of a pessimistic fit: the one with the least gain at n among all drawn
-        fits but the worst few. Both come from one fit, because both upper ends together would be worse
-        than any fit.
+    def pessimistic(self, n: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+        """Contention and coherency of a pessimistic fit: the one with the lowest throughput at n within the
+        confidence interval. Both are from one fit, because the upper ends of both together would be
+        worse than any fit.
         """
         drawn = sorted(
             (law(n, 1.0, contention, coherency), contention, coherency)
@@ -69,7 +69,7 @@ class Fit:
 
     @property
     def peak(self) -> float:
-        """The n with the largest X; infinite when more is always more."""
+        """The n with the largest X; infinite if X always grows with n."""
         return (
             math.sqrt((1 - self.contention) / self.coherency)
             if self.coherency > 0 and self.contention < 1
@@ -118,5 +118,5 @@ def _solve(measured: Mapping[int, numpy.ndarray], identified: int) -> tuple[tupl
         error = float(numpy.sqrt(numpy.mean((columns @ found - 1) ** 2)))
         if best is None or error < best[0] - 1e-15:
             best = error, (float(1 / found[0]), float(found[1] / found[0]), float(found[2] / found[0]))
-    assert best is not None, "with neither coefficient the first column alone is positive"
+    assert best is not None, "the fit without both coefficients is always valid"
     return best[1], best[0]

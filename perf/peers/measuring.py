@@ -173,7 +173,7 @@ class Laboratory:
     def _values(self, peer: Peer, step: Step) -> dict[str, float] | None:
         if step.kind == plan.START:
             return self._start(peer)
-        settle()
+        quiesce()
         topic = self._topic(peer, step.load)
         try:
             touch(self._megabytes(peer, step))
@@ -187,7 +187,7 @@ class Laboratory:
         """Figures of a second instance on an empty directory, so that the measured one stays warm. The
         memory is that of a broker that has had no client.
         """
-        settle()
+        quiesce()
         self._serial += 1
         other = type(peer)(peer.directory.parent / f"{peer.directory.name}-start-{self._serial}", peer.heap)
         try:
@@ -327,7 +327,7 @@ class Laboratory:
                 out.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def settle() -> None:
+def quiesce() -> None:
     """Writes back what the previous measurement left dirty, so that it is not charged to the next one;
     for a limited time, since a disk may be slow.
     """

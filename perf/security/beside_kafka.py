@@ -99,7 +99,7 @@ def beside_kafka(bench: Bench) -> None:
             costs: dict[tuple[str, str], list[float]] = {(name, way): [] for name in sides for way in WAYS}
             for _ in bench.repeat(f"{what}, beside Apache Kafka", REPETITIONS):
                 for (name, way), found in costs.items():
-                    bench.settle()
+                    bench.prepare()
                     found.append(sides[name].cost(verb, way, count=MEASURED, **arguments))
             for way in WAYS:
                 for name in sides:

@@ -73,7 +73,7 @@ def connections(bench: Bench) -> None:
     rate: list[float] = []
     tail: list[float] = []
     for _ in bench.repeat("connections of TLS and SCRAM"):
-        bench.settle()
+        bench.prepare()
         alone, _ = broker.load("paced", topic=topic, milliseconds=LASTS_MS - 1000, **PACED)
         before = cpu_time(broker.pids())
         with _connecting(port, str(ca), 4) as process:
@@ -116,7 +116,7 @@ def rights(bench: Bench) -> None:
     for number in bench.repeat("access rules"):
         # in alternating order
         for way, broker in list(brokers.items())[:: -1 if number % 2 else 1]:
-            bench.settle()
+            bench.prepare()
             result, spent = bench.undisturbed(
                 lambda broker=broker: broker.load("produce", topic="ruled", count=400_000, milliseconds=30_000, **SMALL)
             )

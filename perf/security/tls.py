@@ -62,7 +62,7 @@ def tls(bench: Bench) -> None:
         speed: list[float] = []
         for _ in bench.repeat(f"{what}, TLS"):
             for way in WAYS:
-                bench.settle()
+                bench.prepare()
                 result, spent = bench.undisturbed(lambda way=way, work=work: work(way))
                 cost[way].append(spent.run_us / result["count"])
                 if way == "TLS":

@@ -20,7 +20,7 @@ THROUGHPUT, ALONG = Step(plan.THROUGHPUT), Step(plan.ALONG)
 
 @pytest.fixture(autouse=True)
 def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "settle", lambda: None)
+    monkeypatch.setattr(measuring, "quiesce", lambda: None)
     monkeypatch.setattr(measuring, "touch", lambda megabytes: None)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mqd.cli.sizing import shipped_figures, speedup
 from perf import replication_model as model
-from perf.replication import _middle, block, summary
+from perf.replication import _median_turn, block, summary
 from perf.replication_model import Roles
 from perf.report import number
 
@@ -102,7 +102,9 @@ def test_the_page_has_results_and_conclusions() -> None:
     assert "(target at 1/2: p99 ≤ 5 ms: reached)" in page
     turns = {
         **_result(),
-        "paced": [_middle([{**_result()["paced"][0], "p99_us": p99_us} for p99_us in (40_000.0, 3_000.0, 5_100.0)])],
+        "paced": [
+            _median_turn([{**_result()["paced"][0], "p99_us": p99_us} for p99_us in (40_000.0, 3_000.0, 5_100.0)])
+        ],
     }
     assert "| 1/2 | 60,000 | 2 | 5.1 (3–40) | 9 | 0.1 | 90 % | 40 % |" in block(turns, shipped_figures())
     assert "(target at 1/2: p99 ≤ 5 ms: missed)" in block(turns, shipped_figures())

@@ -24,7 +24,7 @@ def test_failures_are_known_and_counted() -> None:
 
 
 def test_many_at_once() -> None:
-    found = gossip_scale.at_once(20, 0.01, 0.2, 1)
+    found = gossip_scale.simultaneous_failures(20, 0.01, 0.2, 1)
     assert len(found["dead_for_all_ms"]) == 4 and found["false_deaths"] == 0
 
 
@@ -40,7 +40,7 @@ def test_a_host_that_never_learns_ends_the_run() -> None:
     model = gossip_scale.Model(5, 0.0, 1)
     model.kill(2)
     with pytest.raises(AssertionError, match="4 hosts do not know"):
-        model.known_ms()
+        model.detection_ms()
 
 
 def test_the_page_matches_the_result() -> None:
@@ -48,7 +48,7 @@ def test_the_page_matches_the_result() -> None:
     result = json.loads(scale.RESULT.read_text())
     page = scale.PAGE.read_text()
     assert scale.gossip_page(result).strip() in page
-    assert scale.KNOWN_CHART.read_text() == scale.known_chart(
+    assert scale.FAILURE_CHART.read_text() == scale.failure_chart(
         result
     ) and scale.RATE_CHART.read_text() == scale.rate_chart(result)
 

@@ -89,7 +89,7 @@ def test_the_shipped_costs_are_those_of_a_recorded_run():
         run for run in reversed(history()) if run["commit"][:10] in shipped.source and run["date"][:10] == shipped.date
     )
     made = sizing.figures(run, json.loads(scaling.RESULT.read_text()))
-    assert SHIPPED.read_text() == sizing.spelled(made), "python -m perf --figures writes it again"
+    assert SHIPPED.read_text() == sizing.to_text(made), "python -m perf --figures writes it again"
 
 
 def test_differences_made_negative_by_noise_do_not_count():

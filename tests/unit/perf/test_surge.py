@@ -26,7 +26,7 @@ class _Bench:
         self.asked.append({"what": what, **arguments})
         return {"acknowledged": {"p99_us": self._tails_us.pop(0)}}, None
 
-    def settle(self) -> None: ...
+    def prepare(self) -> None: ...
 
     def repeat(self, what: str) -> range:
         return range(3)

@@ -90,8 +90,8 @@ def test_the_same_data_give_the_same_intervals():
 
 def test_the_conservative_parameters_gain_less_than_the_fit():
     found = usl.fit(noisy(1e5, 0.05, 0.002))
-    contention, coherency = found.careful(64)
+    contention, coherency = found.pessimistic(64)
     gained = usl.law(64, 1.0, contention, coherency)
     assert gained < found.at(64) / found.rate and (contention, coherency) in {sample[1:] for sample in found.samples}
     assert gained > usl.law(64, 1.0, found.interval("contention").high, found.interval("coherency").high)
-    assert usl.fit({1: [1.0]}, resamples=0).careful(8) == (0.0, 0.0)
+    assert usl.fit({1: [1.0]}, resamples=0).pessimistic(8) == (0.0, 0.0)
