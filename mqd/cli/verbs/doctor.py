@@ -21,6 +21,10 @@ from mqd.cli.inspection.diagnosis import TITLES, Finding, Harm
 
 LAST_ERRORS = 3
 LOG_BYTES_MAX = 1 << 20
+SEEN_BY_CLIENTS = (
+    "nothing is wrong, as far as clients see; mqd doctor --data-dir DIRECTORY on each broker's host also examines its"
+    " processes, disks and metrics"
+)
 
 
 def host_facts(acceptor: int | None) -> dict[str, Any]:
@@ -178,5 +182,5 @@ def command(settings: Settings, data_dir: Path | None) -> int:
         for number, one in enumerate(found, 1):
             click.echo(f"{number}. {TITLES[one.harm]}: {one.what}\n   {one.cure}")
         if not found:
-            click.echo("nothing is wrong")
+            click.echo("nothing is wrong" if data_dir is not None else SEEN_BY_CLIENTS)
     return 1 if found else 0

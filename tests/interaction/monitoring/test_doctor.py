@@ -58,7 +58,7 @@ def test_a_hung_disk(broker: Broker) -> None:
     def written_and_found() -> list[Finding]:
         producer.produce("hung", b"value")
         producer.flush(0.5)  # it hangs: this is the interval between two examinations
-        return findings(broker, Harm.OUTAGE, "the disk does not answer")
+        return findings(broker, Harm.OUTAGE, "the disk does not respond")
 
     try:
         (found,) = eventually(written_and_found, "the finding", 60)
