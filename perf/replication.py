@@ -377,15 +377,15 @@ def _latency_lines(result: dict) -> list[str]:
     return [
         (
             f"The load generator, {BATCHED}, at fractions of the rate that it reached (target at 1/2: p99 ≤ 5 ms:"
-            f" {reached}); times count from when a batch was due. Figures of the turn with the median p99; in parentheses the lowest"
-            " and the highest p99 of all turns:"
+            f" {reached}); latencies count from when a batch was due. Figures of the run with the median p99; in parentheses the lowest"
+            " and the highest p99 of all runs:"
         ),
         "",
         _points_table(result["paced"]),
         "",
         (
             f"librdkafka writes {number(result['latency']['maximum'])} records/s at most to six partitions that three"
-            " brokers lead, on the same two cores. At fractions of that, with a consumer reading along:"
+            " brokers lead, on the same two cores. At fractions of that, while a consumer reads:"
         ),
         "",
         _points_table(result["latency"]["points"]),
@@ -422,7 +422,7 @@ def block(result: dict, figures: Figures) -> str:
         [
             (
                 f"{result['machine']['cpu']}, {result['machine']['cores']} cores; the workers of brokers 1, 2, 3 on CPU"
-                f" {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} turns. For each second"
+                f" {result['cpus']}; {result['date'][:10]}; medians of {len(turns[BATCHED])} runs. For each second"
                 f" that a worker ran it waited {waited:.2g} s for its CPU, because of the other workers and other load."
             ),
             "",

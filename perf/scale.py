@@ -286,7 +286,7 @@ def control_page(result: dict) -> str:
             ),
             _steps(catch_up, ("partitions",), [f"{one['partitions']:,}" for one in catch_up]),
             f"![CPU seconds to catch up, by partitions]({CATCH_UP_CHART.name})",
-            "**Hosts fail together** (a rack, a switch); their leaderships go to others in one batch of the log.",
+            "**Hosts fail together** (a rack, a switch); other hosts take over their leaderships in one batch of the log.",
             _steps(
                 found["failover"],
                 ("leaders that move, of partitions",),
@@ -296,8 +296,8 @@ def control_page(result: dict) -> str:
                 f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition. A"
                 f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
                 f" {int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,}"
-                " partitions a host's processes cannot take an image whole: that is the limit of a cluster today, and"
-                " a million partitions would need an image in parts."
+                " partitions a host's processes cannot receive a whole image: this is the limit of a cluster today, and"
+                " a million partitions would need images in parts."
             ),
             (
                 f"The batch of {found['failover'][1]['leaders']:,} leaders has"
@@ -305,8 +305,8 @@ def control_page(result: dict) -> str:
                 f" {found['failover'][1]['update_bytes'] / 1e6:.1f} MB as an update to each process."
             ),
             (
-                "**The active controller at rest**: every host's heartbeat once a second, and the upkeep that looks"
-                " over all partitions once a second."
+                "**The active controller at rest**: every host's heartbeat once a second, and the upkeep that checks"
+                " all partitions once a second."
             ),
             markdown_table(
                 ("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "upkeep, CPU-ms/s"),
