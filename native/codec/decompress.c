@@ -102,7 +102,7 @@ static bool gzip_reset(struct workspace *own)
     return own->gzip_ready;
 }
 
-static unsigned up_to_32_bits(size_t bytes)
+static unsigned clamp_to_uint(size_t bytes)
 {
     return bytes > UINT32_MAX ? UINT32_MAX : (unsigned)bytes;
 }
@@ -110,7 +110,7 @@ static unsigned up_to_32_bits(size_t bytes)
 static void gzip_step(struct workspace *own, struct step *step)
 {
     struct mqd_zlib_stream *stream = &own->gzip;
-    unsigned in = up_to_32_bits(step->in_bytes), out = up_to_32_bits(step->out_bytes);
+    unsigned in = clamp_to_uint(step->in_bytes), out = clamp_to_uint(step->out_bytes);
     stream->next_in = step->in, stream->avail_in = in;
     stream->next_out = step->out, stream->avail_out = out;
     int code = mqd_codec_functions.inflate(stream, 0);

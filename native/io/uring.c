@@ -67,7 +67,7 @@ struct parameters {
     struct submission_offsets submission;
     struct completion_offsets completion;
 };
-_Static_assert(sizeof(struct parameters) == 120, "as the kernel has it");
+_Static_assert(sizeof(struct parameters) == 120, "must equal the size in the kernel");
 struct probe {
     uint8_t last_op, op_count;
     uint16_t reserved;
@@ -84,7 +84,7 @@ struct restriction {
     uint8_t reserved;
     uint32_t reserved2[3];
 };
-_Static_assert(sizeof(struct restriction) == 16, "as the kernel has it");
+_Static_assert(sizeof(struct restriction) == 16, "must equal the size in the kernel");
 struct enter_argument {
     uint64_t signal_mask;
     uint32_t signal_mask_bytes;
@@ -223,7 +223,8 @@ static void enable(struct mqd_uring *ring)
     uint32_t workers[2] = {BOUNDED_WORKER_COUNT, 0}; /* 0: unchanged */
     ring->enabled = true;
     if (syscall(SYS_io_uring_register, ring->fd, REGISTER_ENABLE_RINGS, NULL, 0) == 0)
-        syscall(SYS_io_uring_register, ring->fd, REGISTER_IOWQ_MAX_WORKERS, workers, 2); /* 5.15; only a bound */
+        /* 5.15; after a failure the kernel's own limit applies */
+        syscall(SYS_io_uring_register, ring->fd, REGISTER_IOWQ_MAX_WORKERS, workers, 2);
 }
 
 int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns)
@@ -248,7 +249,7 @@ bool mqd_uring_has_work(const struct mqd_uring *ring)
 
 const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring)
 {
-    uint32_t head = mqd_load_relaxed(ring->completion_head_word); /* written by us */
+    uint32_t head = mqd_load_relaxed(ring->completion_head_word); /* only this thread writes it */
     return head == mqd_load_acquire(ring->completion_tail_word) ? NULL
                                                                 : &ring->completions[head & ring->completion_mask];
 }

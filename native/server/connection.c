@@ -36,7 +36,7 @@
 #define PROBE_COUNT 6
 #define HANGUP_PROBED 2
 #define GONE_MS 2000            /* longer than a short stall of the threads that send responses */
-#define WINDOW_SHARE 16         /* this fraction of the arena is not available to large frames */
+#define WINDOW_SHARE 16         /* 1 / WINDOW_SHARE of the arena is not available to large frames */
 #define TLS_RECORD_BEGIN 0x1603 /* of a TLS handshake record; in a Kafka frame the upper half of the length */
 
 /* ---- closing ---- */

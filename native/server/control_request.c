@@ -36,11 +36,11 @@
 #include "server/share/share.h"
 #include "server/slow/slow.h"
 
-#define CONTROL_SHARE 2 /* fraction of the control arena that one request may use */
+#define CONTROL_SHARE 2 /* one request may use 1 / CONTROL_SHARE of the control arena */
 #define SENT_COUNT_MAX 16
 #define TURN_BYTES 65536
 #define PASS_BYTES_MAX 4096 /* largest request that may pass another one waiting for room */
-#define PASS_SHARE 8        /* fraction of the control arena for requests that passed */
+#define PASS_SHARE 8        /* requests that passed may use 1 / PASS_SHARE of the control arena */
 #define JOIN_GROUP 11
 #define SYNC_GROUP 14
 #define SASL_HANDSHAKE 17

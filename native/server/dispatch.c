@@ -94,7 +94,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
         return;
     }
     if (mqd_slow_enabled(r))
-        mqd_slow_client(c, &header);
+        mqd_slow_copy_client(c, &header);
     const uint8_t *body = frame + header.header_bytes;
     uint32_t body_bytes = size_bytes - header.header_bytes;
     switch (header.api_key) {

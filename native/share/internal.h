@@ -23,8 +23,8 @@
 
 struct mqd_share_page {
     uint64_t *cells;                       /* NULL: all are `uniform` */
-    uint64_t uniform;                      /* neither acquired nor Archiving */
-    uint16_t available, acquired, delayed; /* of its 1,024 offsets, also outside of start and end */
+    uint64_t uniform;                      /* the cell of all offsets; neither acquired nor Archiving */
+    uint16_t available, acquired, delayed; /* number of its 1,024 offsets, including those outside start..end */
     uint16_t archiving, waiting;
     uint8_t in_use;
 };
@@ -105,19 +105,19 @@ static inline int64_t page_end(int64_t offset)
     return (offset | PAGE_MASK) + 1;
 }
 
-/* The page of an offset, made if there is none. NULL: the pool is used up. */
+/* Returns the page of an offset, and creates it if there is none. NULL: the pool is exhausted. */
 struct mqd_share_page *mqd_share_page_make(struct mqd_share *share, int64_t offset);
-/* Gives each offset of the page a cell of its own. false: the pool is used up. */
+/* Gives each offset of the page its own cell. false: the pool is exhausted. */
 bool mqd_share_page_split(struct mqd_share *share, struct mqd_share_page *page);
 void mqd_share_page_drop(struct mqd_share *share, int64_t offset);
 /* Makes a split page uniform again if its offsets are finished in the same way. */
 void mqd_share_page_merge(struct mqd_share *share, int64_t offset);
-/* Replaces equal cells, of offsets from start to end in one split page. */
+/* Replaces `count` equal cells; the offsets are between start and end, in one split page. */
 void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, int64_t first, uint32_t count,
                          uint64_t cell);
-/* Archives a uniform page of Available offsets, all from start to end. */
+/* Archives a uniform page, all of whose offsets are Available and between start and end. */
 void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell);
-/* Offsets up to new_end belong to the state, as Available. Their pages exist. */
+/* Adds the offsets up to new_end to the state, as Available. Their pages must exist. */
 void mqd_share_extend(struct mqd_share *share, int64_t new_end);
 /* Moves the start over finished offsets. */
 void mqd_share_advance(struct mqd_share *share);
@@ -126,14 +126,15 @@ void mqd_share_advance_one(struct mqd_share *share);
 void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last);
 
 /* ---- fifo.c ---- */
-/* Begins or ends FIFO according to the current settings. false: the pool is used up, and nothing
+/* Begins or ends FIFO according to the current settings. false: the pool is exhausted, and nothing
  * may be acquired. */
 bool mqd_share_fifo_apply_settings(struct mqd_share *share);
-/* Adds the key of the next open offset, which is in a split page. false: the pool is used up. */
+/* Adds the key of the next open offset, which is in a split page. false: the pool is exhausted. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
-/* All keys below `offset` are known: mqd_share_hashed moves there. */
+/* Called when all keys below `offset` are known: moves mqd_share_hashed there. */
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
-/* Cells were replaced: records that waited for them become Available, or they themselves wait. */
+/* Called when cells were replaced: records that waited for their offsets become Available, or these
+ * offsets have to wait. */
 void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
 /* Called when no offset of the page is open any more. */
 void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);
@@ -141,7 +142,7 @@ void mqd_share_fifo_check(const struct mqd_share *share);
 /* Returns the memory to the pool; the cells stay unchanged. */
 void mqd_share_fifo_free(struct mqd_share *share);
 
-/* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is used up. */
+/* Appends an acquisition without offsets to the queue of locks. ROW_NONE: the pool is exhausted. */
 uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t offset, int64_t now_ms);
 /* The queue in which offsets that were delivered `count` times wait for their backoff. */
 static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
@@ -149,12 +150,12 @@ static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
     (void)share;
     return count < MQD_SHARE_QUEUE_COUNT && !PLANTED(share, ONE_QUEUE) ? count : MQD_SHARE_QUEUE_COUNT - 1;
 }
-/* The row to which offsets from first to last, released after `count` deliveries, are added: in the
- * queue of this count, until its backoff ends. */
+/* Returns the row to which offsets from first to last, released after `count` deliveries, are
+ * added; it is in the queue of this count until its backoff ends. */
 uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms);
 /* How long an offset that was delivered `count` times waits before the next delivery. */
 int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count);
-/* Removes offsets from a row, which is freed with its last one. */
+/* Removes offsets from a row, which is freed with its last offset. */
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count);
 /* Moves the row to the end of its queue, with a new deadline. */
 void mqd_share_row_renew(struct mqd_share *share, uint32_t index, int64_t now_ms);

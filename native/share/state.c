@@ -244,7 +244,7 @@ static bool rows_grow(struct mqd_share *share)
 }
 
 /* Takes an unused row. One row is reserved for each queue of backoffs that is empty (S9); with
- * `is_first` a reserved row may be taken. ROW_NONE: the pool is used up. */
+ * `is_first` a reserved row may be taken. ROW_NONE: the pool is exhausted. */
 static uint32_t row_take(struct mqd_share *share, bool is_first)
 {
     uint32_t kept = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->queue_used;

@@ -119,7 +119,7 @@ struct mqd_share {
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
     uint32_t boundary_count;             /* neighbouring offsets from start to end whose persisted states differ */
     uint8_t start_moved;                 /* since the last difference */
-    uint8_t starved;                     /* the last acquire ended early because the pool was used up */
+    uint8_t starved;                     /* the last acquire ended early because the pool was exhausted */
     uint16_t directory_used[8];          /* pages in use, of each block of pages */
     struct mqd_share_page *directory[8]; /* 256 pages a block; a page's place is its number modulo 2048 */
     uint32_t row_count, row_used;        /* rows for which memory is allocated; rows in use */
@@ -227,7 +227,7 @@ uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct 
                             int64_t *next);
 /* Loads the persisted runs into a state that mqd_share_init has just initialized with the persisted
  * start. Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2,
- * 3 and 4, a negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is used up (starved).
+ * 3 and 4, a negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is exhausted (starved).
  * After -1 only mqd_share_destroy may follow. */
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);
 

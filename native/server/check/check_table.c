@@ -17,8 +17,8 @@
 
 #include "server/check/check.h"
 
-#define CONTROL_SHARE 2
-#define FRAME_SHARE 4
+#define CONTROL_SHARE 2 /* checks may use 1 / CONTROL_SHARE of the control arena */
+#define FRAME_SHARE 4   /* batches that stay in place may use 1 / FRAME_SHARE of the receive arena */
 #define NO_CHECK UINT32_MAX
 
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)

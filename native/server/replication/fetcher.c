@@ -305,7 +305,7 @@ void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     mqd_fetcher_end(r, fetcher, mqd_error_code(), reason);
 }
 
-static const char *options_wrong(const struct mqd_fetcher_options *options)
+static const char *check_options(const struct mqd_fetcher_options *options)
 {
     if (options->leader_node < 0 || options->leader_node == options->node_id || options->lane >= MQD_LANE_COUNT)
         return "a fetcher's leader or lane is impossible";
@@ -374,7 +374,7 @@ static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max
 static void fetcher_put(struct mqd_reactor *r, struct mqd_fetchers *fetchers, const struct mqd_command *command)
 {
     const struct mqd_fetcher_options *options = command->fetcher;
-    const char *wrong = options_wrong(options);
+    const char *wrong = check_options(options);
     int fd = (int)command->number, flags = fcntl(fd, F_GETFL), one = 1;
     struct mqd_fetcher *old = wrong
                                   ? NULL

@@ -4,7 +4,7 @@
 
 #include "server/share/share.h"
 
-#define CONTROL_SHARE 2 /* fraction of the control arena above which no payload is placed */
+#define CONTROL_SHARE 2 /* payloads are placed until 1 / CONTROL_SHARE of the control arena is used */
 
 int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner, uint64_t *generation)
 {

@@ -11,7 +11,7 @@
 
 #define SESSION_PARTITIONS_MAX 4096
 #define SESSION_BYTES_MAX (64u << 20)
-#define CONTROL_SHARE 2 /* fraction of the control arena that one request may take */
+#define CONTROL_SHARE 2 /* one request may use 1 / CONTROL_SHARE of the control arena */
 #define FINAL_EPOCH (-1)
 #define MEMBER_ID_CHARACTERS_MAX 36
 

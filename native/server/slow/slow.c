@@ -31,7 +31,7 @@ void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
-void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header)
+void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_header *header)
 {
     uint32_t bytes = header->client_id && header->client_id_bytes > 0 ? (uint32_t)header->client_id_bytes : 0;
     if (bytes > sizeof c->slow_client)

@@ -38,7 +38,7 @@ static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_req
 void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
 
 /* Copies the client id of the frame, which may be freed before the request is answered. */
-void mqd_slow_client(struct mqd_connection *c, const struct mqd_request_header *header);
+void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_header *header);
 
 /* Called at the response: emits MQD_EVENT_SLOW if the request was slow. At most SLOW_PER_SECOND
  * events are emitted a second; the next event has the number of requests left out. */
