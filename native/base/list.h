@@ -48,7 +48,7 @@ static inline struct mqd_node *mqd_list_pop(struct mqd_node *head)
     return first;
 }
 
-/* Moves all of `from` to the end of `to`. */
+/* Moves all nodes of `from` to the end of `to`. */
 static inline void mqd_list_move_all(struct mqd_node *to, struct mqd_node *from)
 {
     if (mqd_list_empty(from))

@@ -188,8 +188,8 @@ static inline bool is_known(const struct mqd_dedup *dedup, const struct mqd_id_h
     return mqd_ids_find(&dedup->ids, hash, -1, &offset) != MQD_ID_FREE;
 }
 
-/* A record with the id of an older one is in the log if the leader no longer remembered the older
- * one. */
+/* The log can have a record with the id of an older record, if the leader no longer remembered the
+ * older one. */
 void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes)
 {
     struct mqd_records records;

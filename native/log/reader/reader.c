@@ -163,7 +163,7 @@ static bool index_previous(struct mqd_reader *reader, struct mqd_segment_ref *se
 
 /* ---- walking batch headers ---- */
 
-static int16_t corrupt(const struct mqd_segment_ref *segment, uint32_t position, const char *why)
+static int16_t report_corrupt(const struct mqd_segment_ref *segment, uint32_t position, const char *why)
 {
     mqd_error_set(MQD_E_CORRUPT,
                   "%s/%020lld.log: at position %u: %s; the records before it are still readable, "
@@ -173,7 +173,7 @@ static int16_t corrupt(const struct mqd_segment_ref *segment, uint32_t position,
     return MQD_CORRUPT_MESSAGE;
 }
 
-static int16_t unreadable(const struct mqd_segment_ref *segment, uint32_t position, ssize_t got)
+static int16_t report_unreadable(const struct mqd_segment_ref *segment, uint32_t position, ssize_t got)
 {
     if (got < 0)
         mqd_error_system(errno, "cannot read %s/%020lld.log at position %u", segment->slot->path,
@@ -193,7 +193,7 @@ static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segm
                          struct mqd_batch *out)
 {
     if (limit - position < MQD_BATCH_HEADER_BYTES)
-        return corrupt(segment, position, "too few bytes for a batch header");
+        return report_corrupt(segment, position, "too few bytes for a batch header");
     int64_t chunk_end = reader->chunk_position + reader->chunk_bytes;
     if (position < reader->chunk_position || position + MQD_BATCH_HEADER_BYTES > chunk_end) {
         uint32_t size_bytes =
@@ -204,12 +204,12 @@ static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segm
         reader->chunk_position = position;
         reader->chunk_bytes = n > 0 ? (uint32_t)n : 0;
         if (n < MQD_BATCH_HEADER_BYTES)
-            return unreadable(segment, position, n);
+            return report_unreadable(segment, position, n);
     }
     if (mqd_batch_decode(reader->chunk + (position - reader->chunk_position), MQD_BATCH_HEADER_BYTES, out))
-        return corrupt(segment, position, mqd_error_message());
+        return report_corrupt(segment, position, mqd_error_message());
     if ((uint32_t)out->size_bytes > limit - position)
-        return corrupt(segment, position, "a batch longer than the readable part of its segment");
+        return report_corrupt(segment, position, "a batch longer than the readable part of its segment");
     return 0;
 }
 
@@ -225,7 +225,7 @@ static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segmen
         if (code)
             return code;
         if (batch.base_offset < next_offset)
-            return corrupt(segment, *position, "its base offset is below that of the batch before");
+            return report_corrupt(segment, *position, "its base offset is below that of the batch before");
         next_offset = batch.base_offset + batch.last_offset_delta + 1;
         if (next_offset > offset) {
             *found = true;

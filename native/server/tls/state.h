@@ -13,7 +13,7 @@ struct mqd_secure {
     struct mqd_tls_pool *pool;
     int event_fd;
     uint8_t *plain;   /* MQD_TLS_WRITE_BYTES_MAX: gathered output, used within a call */
-    uint8_t *scratch; /* MQD_TLS_SCRATCH_BYTES: the same, sealed */
+    uint8_t *scratch; /* MQD_TLS_SCRATCH_BYTES: the same bytes, encrypted */
 };
 
 #endif
