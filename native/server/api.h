@@ -130,8 +130,8 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint3
  * together (max.connections). Connections above a lowered limit stay open; new ones are refused. No
  * event; takes effect immediately. */
 int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, uint32_t broker_count);
-/* The same for shared-memory attachments (0 initially): how many, and how much memory they may use
- * together. */
+/* The same limits for shared-memory attachments (initially 0): their number, and the memory that
+ * they may use together. */
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
 /* Sets the certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS.
@@ -272,7 +272,7 @@ enum mqd_event_kind {
     MQD_EVENT_SLOW,
     MQD_EVENT_RESUMED /* mqd_reactor_is_quiet was true and no longer is */
 };
-/* where the time of a slow request went; server/slow/slow.c */
+/* the parts of a slow request's time; server/slow/slow.c */
 enum mqd_spent {
     MQD_SPENT_QUEUE,
     MQD_SPENT_WAIT,
@@ -305,8 +305,8 @@ int mqd_reactor_is_quiet(const struct mqd_reactor *reactor);
 
 /* The files of the segments from `first` to `last` were replaced by those of `first`
  * (swap_install): the owner shortens its segment list and readers list the segments again. With
- * first == last only the readers do. One event with this token: MQD_E_STALE when the range is not
- * made of segments of the partition that may be replaced. */
+ * first == last only the readers do. One event with this token: MQD_E_STALE when the range includes
+ * segments that may not be replaced. */
 int mqd_reactor_segments_replaced(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t first,
                                   int64_t last);
 /* hold 1: no truncation of the log (a follower truncates to where it agrees with its leader) starts

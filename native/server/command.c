@@ -382,7 +382,7 @@ void mqd_command_free(struct mqd_command *command)
     mqd_tls_context_free(command->tls_context);
 }
 
-void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_commands_run_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_command *command = owned->deferred;
     owned->deferred = NULL;
@@ -397,7 +397,7 @@ void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned)
     }
 }
 
-void mqd_commands_deferred_free(struct mqd_owned *owned)
+void mqd_commands_free_deferred(struct mqd_owned *owned)
 {
     while (owned->deferred) {
         struct mqd_command *command = owned->deferred;

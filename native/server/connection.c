@@ -297,7 +297,7 @@ static bool window_ready(struct mqd_reactor *r, uint32_t need)
     return r->window_offset >= 0;
 }
 
-bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need)
+bool mqd_connection_ensure_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need)
 {
     if (window_ready(r, need))
         return true;
@@ -305,7 +305,7 @@ bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint
     return false;
 }
 
-int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+int64_t mqd_connection_allocate_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
 {
     int64_t offset = run_allocate(r, c, size_bytes);
     if (offset < 0) {
@@ -344,8 +344,8 @@ static int receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at,
     return -1;
 }
 
-void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
-                          int64_t arena_offset)
+void mqd_connection_on_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                             int64_t arena_offset)
 {
     if (r->quota_kinds)
         mqd_throttle_frame_on(r, c, frame, size_bytes, arena_offset);
@@ -370,7 +370,7 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
         return;
     int64_t offset = c->run_offset;
     c->run_offset = -1;
-    mqd_connection_frame(r, c, frame + 4, c->run_bytes - 4, offset + 4);
+    mqd_connection_on_frame(r, c, frame + 4, c->run_bytes - 4, offset + 4);
     mqd_frame_release(r, (uint64_t)offset);
 }
 
@@ -439,7 +439,7 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
         /* even if the connection closes, because a staged batch stays in the window until it is
          * written */
         r->window_used = at + 4 + length;
-        mqd_connection_frame(r, c, arena + at + 4, length, window + at + 4);
+        mqd_connection_on_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
             return;
         at += 4 + length;

@@ -19,7 +19,7 @@
 
 #define MQD_LOOK_UP_MS_MAX 2000
 
-bool mqd_look_up_unflushed(struct mqd_reactor *r, uint32_t index, int64_t end_offset)
+bool mqd_look_up_must_wait(struct mqd_reactor *r, uint32_t index, int64_t end_offset)
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, index);
     struct mqd_positions positions;
@@ -41,10 +41,10 @@ static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
     for (; look_up->at < look_up->count; look_up->at++) {
         const struct mqd_awaited_flush *awaited = &look_up->awaited[look_up->at];
-        if (!mqd_look_up_unflushed(r, awaited->slot, awaited->end_offset))
+        if (!mqd_look_up_must_wait(r, awaited->slot, awaited->end_offset))
             continue;
         mqd_slot_await_flush(r->options.control, awaited->slot);
-        if (!mqd_look_up_unflushed(r, awaited->slot, awaited->end_offset))
+        if (!mqd_look_up_must_wait(r, awaited->slot, awaited->end_offset))
             continue;
         mqd_list_append(bucket_of(r, awaited->slot), &look_up->node);
         return;

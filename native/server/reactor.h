@@ -265,7 +265,7 @@ struct mqd_reactor {
     uint32_t command_head, command_count;
     /* commands whose MQD_EVENT_DONE has not been taken yet, including those still in the ring */
     uint32_t unanswered_count;
-    uint32_t command_waiting; /* accessed by base/atomic.h */
+    uint32_t command_waiting; /* accessed atomically (base/atomic.h) */
     int command_fd;
     struct mqd_event *events; /* ring */
     uint32_t event_head, event_count;
@@ -344,8 +344,8 @@ void mqd_command_done(struct mqd_reactor *r, uint64_t token, int error, uint32_t
 int mqd_command_post(struct mqd_reactor *r, struct mqd_command *command);
 void mqd_command_free(struct mqd_command *command);
 /* the partition is no longer truncating: runs the deferred commands */
-void mqd_commands_deferred(struct mqd_reactor *r, struct mqd_owned *owned);
-void mqd_commands_deferred_free(struct mqd_owned *owned); /* when the reactor ends; no events are sent for them */
+void mqd_commands_run_deferred(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_commands_free_deferred(struct mqd_owned *owned); /* when the reactor ends; no events are sent for them */
 
 /* server/topic_command.c */
 void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command);
@@ -360,7 +360,7 @@ void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned);
 /* bits of enum mqd_replica_change */
 void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed);
 /* the log was truncated: lowers the core's high watermark to the log end if it is above */
-void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_replication_truncated(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned);
 
 /* server/replication/leading.c: the leader's side of replication */
@@ -401,12 +401,12 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
 /* server/connection.c */
 void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c);
 /* the frame is complete; may close c */
-void mqd_connection_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
-                          int64_t arena_offset);
+void mqd_connection_on_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                             int64_t arena_offset);
 /* ensures that the receive window has room for `need` bytes; false: c is stalled */
-bool mqd_connection_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need);
+bool mqd_connection_ensure_window(struct mqd_reactor *r, struct mqd_connection *c, uint32_t need);
 /* allocates a run of extents, with one reference; -1: c is stalled */
-int64_t mqd_connection_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
+int64_t mqd_connection_allocate_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
 void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
 /* the peer broke the protocol: logs the reason and closes */
 void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
@@ -452,7 +452,7 @@ void mqd_output_clear(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c);
 /* the first chunk has been sent */
 void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
-/* reports that a segment file ends before what remains of `range` */
+/* reports that a segment file ends before the rest of `range` */
 void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
 
 /* server/dispatch.c */
@@ -551,7 +551,7 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
 
 /* server/look_up.c */
 /* whether `end_offset` may be returned only after a flush */
-bool mqd_look_up_unflushed(struct mqd_reactor *r, uint32_t slot, int64_t end_offset);
+bool mqd_look_up_must_wait(struct mqd_reactor *r, uint32_t slot, int64_t end_offset);
 /* NULL: no memory */
 struct mqd_look_up *mqd_look_up_new(struct mqd_reactor *r, struct mqd_request *request, uint32_t awaited_count,
                                     const uint8_t *body, uint32_t body_bytes);

@@ -175,7 +175,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         if (!owned)
             continue;
         mqd_replication_free(r, owned);
-        mqd_commands_deferred_free(owned);
+        mqd_commands_free_deferred(owned);
         free(owned->cut);
         free(owned); /* the caller owns the partition itself */
     }

@@ -35,7 +35,7 @@ static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
     flush->slot = topic->slots[requested->partition_index];
     mqd_slot_positions(mqd_control_partition(r->options.control, flush->slot), &positions);
     flush->end_offset = positions.log_end_offset;
-    return mqd_look_up_unflushed(r, flush->slot, flush->end_offset);
+    return mqd_look_up_must_wait(r, flush->slot, flush->end_offset);
 }
 
 /* Whether the reactor can answer the whole request, without the acceptor. awaited_count: the number

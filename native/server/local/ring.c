@@ -105,11 +105,11 @@ static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32
         return offset;
     }
     if (*run)
-        return mqd_connection_run(r, c, size_bytes);
-    if (!mqd_connection_window(r, c,
-                               (at - r->window_used) + size_bytes > MQD_EXTENT_BYTES
-                                   ? MQD_EXTENT_BYTES
-                                   : (at - r->window_used) + size_bytes))
+        return mqd_connection_allocate_run(r, c, size_bytes);
+    if (!mqd_connection_ensure_window(r, c,
+                                      (at - r->window_used) + size_bytes > MQD_EXTENT_BYTES
+                                          ? MQD_EXTENT_BYTES
+                                          : (at - r->window_used) + size_bytes))
         return -1;
     at = (r->window_used + FRAME_ALIGN - 1) & ~(FRAME_ALIGN - 1); /* the window may have been replaced */
     return r->window_offset + at;
@@ -147,7 +147,7 @@ static int64_t take_one(struct mqd_reactor *r, struct mqd_connection *c)
     if (!run)
         r->window_used = (uint32_t)(at - r->window_offset) + size_bytes;
     local->submission_head++;
-    mqd_connection_frame(r, c, frame, size_bytes, at); /* may close the connection */
+    mqd_connection_on_frame(r, c, frame, size_bytes, at); /* may close the connection */
     if (run)
         mqd_frame_release(r, (uint64_t)at);
     mqd_stat(r, MQD_COUNT_LOCAL_REQUESTS, 1);

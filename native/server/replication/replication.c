@@ -171,7 +171,7 @@ void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *own
     mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
 }
 
-void mqd_replication_cut(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_replication_truncated(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     report_log(r, owned);
 }
