@@ -92,7 +92,7 @@ bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t
     return true;
 }
 
-void mqd_partition_cut_marks(struct mqd_partition *partition)
+void mqd_partition_truncate_marks(struct mqd_partition *partition)
 {
     struct mqd_marks *marks = partition->marks;
     struct mqd_mark end = mqd_partition_end_mark(partition);

@@ -204,7 +204,7 @@ void mqd_partition_release_marks(struct mqd_partition *partition);
  * `known` (NULL = none), which is below the log's end. */
 void mqd_partition_reset_high_watermark(struct mqd_partition *partition, const struct mqd_mark *known);
 /* The log was truncated: drops positions above its end and lowers the high watermark to it. */
-void mqd_partition_cut_marks(struct mqd_partition *partition);
+void mqd_partition_truncate_marks(struct mqd_partition *partition);
 
 /* Finds the end of the last batch at or below `offset`; reads the log. -1: mqd_error set. In
  * log/partition_follow.c. */

@@ -163,7 +163,7 @@ static void take_over(struct mqd_partition *partition, struct mqd_partition *fre
     *partition = *fresh;
     *fresh = old;
     mqd_partition_free(fresh);
-    mqd_partition_cut_marks(partition);
+    mqd_partition_truncate_marks(partition);
     mqd_partition_advance_marks(partition);
     mqd_partition_check(partition);
 }
