@@ -39,7 +39,7 @@ def loses_owned_partitions(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_requests_without_a_response(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(migration, "dismissed", lambda classic: [])
+    patch.setattr(migration, "retry_replies", lambda classic: [])
 
 
 def leaves_the_consumer_group_in_the_log(patch: pytest.MonkeyPatch) -> None:
