@@ -1,8 +1,8 @@
 /* Internal to the local client's files: the attachment as the producer and the readers see it.
  *
  *   C1  every word of the memfd that the worker writes is loaded once per use and checked against
- *       the ring before use: the worker is trusted, but it may have died in the middle of anything.
- *       An inconsistent value ends the attachment (MQD_E_CORRUPT), never the process.
+ *       the ring before use: the worker is trusted, but it may have died at any point. An
+ *       inconsistent value ends the attachment (MQD_E_CORRUPT), never the process.
  *   C2  geometry (offsets, sizes) is this struct's copy, made at the welcome; the header in the
  *       memfd is not read again.
  *   C3  `data` has two parts: requests (frames of mqd_client_submit, a ring, freed in order as
@@ -69,7 +69,7 @@ struct mqd_client {
     uint8_t *replies, *data;
     uint32_t submission_count, reply_bytes;
     uint64_t data_bytes, request_bytes; /* of data_bytes: C3 */
-    uint32_t request_bytes_max;         /* the broker accepts no larger one */
+    uint32_t request_bytes_max;         /* the broker accepts no larger request */
 
     uint64_t tail; /* including unpublished submissions */
     uint64_t published;

@@ -22,7 +22,7 @@
  *   P6  an idempotent batch that may be in the log keeps its identity and sequence until a broker
  *       has reported its outcome: under new ones no broker could recognize it, and it would be
  *       written twice. So the identity changes only when there is no such batch. A producer with a
- *       transactional id drops them with their transaction.
+ *       transactional id drops such batches with their transaction.
  *
  * Bounds: `batches` has as many entries as there are chunks. A finished batch keeps its entry until
  * mqd_producer_deliveries has returned its outcome: a caller that never calls it fills the table
@@ -84,7 +84,7 @@ struct mqd_producer_partition {
     struct mqd_producer_batch *open;
     struct mqd_node closed;          /* QUEUED, SENT, FAILED */
     struct mqd_producer_batch *next; /* the first that is not SENT; NULL also while it must wait (P1) */
-    bool reordered;                  /* a SENT one follows one that is not SENT, or that was sent after it */
+    bool reordered;                  /* a SENT batch follows one that is not SENT, or that was sent later */
     struct mqd_node ready;           /* in the producer's `ready` when a batch may be sent */
     int32_t next_sequence;           /* of the next batch that is sent for the first time */
     int32_t planned_sequence;        /* of the next batch to be closed, if all earlier ones are sent */

@@ -29,11 +29,11 @@
  * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  a finished offset is never acquired again.
- *   S3  a delivery count never falls, and an offset whose count has reached the limit is not
+ *   S3  a delivery count never decreases, and an offset whose count has reached the limit is not
  *       acquired.
- *   S4  the start never falls; every offset below it is finished or no longer in the log.
- *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never fall; a
- *       row without acquired offsets is freed immediately.
+ *   S4  the start never decreases; every offset below it is finished or no longer in the log.
+ *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never decrease;
+ *       a row without acquired offsets is freed immediately.
  *   S6  a change is part of the next differences until one has listed it, or the start has passed
  *       it.
  *   S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing new
@@ -85,7 +85,7 @@ struct mqd_share_settings {
     int64_t lock_ms;        /* how long an acquisition lasts */
     int32_t delivery_limit; /* deliveries of one record, 1 to 32,767 */
     uint32_t open_max;      /* open offsets, at most MQD_SHARE_SPAN_MAX */
-    /* before the second delivery, doubled for each further one; 0: no delay */
+    /* backoff before the second delivery, doubled for each further delivery; 0: no backoff */
     int32_t backoff_ms, backoff_ms_max;
     uint8_t dead_letters; /* a record that is rejected or exhausted gets a dead letter before it is archived */
     uint32_t fifo; /* identifies what the owner uses as a record's key (fifo_id in share/partition.c); 0: no FIFO */
@@ -175,8 +175,8 @@ struct mqd_share_acquisition {
  * are archived, because they are not in the log. Fills `out` with the acquired runs, at most
  * out_max, and returns their number.
  *
- * A record that was delivered half of the limit's times (2 at least) comes with fewer neighbours
- * each time, and alone the last time, so that one bad record does not get its neighbours
+ * A record that was delivered half as often as the limit allows (at least twice) is acquired with
+ * fewer neighbours each time, and alone the last time, so that neighbours of a bad record are not
  * archived. */
 uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
                            const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
