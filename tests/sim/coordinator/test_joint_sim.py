@@ -207,7 +207,7 @@ class AbortOfNothingForgotten(JointTransaction):
     def _abort(self, event, now_ms, actions):
         if (event.batch_id, event.run_id) == (self.batch_id, self.run_id) or event.batch_id <= self.committed_batch_id:
             return super()._abort(event, now_ms, actions)
-        return self._answer()
+        return self._response()
 
 
 class AbortForgottenInACrash(JointTransaction):
