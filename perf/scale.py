@@ -136,7 +136,7 @@ def gossip_page(result: dict) -> str:
                     "longest",
                     "dead, median",
                     "longest",
-                    "a new controller, longest",
+                    "all know the new controller, longest",
                     "false suspicions / deaths",
                 ),
                 known,

@@ -81,8 +81,8 @@ def plan(
     shift: int,
     is_share: bool = False,
 ) -> list[Move]:
-    """`start` None: by `shift` from the present offset. Offsets outside the log are clamped, with a
-    note. Raises CliError when nothing can move.
+    """Without `start`, offsets move by `shift` from the committed offset. Offsets outside the log
+    are clamped, with a note. Raises CliError when nothing can move.
     """
     found = positions(cluster, group, is_share)
     offsets = {partition: one.offset for partition, one in found.items()}
@@ -144,7 +144,8 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
     topics: dict[str, list[Any]] = {}
     for one in moves:
         if one.new is not None:
-            metadata = GROUP_OFFSET_METADATA if one.is_spark_progress else ""  # still a query's
+            # Keeps the mark of a Spark query's progress.
+            metadata = GROUP_OFFSET_METADATA if one.is_spark_progress else ""
             topics.setdefault(one.topic, []).append(
                 OffsetCommitRequest.Partition(
                     partition_index=one.partition, committed_offset=one.new, committed_metadata=metadata

@@ -10,7 +10,7 @@ from mqd.cli.common import CliError, error_line, is_interruption
 from mqd.cli.librdkafka import base_config, explain_kafka
 
 _QUEUE_FULL_WAIT_S = 0.1
-_STEP_S = 0.2  # a flush is not interrupted before its end
+_FLUSH_STEP_S = 0.2  # flush() cannot be interrupted, so it is called for at most this long at a time
 _INTERRUPTED_S = 1.0  # time for queued records when the reading of the input is interrupted
 
 
@@ -51,7 +51,7 @@ class Writer:
                 self.finish()
                 return
             deadline = time.monotonic() + _INTERRUPTED_S
-            while self.producer.flush(_STEP_S) and time.monotonic() < deadline:
+            while self.producer.flush(_FLUSH_STEP_S) and time.monotonic() < deadline:
                 pass
         except BaseException as later:
             if not is_interruption(later):
@@ -108,7 +108,7 @@ class Writer:
         """Waits until every record is acknowledged or has failed. Raises CliError when some were
         not written.
         """
-        while self.producer.flush(_STEP_S):
+        while self.producer.flush(_FLUSH_STEP_S):
             pass
         if self.failed_count:
             text, code = explain_kafka(KafkaException(self.first_failure))

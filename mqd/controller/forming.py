@@ -26,7 +26,7 @@ class Forming:
         self, core: FormationCore, peers: Peers, on_waiting: Callable[[str], None] = lambda text: None
     ) -> None:
         """`on_waiting` receives the hosts that this one waits for, after LOG_INTERVAL_S and
-        whenever they change; after a long wait also, once, what to do.
+        whenever they change. After a long wait the text also says, once, what the operator can do.
         """
         self.core = core
         self._on_waiting = on_waiting

@@ -2,7 +2,7 @@
 out.
 
     catalog.on_image(image) / on_topic_put / on_topic_removed / on_broker_config / on_message /
-    on_several  -> Changes
+    apply_updates  -> Changes
 
 Invariants
     W1  every worker knows every topic (it reads any partition); it owns those partitions whose
@@ -193,9 +193,9 @@ class Catalog:
         """TopicPut, PartitionsPut, TopicRemoved, BrokersPut, BrokerConfigPut; others change
         nothing.
         """
-        return self.on_several([message])
+        return self.apply_updates([message])
 
-    def on_several(self, parts: Sequence[FromController]) -> Changes:
+    def apply_updates(self, parts: Sequence[FromController]) -> Changes:
         """Applied in order; carried out together. A later part never undoes an earlier one of the
         same version.
         """

@@ -122,7 +122,7 @@ class PartitionReporter:
     def check(self) -> None:
         for key, assignment in list(self._catalog.assigned.items()):
             if assignment.leader == assignment.node_id:
-                self._recovered(
+                self._report_recovered(
                     key,
                     assignment.leader_epoch,
                     assignment.partition_epoch,
@@ -136,14 +136,14 @@ class PartitionReporter:
             led = [
                 one for one in self._catalog.topics[topic_id].partitions if one.leader == self._catalog.cluster.node_id
             ]
-            self._emptied(topic_id, [one for one in led if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)])
-            self._hidden(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], unused, passed_s)
+            self._report_emptied(topic_id, [one for one in led if one.retiring in (RETIRE_SEALED, RETIRE_REDIRECTED)])
+            self._report_unused(topic_id, [one for one in led if one.retiring == RETIRE_HIDDEN], unused, passed_s)
 
-    def _recovered(
+    def _report_recovered(
         self, key: Key, leader_epoch: int, partition_epoch: int, recovering: bool, broker_epoch: int
     ) -> None:
-        """Reports the recovery of an unclean leader: opening has recovered the log, and the epoch has
-        begun. The sequence 0 precedes those of the reactor's proposals, which report the same.
+        """Reports the recovery of an unclean leader: the log was recovered when the partition was opened.
+        Sequence 0 is lower than any sequence of the reactor, whose own proposals carry the same report.
         """
         if recovering and key in self._partitions.open and self._proposed.get(key) != leader_epoch:
             self._send(
@@ -157,7 +157,7 @@ class PartitionReporter:
                 )
             )
 
-    def _emptied(self, topic_id: bytes, partitions: list[PartitionImage]) -> None:
+    def _report_emptied(self, topic_id: bytes, partitions: list[PartitionImage]) -> None:
         for partition in partitions:
             opened = self._partitions.open.get((topic_id, partition.index))
             if opened is None or opened.closing:
@@ -166,7 +166,7 @@ class PartitionReporter:
             if view.log_start_offset == view.log_end_offset:
                 self._send(PartitionEmptied(topic_id, partition.index, partition.leader_epoch))
 
-    def _hidden(
+    def _report_unused(
         self, topic_id: bytes, partitions: list[PartitionImage], unused: dict[Key, tuple[int, float]], passed_s: float
     ) -> None:
         for partition in partitions:

@@ -156,7 +156,7 @@ class Replication:
             known = self._connections.get(route)
             if known is None:
                 known = self._connections[route] = _Connection(target)
-                known.task = asyncio.get_running_loop().create_task(self._keep(route, known))
+                known.task = asyncio.get_running_loop().create_task(self._maintain_connection(route, known))
             elif known.target != target:
                 known.target = target
                 known.changed.set()
@@ -212,7 +212,7 @@ class Replication:
 
     # -- one route ----------------------------------------------------------------------------------
 
-    async def _keep(self, route: Route, connection: _Connection) -> None:
+    async def _maintain_connection(self, route: Route, connection: _Connection) -> None:
         """Runs until cancelled."""
         backoff_s, reason, loop = BACKOFF_S_MIN, "", asyncio.get_running_loop()
         while True:

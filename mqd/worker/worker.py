@@ -379,7 +379,7 @@ class Worker:
                 for part in message.parts:
                     if isinstance(part, AclsPut):
                         self._subjects.change(dict(part.put), part.removed)
-                await self._apply(self._catalog.on_several(message.parts), message.version)
+                await self._apply(self._catalog.apply_updates(message.parts), message.version)
             elif isinstance(message, TopicPut | PartitionsPut | TopicRemoved | BrokersPut | BrokerConfigPut):
                 await self._apply(self._catalog.on_message(message), message.version)
             elif isinstance(message, AclsPut):

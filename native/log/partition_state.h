@@ -9,8 +9,9 @@
  *   S2  active.size_bytes is the file's size and log_end_offset the end of its last batch, except
  *       inside mqd_partition_write.
  *   S3  sync_queue holds, in order of writing, the sealed files that no sync has covered yet; an
- *       item with a mark comes after every file that the mark needs.
- *   S4  one replica: durable <= high watermark or flush_on_ack; both only increase.
+ *       item that carries a position (mqd_mark) is queued after all files that must be flushed
+ *       before that position is durable.
+ *   S4  with one replica: without flush_on_ack, durable <= high watermark. Both only increase.
  *   S5  the sync queue holds a descriptor of every .txnindex that was written since the running
  *       sync began.
  */
@@ -187,7 +188,8 @@ void mqd_partition_unstage(struct mqd_partition *partition);
 void mqd_partition_stage_reset(struct mqd_partition *partition);
 void mqd_partition_stage_free(struct mqd_partition *partition);
 
-/* Marks transactions whose markers are below the high watermark as decided, with their ids. */
+/* Forgets transactions whose markers are below the high watermark, and makes their deduplication ids
+ * final. */
 void mqd_partition_decide(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* One replica: moves the high watermark to durable_offset or log end. A mark at the end of a

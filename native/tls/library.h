@@ -1,5 +1,5 @@
 /* The part of OpenSSL's interface that mqd uses, declared here, and the table of its functions. The
- * library is opened at run time (mqd_tls_available); before that no function may be called.
+ * library is loaded at run time (mqd_tls_available); before that no function may be called.
  *
  * Source: the man pages of OpenSSL 3.0; numbers are those of its headers, which are part of the ABI
  * of libssl.so.3.

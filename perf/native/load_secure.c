@@ -1,4 +1,4 @@
-/* TLS in the load generator, by the system's libssl.so.3, opened at run time: the generator builds
+/* TLS in the load generator, by the system's libssl.so.3, loaded at run time: the generator builds
  * without OpenSSL. No certificate is verified. */
 #include <dlfcn.h>
 #include <errno.h>

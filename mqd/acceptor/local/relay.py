@@ -13,10 +13,9 @@ Invariants
     E1  a client gains no rights by being relayed: a request in an Envelope has a client's rights,
         checked with the address that the client has on its own host, whichever host sent it; only
         RELAYED APIs are accepted. A host marks requests of its own with `is_host`
-    E2  when the other host is unreachable or does not answer, the request is answered here as by a
-        host that is not the coordinator (NOT_COORDINATOR and the like), which clients retry: each
-        of these requests may be carried out twice (Kafka's clients do the same after a lost
-        connection)
+    E2  when the other host is unreachable or does not respond, this host responds NOT_COORDINATOR
+        or similar, and the client retries. A request may therefore be carried out twice, which is
+        safe for each of these APIs (Kafka's clients do the same after a lost connection)
     E3  ListOffsets is split by leaders; each part is answered by its leader, or refused by this host
 Bounds: those of mqd/acceptor/interbroker/client.py and server.py. The connections are separate from
 those for markers, which must not wait behind a JoinGroup. Concurrency: the event loop's thread.
@@ -86,15 +85,15 @@ class Relaying:
         header: RequestHeader,
         request: object,
         frame: bytes,
-        here: Callable[[object], Awaitable[object | None]],
+        respond_locally: Callable[[object], Awaitable[object | None]],
     ) -> bytes | object | None:
         """The other host's response frame or, for ListOffsets, the response. None: this host must
-        answer. `here(request)`: this host's response.
+        answer. `respond_locally(request)`: this host's response.
         """
         if address.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
             return None
         if header.api_key == LIST_OFFSETS:
-            return await self._list_offsets(address, header, request, here)
+            return await self._list_offsets(address, header, request, respond_locally)
         node_id = self._coordinator_of(header, request)
         if node_id < 0:
             return None
@@ -153,14 +152,14 @@ class Relaying:
         address: Address,
         header: RequestHeader,
         request: object,
-        here: Callable[[object], Awaitable[object | None]],
+        respond_locally: Callable[[object], Awaitable[object | None]],
     ) -> object | None:
         assert isinstance(request, ListOffsetsRequest)
         parts = split_by_leader(self._broker, request)
         if set(parts) <= {-1}:
             return None
         responses = await asyncio.gather(
-            *(self._list_part(node_id, address, header, part, here) for node_id, part in parts.items())
+            *(self._list_part(node_id, address, header, part, respond_locally) for node_id, part in parts.items())
         )
         found = {
             (topic.name, one.partition_index): one
@@ -188,7 +187,7 @@ class Relaying:
         address: Address,
         header: RequestHeader,
         part: ListOffsetsRequest,
-        here: Callable[[object], Awaitable[object | None]],
+        respond_locally: Callable[[object], Awaitable[object | None]],
     ) -> ListOffsetsResponse:
         if node_id >= 0:
             try:
@@ -202,7 +201,7 @@ class Relaying:
                     node=node_id,
                     reason=str(error),
                 )
-        response = await here(part)
+        response = await respond_locally(part)
         assert isinstance(response, ListOffsetsResponse)
         return response
 
@@ -250,8 +249,8 @@ def coordinated_names(header: RequestHeader, request: Any) -> list[str]:
 
 
 def own_address(broker: BrokerState) -> bytes:
-    """The client's address for descriptions of members: this host, as others reach it. Empty if
-    that is a name.
+    """This host's address, reported as the client's host in descriptions of group members. Empty if
+    it is configured as a name.
     """
     own = broker.metadata.brokers.get(broker.node_id)
     try:

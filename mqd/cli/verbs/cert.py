@@ -73,8 +73,8 @@ def renew(data_dir: Path | None) -> int:
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="File to write.")
 @_DATA_DIR
 def host(node_id: int, out: Path, data_dir: Path | None) -> int:
-    """Make the certificate with which the host NODE_ID proves itself to others, and its key, in one
-    PEM file.
+    """Make the certificate and key with which host NODE_ID authenticates to other hosts, in one PEM
+    file.
 
     For hosts that do not have ca.key: copy the file to DATA_DIR/secure/host.pem of that host. A host
     with ca.key makes its own at its start.
@@ -95,12 +95,13 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
 @command.command("require")
 @_DATA_DIR
 def require(data_dir: Path | None) -> int:
-    """Let this broker, from its next start on, refuse hosts that do not encrypt. For brokers that were
-    secured by an earlier release, once all hosts of the cluster run this one; others refuse already.
+    """Let this broker, from its next start on, refuse hosts that do not encrypt. Only for brokers that
+    an earlier release secured: run it when all hosts run this release. Brokers secured by this
+    release already refuse such hosts.
     """
     places = _secured(data_dir)
     if not places.host.exists():
-        raise CliError(f"{places.host} is missing; a start of the broker, or `mqd cert host`, makes it")
+        raise CliError(f"{places.host} is missing; start the broker or run `mqd cert host` to create it")
     places.allowed.unlink(missing_ok=True)
     click.echo("from its next start on, this broker refuses hosts that do not encrypt (cluster.tls=required)")
     return 0
@@ -115,7 +116,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     """Make a certificate for the client NAME, or with --host for a broker, and its key, in one PEM
     file.
 
-    A listener with ssl.client.auth=required takes clients' certificates of this CA. The
+    A listener with ssl.client.auth=required accepts client certificates issued by this CA. The
     principal is the certificate's name, User:CN=NAME, unless ssl.principal.mapping.rules say
     otherwise.
     """

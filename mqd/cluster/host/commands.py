@@ -21,7 +21,7 @@ class Subscriber(msgspec.Struct):
     index: int
     applied_version: int = -1
     held: bool = False  # H3: waits for new leader epochs
-    failed: bool = True  # it or its predecessor may have reported partitions that it does not serve
+    has_failures: bool = True  # in its last report; until the first, its predecessor may have reported some
 
 
 class Command(msgspec.Struct):
@@ -97,8 +97,8 @@ class HostCommands:
         ]
 
     def _on_move_ended(self, event: MoveEnded, now_ms: int) -> list[Action]:
-        """Accepts the report only from a live worker, and only for a partition that it owns. (After its
-        death, the next worker receives the partition with all that was recorded before: H3.)
+        """Accepts the report only from a live worker, and only for a partition that it owns. (H3: when
+        it dies, its successor is sent the partition only after everything recorded before.)
         """
         worker = self._subscribers.get(event.client)
         image = self._published((event.moved.topic_id, event.moved.index))

@@ -380,8 +380,8 @@ class HostCore(TopicImages):
         subscriber.applied_version = max(subscriber.applied_version, event.applied.version)
         self._slots.applied(subscriber.index, event.applied.version)
         actions = self._free_retired()
-        if event.applied.failures or subscriber.failed:
-            subscriber.failed = bool(event.applied.failures)
+        if event.applied.failures or subscriber.has_failures:
+            subscriber.has_failures = bool(event.applied.failures)
             names = {
                 slot: f"{self._state.topics_by_id.get(topic_id, '?')}-{index}"
                 for (topic_id, index), slot in self._slots.used.items()

@@ -4,7 +4,7 @@
     0, 1       OffsetCommit                                group, topic, partition
     2          GroupMetadata (classic/records.py)          classic group
     3          ConsumerGroupMetadata                       KIP-848 group: its epoch
-    4          ConsumerGroupPartitionMetadata              KIP-848 group: the topics it has seen (read; newer brokers keep a hash in type 3)
+    4          ConsumerGroupPartitionMetadata              KIP-848 group: the topics it has seen (read; written only as tombstones: newer brokers keep a hash in type 3)
     5          ConsumerGroupMemberMetadata                 member: its subscription
     6          ConsumerGroupTargetAssignmentMetadata       KIP-848 group: the epoch of the target assignment
     7          ConsumerGroupTargetAssignmentMember         member: its target assignment
@@ -336,7 +336,7 @@ GROUP_CHARS_CACHED = 256  # longer ids are not cached: the cache could grow to a
 
 
 def offset_key_prefix(group_id: str, topic: str) -> bytes:
-    """The key without the partition's last four bytes."""
+    """The key without its last four bytes, the partition."""
     return b"\x00\x01" + _name(group_id) + _name(topic)
 
 

@@ -53,7 +53,8 @@ static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica);
-    /* the clock advances between closing and opening a partition, except within one millisecond */
+    /* Proposal numbers must be higher than those before the partition was closed: they start from the
+     * clock, or after the last ones in the same millisecond. */
     uint64_t by_clock = (uint64_t)r->now_ms << 12;
     r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
     mqd_replica_number_above(owned->replica, r->proposals_from);

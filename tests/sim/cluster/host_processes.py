@@ -108,7 +108,7 @@ class ClusterWorker(BatchWorker, Subscriber):
                 self._carry_out(self.catalog.on_image(message))
                 self._applied(message.version)
             case Several():
-                self._carry_out(self.catalog.on_several(message.parts))
+                self._carry_out(self.catalog.apply_updates(message.parts))
                 self._applied(message.version)
             case InSyncResponse():
                 self.on_answered(

@@ -37,7 +37,7 @@ def link() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
     replication = object.__new__(Replication)
     vars(replication).update(_connect=connect, _log=logging.get("worker.replication"))
     connection = _Connection(Target("127.0.0.1", 1, 5))
-    return replication._keep(Route(2, 0, 0), connection), connection.changed.set
+    return replication._maintain_connection(Route(2, 0, 0), connection), connection.changed.set
 
 
 def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:

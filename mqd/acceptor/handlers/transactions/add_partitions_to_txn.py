@@ -99,9 +99,9 @@ def _unusable(
 
 
 def _refusal(broker: Broker, topic: str, index: int, is_peer: bool) -> int:
-    """Clients must not write to internal topics (as in Kafka): the marker of such a transaction
-    would be placed among the records of its own coordinator. The group coordinator of another host
-    may add its group's partition.
+    """Clients must not write to internal topics (as in Kafka): otherwise the transaction's marker
+    would be written among the coordinator's own records. The group coordinator of another host may
+    add the partition of __consumer_offsets that has its group.
     """
     if topic in INTERNAL_TOPICS and not (is_peer and topic == GROUPS):
         return int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
