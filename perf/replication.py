@@ -361,12 +361,12 @@ def _points_table(points: list[dict]) -> str:
     headings = (
         "fraction",
         "records/s",
-        "ms acknowledged, p50",
+        "ms until acknowledged, p50",
         "p99",
         "p99.9",
         "ms the client itself was late, p99",
-        "workers ran, of one CPU",
-        "workers waited for it",
+        "CPU used by workers, of one CPU",
+        "workers waited for a CPU",
     )
     return markdown_table(headings, map(row, points), right=range(1, 8))
 
@@ -435,8 +435,9 @@ def block(result: dict, figures: Figures) -> str:
             *(_latency_lines(result) if "latency" in result else ()),
             (
                 f"A record with three replicas, in batches of {BATCH_RECORDS}, costs"
-                f" {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores, if"
-                f" brokers alone had them, carry {number(both)} records/s: **{both / DESIGN_RATE:.0%}** of {DESIGN_RATE:,}."
+                f" {number(costs.record(3, BATCH_RECORDS, 1.0))} CPU-µs on all hosts together. Two such cores,"
+                f" used by brokers only, carry {number(both)} records/s, **{_percent(both / DESIGN_RATE)}** of the"
+                f" target of {DESIGN_RATE:,}."
                 " With the load generator on one of them it was"
                 f" {number(statistics.median(turn['rate'] for turn in turns[BATCHED]))}. By the model, records/s of a"
                 " cluster:"

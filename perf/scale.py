@@ -300,7 +300,7 @@ def control_page(result: dict) -> str:
                 " a million partitions would need images in parts."
             ),
             (
-                f"The batch of {found['failover'][1]['leaders']:,} leaders has"
+                f"The batch of {found['failover'][1]['leaders']:,} leaders takes"
                 f" {found['failover'][1]['record_bytes'] / 1e6:.1f} MB in the log and"
                 f" {found['failover'][1]['update_bytes'] / 1e6:.1f} MB as an update to each process."
             ),
