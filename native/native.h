@@ -241,12 +241,12 @@ enum mqd_descriptor_kind {
     /* owner -> worker: the response to SHARE, which needs no RELEASE */
     MQD_LINK_SHARED,
     /* worker -> acceptor: the body of a ReadShareGroupState (`flags` 84) or WriteShareGroupState
-     * (85); error as in REQUEST. The payload stays until SHARE_STATED; it is sent again when the
+     * (85); error as in REQUEST. The payload stays until SHARE_STATE_RESPONSE; it is sent again when the
      * acceptor restarts */
     MQD_LINK_SHARE_STATE,
     /* acceptor -> worker: the group's settings (docs/design/share-groups.md, section 3), then the
      * response's body; RELEASE (token, offset) */
-    MQD_LINK_SHARE_STATED
+    MQD_LINK_SHARE_STATE_RESPONSE
 };
 
 #define MQD_RESPONSE_MORE 1 /* flags of RESPONSE: more fragments of the same response follow */

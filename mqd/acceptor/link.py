@@ -401,7 +401,7 @@ class Link:
     # -- states of share groups ----------------------------------------------------------------------
 
     def _on_share_state(self, worker: int, descriptor: Descriptor) -> None:
-        """READ or WRITE of a share-partition. The body is lent until SHARE_STATED."""
+        """READ or WRITE of a share-partition. The body is lent until SHARE_STATE_RESPONSE."""
         frames = self._frames[worker]
         end = descriptor.offset + descriptor.size_bytes
         inside = frames is not None and end <= len(frames)
@@ -422,7 +422,7 @@ class Link:
             log.exception("a share-partition's state cannot be read or written", worker=worker, api=descriptor.flags)
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
-        self._put(worker, _Piece(descriptor.token, response, DescriptorKind.SHARE_STATED, 0, 0))
+        self._put(worker, _Piece(descriptor.token, response, DescriptorKind.SHARE_STATE_RESPONSE, 0, 0))
         self._send_waiting()
         self._endpoint.flush()
 

@@ -115,7 +115,7 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
         if (header.api_version < 1 || header.api_version > 2 || !mqd_shares_enabled(r))
             break;
         mqd_stat(r, MQD_COUNT_REQUESTS_FETCH, 1);
-        mqd_share_on(r, c, &header, body, body_bytes);
+        mqd_share_on_request(r, c, &header, body, body_bytes);
         return;
     case MQD_API_LIST_OFFSETS:
         if (header.api_version >= 1 && header.api_version <= 11 && mqd_list_offsets_on(r, c, &header, body, body_bytes))

@@ -287,8 +287,8 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
     case MQD_LINK_SHARED:
         mqd_share_on_link(r, descriptor, from);
         break;
-    case MQD_LINK_SHARE_STATED:
-        mqd_share_on_stated(r, descriptor, from);
+    case MQD_LINK_SHARE_STATE_RESPONSE:
+        mqd_share_on_state_response(r, descriptor, from);
         break;
     default:
         mqd_log(r, 4, 0, UINT32_MAX, "endpoint %u sent a descriptor of kind %u, which a worker does not take", from,

@@ -204,15 +204,15 @@ struct mqd_reactor {
 
     const struct mqd_produce_request *producing; /* set while its appends are routed */
     struct mqd_text producing_client;            /* its client id */
-    /* with_spares: partitions led here with acks.replicas, while a record waits */
-    struct mqd_node to_write, to_wake, with_spares;
+    /* with_waiting_records: partitions led here with acks.replicas, while a record waits */
+    struct mqd_node to_write, to_wake, with_waiting_records;
     struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
     struct mqd_secure *secure;     /* NULL until a listener has TLS */
     struct mqd_shares *shares;     /* NULL until a client reads as a member of a share group */
     struct mqd_relays *relays;     /* NULL until a local client writes to a partition led elsewhere */
     uint32_t truncations_waiting;  /* waiting for a helper thread */
     bool lease_lost;               /* this host may no longer lead; evaluated once a turn */
-    int64_t leading_tick_ms, spares_tick_ms;
+    int64_t leading_tick_ms, slow_checked_ms;
     uint32_t replicated_count; /* owned partitions with a replication core */
     uint64_t proposals_from;   /* base of the proposal numbers of the most recently created replica */
     uint64_t group_commit_deadline_ns;

@@ -57,7 +57,8 @@ bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_
         if (!r->local_watch_failed)
             mqd_log(r, 4, 0, UINT32_MAX,
                     "the memory of local clients cannot be watched (%s): memory that a client keeps "
-                    "open after it has disconnected is not counted in local.memory.max.bytes; raise fs.inotify.max_user_instances and max_user_watches",
+                    "open after it has disconnected is not counted in local.memory.max.bytes; raise "
+                    "fs.inotify.max_user_instances and max_user_watches",
                     strerror(errno));
         r->local_watch_failed = true;
         return false;

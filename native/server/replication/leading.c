@@ -20,13 +20,13 @@
 #include "server/redirect.h"
 
 #define TICK_MS 250
-#define SPARES_TICK_MS 25 /* while a record waits for a possibly slow member (MQD_REPLICA_SLOW_MS) */
+#define SLOW_CHECK_MS 25 /* while a record waits for a possibly slow member (MQD_REPLICA_SLOW_MS) */
 
 void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     mqd_list_init(&owned->followers_waiting);
-    mqd_list_init(&owned->spares_node);
+    mqd_list_init(&owned->waiting_records_node);
     owned->replicated = mqd_partition_replicated(owned->partition);
     mqd_store_release(&slot->role, (uint8_t)(owned->replicated ? MQD_ROLE_NONE : MQD_ROLE_LEADS));
     mqd_store_release(&slot->latest_pending, (uint8_t)0);
@@ -108,10 +108,10 @@ static bool waits_for_member(const struct mqd_owned *owned)
 void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
     publish_role(r, owned);
-    if (waits_for_member(owned) && !mqd_list_linked(&owned->spares_node)) {
-        if (mqd_list_empty(&r->with_spares))
-            r->spares_tick_ms = r->now_ms;
-        mqd_list_append(&r->with_spares, &owned->spares_node);
+    if (waits_for_member(owned) && !mqd_list_linked(&owned->waiting_records_node)) {
+        if (mqd_list_empty(&r->with_waiting_records))
+            r->slow_checked_ms = r->now_ms;
+        mqd_list_append(&r->with_waiting_records, &owned->waiting_records_node);
     }
     if (positions->log_end_offset == owned->woken_log_end && positions->log_start_offset == owned->woken_log_start &&
         positions->high_watermark == owned->high_watermark)
@@ -225,15 +225,15 @@ void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned)
 
 int64_t mqd_leading_next_ms(const struct mqd_reactor *r)
 {
-    return mqd_list_empty(&r->with_spares) ? -1 : r->spares_tick_ms + SPARES_TICK_MS;
+    return mqd_list_empty(&r->with_waiting_records) ? -1 : r->slow_checked_ms + SLOW_CHECK_MS;
 }
 
 /* Checks for slow members only in partitions where a record waits. */
-static void spares_tick(struct mqd_reactor *r)
+static void check_slow_members(struct mqd_reactor *r)
 {
-    r->spares_tick_ms = r->now_ms;
-    MQD_LIST_EACH(node, spare, &r->with_spares) {
-        struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, spares_node);
+    r->slow_checked_ms = r->now_ms;
+    MQD_LIST_EACH(node, spare, &r->with_waiting_records) {
+        struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, waiting_records_node);
         if (waits_for_member(owned))
             mqd_leading_propose(r, owned);
         else
@@ -244,8 +244,8 @@ static void spares_tick(struct mqd_reactor *r)
 /* Removes lagging followers from the in-sync set; repeats unanswered proposals. */
 void mqd_leading_tick(struct mqd_reactor *r)
 {
-    if (!mqd_list_empty(&r->with_spares) && r->now_ms - r->spares_tick_ms >= SPARES_TICK_MS)
-        spares_tick(r);
+    if (!mqd_list_empty(&r->with_waiting_records) && r->now_ms - r->slow_checked_ms >= SLOW_CHECK_MS)
+        check_slow_members(r);
     if (!r->replicated_count || r->now_ms - r->leading_tick_ms < TICK_MS)
         return;
     r->leading_tick_ms = r->now_ms;

@@ -181,7 +181,7 @@ void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     mqd_fetcher_leave(r, owned);
     mqd_fetch_wake_followers(r, owned);
-    mqd_list_remove(&owned->spares_node);
+    mqd_list_remove(&owned->waiting_records_node);
     r->replicated_count -= owned->replica != NULL;
     free(owned->replica);
     owned->replica = NULL;

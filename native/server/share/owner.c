@@ -85,7 +85,7 @@ static struct mqd_share_owned *create(struct mqd_reactor *r, const struct mqd_sh
     memcpy(owned->group, group, request->group_bytes);
     owned->hash = hash_of(slot, group, request->group_bytes);
     owned->slot = slot;
-    owned->lent = -1;
+    owned->body_offset = -1;
     owned->index = shares->owned_free_from;
     struct mqd_share_name name = {.group_id = {owned->group, request->group_bytes},
                                   .partition_index = request->partition_index};
@@ -174,16 +174,17 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
     const struct mqd_buffer *body = &owned->partition.body;
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor] ||
-        (owned->lent = mqd_arena_allocate(r->control_arena, body->size_bytes)) < 0)
+        (owned->body_offset = mqd_arena_allocate(r->control_arena, body->size_bytes)) < 0)
         return false;
-    memcpy(r->options.arenas[r->options.self] + r->control_arena_base + owned->lent, body->bytes, body->size_bytes);
+    memcpy(r->options.arenas[r->options.self] + r->control_arena_base + owned->body_offset, body->bytes,
+           body->size_bytes);
     owned->sequence = (uint32_t)++r->shares->next_sequence;
     owned->acceptor_generation = generation;
     struct mqd_descriptor request = {.kind = MQD_LINK_SHARE_STATE,
                                      .flags = (uint16_t)api_key,
                                      .slot = owned->slot,
                                      .token = (uint64_t)owned->sequence << 16 | owned->index,
-                                     .offset = r->control_arena_base + (uint64_t)owned->lent,
+                                     .offset = r->control_arena_base + (uint64_t)owned->body_offset,
                                      .size_bytes = body->size_bytes,
                                      .error = (int32_t)(generation & 0x7fffffff)};
     mqd_forward_send(r, acceptor, &request);
@@ -192,12 +193,12 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
 
 static void end_loan(struct mqd_reactor *r, struct mqd_share_owned *owned)
 {
-    mqd_arena_release(r->control_arena, (uint64_t)owned->lent);
-    owned->lent = -1;
+    mqd_arena_release(r->control_arena, (uint64_t)owned->body_offset);
+    owned->body_offset = -1;
 }
 
-/* MQD_LINK_SHARE_STATED */
-void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+/* MQD_LINK_SHARE_STATE_RESPONSE */
+void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     struct mqd_shares *shares = r->shares;
     uint32_t index = descriptor->token & 0xffff;
@@ -207,7 +208,7 @@ void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *des
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
     if (from != mqd_control_worker_count(r->options.control))
         return;
-    if (owned && owned->lent >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
+    if (owned && owned->body_offset >= 0 && owned->sequence == (uint32_t)(descriptor->token >> 16)) {
         struct mqd_share_partition *partition = &owned->partition;
         uint8_t phase = partition->phase, verifies = partition->verifies;
         end_loan(r, owned);
@@ -239,7 +240,7 @@ void mqd_share_acceptor_died(struct mqd_reactor *r)
             mqd_share_partition_report(&owned->partition);
             touch(shares, owned);
         }
-        if (!owned || owned->lent < 0 || owned->acceptor_generation == generation)
+        if (!owned || owned->body_offset < 0 || owned->acceptor_generation == generation)
             continue;
         end_loan(r, owned);
         if (owned->partition.in_flight)
@@ -268,16 +269,16 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     struct mqd_shares *shares = r->shares;
     struct mqd_share_partition *partition = &owned->partition;
     expire(r, owned);
-    int api_key = owned->lent < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
+    int api_key = owned->body_offset < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
     if (api_key && !send_to_acceptor(r, owned, api_key))
         mqd_share_partition_unsent(partition, r->now_ms + RETRY_MS);
-    bool is_used = owned->lent >= 0 || owned->reads_ahead || owned->reads_keys || has_users(owned);
+    bool is_used = owned->body_offset >= 0 || owned->reads_ahead || owned->reads_keys || has_users(owned);
     if (!is_used && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);
         return;
     }
     int64_t due_ms = mqd_share_partition_deadline(partition);
-    if (owned->lent >= 0 && due_ms <= r->now_ms)
+    if (owned->body_offset >= 0 && due_ms <= r->now_ms)
         return; /* the response calls this again */
     if (due_ms < shares->due_ms)
         shares->due_ms = due_ms;
@@ -403,8 +404,8 @@ static void acquire(struct mqd_reactor *r, struct mqd_share_owned *owned, uint32
     mqd_share_acquire_now(r, owned, request, from, response);
 }
 
-void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot, const uint8_t *payload,
-                        uint32_t size_bytes)
+void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot,
+                                const uint8_t *payload, uint32_t size_bytes)
 {
     struct mqd_shares *shares = r->shares;
     struct mqd_share_owner_request request;
@@ -454,7 +455,7 @@ void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, ui
     mqd_share_respond(r, from, &response);
 }
 
-void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes)
+void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes)
 {
     struct mqd_share_owner_request request;
     if (size_bytes < sizeof request)

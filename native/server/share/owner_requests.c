@@ -59,8 +59,8 @@ static void call_end(struct mqd_reactor *r, struct mqd_share_call *call)
 {
     struct mqd_shares *shares = r->shares;
     mqd_list_remove(&call->node);
-    if (call->lent >= 0)
-        mqd_arena_release(r->control_arena, (uint64_t)call->lent);
+    if (call->payload_offset >= 0)
+        mqd_arena_release(r->control_arena, (uint64_t)call->payload_offset);
     free(call->payload);
     call->payload = NULL;
     if (call->part)
@@ -92,10 +92,11 @@ static bool place_payload(struct mqd_reactor *r, struct mqd_share_call *call)
 {
     if (mqd_arena_extents_used(r->control_arena) > mqd_arena_extents_total(r->control_arena) / CONTROL_SHARE)
         return false;
-    call->lent = mqd_arena_allocate(r->control_arena, call->size_bytes);
-    if (call->lent < 0)
+    call->payload_offset = mqd_arena_allocate(r->control_arena, call->size_bytes);
+    if (call->payload_offset < 0)
         return false;
-    memcpy(r->options.arenas[r->options.self] + r->control_arena_base + call->lent, call->payload, call->size_bytes);
+    memcpy(r->options.arenas[r->options.self] + r->control_arena_base + call->payload_offset, call->payload,
+           call->size_bytes);
     free(call->payload);
     call->payload = NULL;
     return true;
@@ -112,7 +113,7 @@ void mqd_share_send_unsent(struct mqd_reactor *r)
         struct mqd_descriptor request = {.kind = MQD_LINK_SHARE,
                                          .slot = call->slot,
                                          .token = token_of(r, call),
-                                         .offset = r->control_arena_base + (uint64_t)call->lent,
+                                         .offset = r->control_arena_base + (uint64_t)call->payload_offset,
                                          .size_bytes = call->size_bytes,
                                          .c = (int64_t)call->owner_generation};
         mqd_forward_send(r, call->owner, &request);
@@ -144,12 +145,12 @@ bool mqd_share_call_owner(struct mqd_reactor *r, struct mqd_share_part *part, ui
     call->joins = request->joins;
     call->size_bytes = size_bytes;
     call->slot = slot;
-    call->lent = -1;
+    call->payload_offset = -1;
     call->owner = owner;
     call->owner_generation = generation;
     call->payload = owner == r->options.self ? NULL : payload;
     if (owner == r->options.self) {
-        mqd_share_owner_on(r, owner, token_of(r, call), slot, payload, size_bytes);
+        mqd_share_owner_on_request(r, owner, token_of(r, call), slot, payload, size_bytes);
         free(payload);
         return true;
     }
@@ -204,12 +205,12 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
         return; /* sent to our predecessor: the sender learns that it has died */
     const uint8_t *payload = r->options.arenas[from] + descriptor->offset;
     if (from == acceptor) {
-        mqd_share_archive_on(r, descriptor->slot, payload, descriptor->size_bytes);
+        mqd_share_on_archive(r, descriptor->slot, payload, descriptor->size_bytes);
         struct mqd_descriptor release_note = {
             .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
         mqd_forward_send(r, from, &release_note);
     } else {
-        mqd_share_owner_on(r, from, descriptor->token, descriptor->slot, payload, descriptor->size_bytes);
+        mqd_share_owner_on_request(r, from, descriptor->token, descriptor->slot, payload, descriptor->size_bytes);
     }
     mqd_share_pump(r);
 }

@@ -539,8 +539,8 @@ static void limit_bytes(struct mqd_reactor *r, struct arrival *a)
         a->request->bytes_max = mqd_throttle_fetch_bytes_max(r, c, a->request->bytes_max);
 }
 
-void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                  const uint8_t *body, uint32_t size_bytes)
+void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                          const uint8_t *body, uint32_t size_bytes)
 {
     struct arrival a = {0};
     if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {

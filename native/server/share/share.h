@@ -19,7 +19,8 @@
  *       arrives.
  *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the slot,
  *       before the request to its owner is sent, so that every later change wakes it.
- *   H3  only a leader with its lease serves (S1); a share-partition is of one leader epoch.
+ *   H3  only a leader with its lease serves (S1); a share-partition's state belongs to one leader
+ *       epoch.
  *   H4  a request's payload is lent until its response arrives or the owner has died.
  *   H5  an owner counts each session once. A session that it did not count is counted at its next
  *       request. A share-partition without sessions is unloaded.
@@ -60,8 +61,8 @@ struct mqd_share_owner_request {
     uint32_t range_count;
     uint16_t group_bytes;
     uint8_t kind;
-    uint8_t strict;
-    uint8_t joins; /* this is the session's first request about the partition */
+    uint8_t strict; /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
+    uint8_t joins;  /* this is the session's first request about the partition */
 };
 /* Response: MQD_LINK_SHARED. With MQD_SHARED_RUN: an acquired run, with its first offset in a, its
  * last in b and its delivery count in c. The final response has no MQD_SHARED_RUN: `error`; a and
@@ -79,7 +80,7 @@ struct mqd_share_call {
     struct mqd_share_part *part; /* NULL: its response is ignored */
     uint8_t *payload;            /* while unsent */
     uint32_t size_bytes, slot;
-    int64_t lent; /* -1 = not in the control arena */
+    int64_t payload_offset; /* in the control arena; -1 = none */
     uint64_t owner_generation;
     uint32_t index, sequence, next_free;
     uint16_t owner;
@@ -129,7 +130,7 @@ struct mqd_share_job {
     uint32_t bytes_min;
     int32_t lock_ms;
     uint16_t group_bytes;
-    uint8_t strict;
+    uint8_t strict;   /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
     uint8_t opens;    /* opens a session: its partitions are reported even without records */
     uint8_t accepts;  /* at least one acknowledgement is well-formed and for a partition that the client may read */
     uint8_t fetches;  /* the request asks for records */
@@ -164,7 +165,7 @@ struct mqd_share_owned {
     uint64_t hash;
     uint32_t index, slot;
     uint32_t users[MQD_ENDPOINT_COUNT_MAX]; /* number of sessions of each worker that read the partition */
-    int64_t lent; /* the body of its request to the acceptor, in the control arena; -1 = none */
+    int64_t body_offset;                    /* of its request to the acceptor, in the control arena; -1 = none */
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
@@ -207,15 +208,15 @@ struct mqd_shares {
 /* ---- the interface for the reactor ---- */
 
 bool mqd_shares_enabled(const struct mqd_reactor *r); /* share.version is 1 */
-void mqd_share_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                  const uint8_t *body, uint32_t size_bytes);
+void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                          const uint8_t *body, uint32_t size_bytes);
 void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* the request's wait time is over */
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* only if r->shares exists */
 void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
-void mqd_share_on_stated(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_share_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 void mqd_share_acceptor_died(struct mqd_reactor *r);
 void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index);
@@ -252,10 +253,10 @@ void mqd_share_respond(struct mqd_reactor *r, uint32_t to, const struct mqd_desc
 void mqd_share_send_unsent(struct mqd_reactor *r);
 
 /* ---- owner.c ---- */
-void mqd_share_owner_on(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot, const uint8_t *payload,
-                        uint32_t size_bytes);
+void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t token, uint32_t slot,
+                                const uint8_t *payload, uint32_t size_bytes);
 /* MQD_SHARE_REQUEST_ARCHIVE */
-void mqd_share_archive_on(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes);
+void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *payload, uint32_t size_bytes);
 void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 

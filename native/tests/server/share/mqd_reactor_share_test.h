@@ -58,8 +58,10 @@ static void answer_put(struct coordinator *k, const struct mqd_descriptor *asked
     k->at = (k->at + 4096) % (1u << 20);
     memcpy(b->arenas[ACCEPTOR] + k->at, out.bytes, out.size_bytes);
     bench_put(b, ACCEPTOR, from,
-              (struct mqd_descriptor){
-                  .kind = MQD_LINK_SHARE_STATED, .token = asked->token, .offset = k->at, .size_bytes = out.size_bytes});
+              (struct mqd_descriptor){.kind = MQD_LINK_SHARE_STATE_RESPONSE,
+                                      .token = asked->token,
+                                      .offset = k->at,
+                                      .size_bytes = out.size_bytes});
     mqd_buffer_free(&out);
 }
 
