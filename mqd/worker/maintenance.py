@@ -3,7 +3,7 @@ pure functions (mqd/log/retention, space; mqd/shm/credits); this module connects
 the disk and the reactor.
 
     every second       free space of each log directory; credits of connections and of local memory;
-                       pruning of checkpoints; rarely while nothing is connected (quiet.py)
+                       pruning of checkpoints; rarely while nothing is connected (periodic_work.py)
     CHECKPOINT_S       checkpoints, when an offset moved; soon after a roll; rarely while nothing is
                        connected
     FREE_SPACE_S       retention by free space, when configured
@@ -43,7 +43,7 @@ from mqd.worker.local import LocalBudget
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
-from mqd.worker.quiet import Pace, Quiet
+from mqd.worker.periodic_work import Pace, PeriodicWork
 
 TICK_S = 1.0
 CHECKPOINT_S = 3.0
@@ -91,7 +91,7 @@ class Upkeep:
         local: LocalBudget,
         connection_count_max: int,
         files: Files,
-        quiet: Quiet | None = None,
+        periodic_work: PeriodicWork | None = None,
     ):
         self._worker = worker
         self._worker_count = worker_count
@@ -105,7 +105,7 @@ class Upkeep:
         # allowed by the process's descriptor limit
         self._connection_count_max = connection_count_max
         self._files = files
-        self._quiet = quiet or Quiet()
+        self._periodic_work = periodic_work or PeriodicWork()
         self._wake_checkpoints = {log_dir.index: asyncio.Event() for log_dir in partitions.log_dirs}
         self._prune_at: int | None = None
         self._space_requests: dict[int, asyncio.Future[int]] = {}
@@ -116,16 +116,16 @@ class Upkeep:
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
         """To be run until cancelled."""
         found: list[Coroutine[Any, Any, None]] = [
-            self._run_at_ticks(self._quiet.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
+            self._run_at_ticks(self._periodic_work.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
             self._run_at_ticks(
-                self._quiet.ticks(TICK_S, self._is_prune_due), self.maybe_prune, "pruning of checkpoints"
+                self._periodic_work.ticks(TICK_S, self._is_prune_due), self.maybe_prune, "pruning of checkpoints"
             ),
         ]
         for log_dir in self._partitions.log_dirs:
             found.append(self._checkpoint_loop(log_dir))
             found.append(
                 self._run_at_ticks(
-                    self._quiet.ticks(FREE_SPACE_S, self._frees_space),
+                    self._periodic_work.ticks(FREE_SPACE_S, self._frees_space),
                     partial(self._free_space, log_dir),
                     "retention by free space",
                 )
@@ -144,7 +144,7 @@ class Upkeep:
 
     def on_resumed(self) -> None:
         """The reactor is no longer quiet."""
-        self._quiet.on_resumed()
+        self._periodic_work.on_resumed()
         self.on_rolled()
 
     def _space_is_awaited(self) -> bool:
@@ -182,8 +182,8 @@ class Upkeep:
     def on_applied(self) -> None:
         """The configuration may have changed, which does not make a quiet reactor resume."""
         self.limit_connections()
-        if self._quiet():
-            self._quiet.on_resumed()
+        if self._periodic_work.is_quiet():
+            self._periodic_work.on_resumed()
 
     def limit_connections(self) -> None:
         broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
@@ -269,7 +269,7 @@ class Upkeep:
 
     async def _checkpoint_loop(self, log_dir: LogDirectory) -> None:
         wake = self._wake_checkpoints[log_dir.index]
-        pace = Pace(self._quiet)
+        pace = Pace(self._periodic_work)
         while True:
             try:
                 # wait_for loses a cancellation that comes with the event

@@ -22,7 +22,7 @@ from mqd.cluster.metadata.records import RETIRE_HIDDEN, RETIRE_REDIRECTED, RETIR
 from mqd.worker.catalog import Catalog, Key
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.partitions import PartitionSet
-from mqd.worker.quiet import Quiet
+from mqd.worker.periodic_work import PeriodicWork
 
 TICK_S = 1.0
 CHECK_S_MAX = 2 * TICK_S
@@ -43,7 +43,7 @@ class PartitionReporter:
         run_aside: Callable[[Coroutine[Any, Any, Any]], None],
         grace_s: float,
         monotonic: Callable[[], float] = time.monotonic,
-        quiet: Quiet | None = None,
+        periodic_work: PeriodicWork | None = None,
     ):
         self._control = control
         self._reactor = reactor
@@ -53,7 +53,7 @@ class PartitionReporter:
         self._send = send
         self._run_aside = run_aside
         self._grace_s = grace_s  # partition.retire.grace.ms
-        self._quiet = quiet or Quiet()
+        self._periodic_work = periodic_work or PeriodicWork()
         self._monotonic = monotonic
         self._checked_s = monotonic()
         # Hidden partitions led here: leader epoch, seconds without a batch for them.
@@ -113,7 +113,7 @@ class PartitionReporter:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        async for _ in self._quiet.ticks(TICK_S, self._is_needed):
+        async for _ in self._periodic_work.ticks(TICK_S, self._is_needed):
             self.check()
 
     def _is_needed(self) -> bool:

@@ -49,7 +49,7 @@ from mqd.worker.background import ELSEWHERE, Background
 from mqd.worker.catalog import Key
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
-from mqd.worker.quiet import Pace, Quiet
+from mqd.worker.periodic_work import Pace, PeriodicWork
 
 DAY_MS = 86_400_000
 FIRST_PASS_MS = DAY_MS
@@ -163,14 +163,14 @@ class Scrubber:
         background: Background,
         run_dir: Path,
         config: dict[str, str],
-        quiet: Quiet,
+        periodic_work: PeriodicWork,
     ):
         self._worker = worker
         self._control = control
         self._partitions = partitions
         self._background = background
         self._run_dir = run_dir
-        self._pace = Pace(quiet, lambda: bool(self._found))
+        self._pace = Pace(periodic_work, lambda: bool(self._found))
         self._interval_ms = broker_number(config, "log.scrub.interval.ms")
         self._rate = broker_number(config, "log.scrub.bytes.per.second")
         self._plan = ScrubPlan(self._interval_ms)

@@ -67,7 +67,7 @@ from mqd.worker.options import listener_flags, reactor_options
 from mqd.worker.orphan_directories import set_left_behind_aside, set_strays_aside
 from mqd.worker.partition_reporter import PartitionReporter
 from mqd.worker.partitions import PartitionSet
-from mqd.worker.quiet import Quiet
+from mqd.worker.periodic_work import PeriodicWork
 from mqd.worker.replication import Replication
 from mqd.worker.scrub import Scrubber
 from mqd.worker.subjects import Subjects
@@ -186,7 +186,7 @@ class Worker:
             min(self._credits.granted, connection_max), broker_number(config, "max.connections")
         )
         self._local.apply(self._reactor)
-        self._quiet = Quiet(self._reactor.is_quiet)
+        self._periodic_work = PeriodicWork(self._reactor.is_quiet)
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
             self._index,
@@ -213,10 +213,10 @@ class Worker:
             self._local,
             connection_max,
             files,
-            self._quiet,
+            self._periodic_work,
         )
         self._scrubber = Scrubber(
-            self._index, self._control, self._partitions, self._background, self._run_dir, config, self._quiet
+            self._index, self._control, self._partitions, self._background, self._run_dir, config, self._periodic_work
         )
         self._compactor = Compactor(
             self._index,
@@ -253,7 +253,7 @@ class Worker:
             self._link.send,
             self._run_aside,
             grace_s,
-            quiet=self._quiet,
+            periodic_work=self._periodic_work,
         )
         self._upkeep.on_space = self._report_full_directories
         self._replication = Replication(self._reactor, self._commands, self._catalog.assigned, config, host_credentials)
@@ -460,7 +460,9 @@ class Worker:
         """Retries partitions that lacked space, memory or a descriptor when they were opened, and
         moves for which the metadata log had no space.
         """
-        async for _ in self._quiet.ticks(RETRY_FAILED_S, lambda: self._catalog.may_retry() or self._mover.is_moving()):
+        async for _ in self._periodic_work.ticks(
+            RETRY_FAILED_S, lambda: self._catalog.may_retry() or self._mover.is_moving()
+        ):
             async with self._applying:
                 self._mover.report_again()
                 changes = self._catalog.retry()

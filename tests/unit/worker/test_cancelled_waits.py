@@ -15,7 +15,7 @@ from mqd.base import logging
 from mqd.controller.gossip import Gossip
 from mqd.worker.compaction import Compactor
 from mqd.worker.maintenance import Upkeep
-from mqd.worker.quiet import Quiet
+from mqd.worker.periodic_work import PeriodicWork
 from mqd.worker.replication import Replication, Route, Target, _Connection
 
 TURNS = 8  # more than any of them takes from one wait to the next
@@ -26,7 +26,7 @@ def checkpoints() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
         pass
 
     upkeep = object.__new__(Upkeep)
-    vars(upkeep).update(_wake_checkpoints={0: asyncio.Event()}, checkpoint=checkpoint, _quiet=Quiet())
+    vars(upkeep).update(_wake_checkpoints={0: asyncio.Event()}, checkpoint=checkpoint, _periodic_work=PeriodicWork())
     return upkeep._checkpoint_loop(SimpleNamespace(index=0)), upkeep.on_rolled  # type: ignore[arg-type]
 
 

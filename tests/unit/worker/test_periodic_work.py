@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from mqd.worker import quiet as module
+from mqd.worker import periodic_work as module
 from mqd.worker.maintenance import Upkeep
-from mqd.worker.quiet import QUIET_S, Pace, Quiet
+from mqd.worker.periodic_work import QUIET_S, Pace, PeriodicWork
 
 PERIOD_S = 1.0
 
 
 def test_the_work_runs_once_more_before_it_pauses() -> None:
     is_quiet = [False]
-    pace = Pace(Quiet(lambda: is_quiet[0]))
+    pace = Pace(PeriodicWork(lambda: is_quiet[0]))
     assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
     is_quiet[0] = True
     assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
@@ -25,16 +25,16 @@ def test_the_work_runs_once_more_before_it_pauses() -> None:
 
 
 def test_work_that_arises_meanwhile_runs_before_the_next_pause() -> None:
-    quiet = Quiet(lambda: True)
-    pace = Pace(quiet)
+    periodic_work = PeriodicWork(lambda: True)
+    pace = Pace(periodic_work)
     assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
-    quiet.on_resumed()
+    periodic_work.on_resumed()
     assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
 
 
 def test_work_that_is_needed_does_not_pause() -> None:
     is_needed = [True]
-    pace = Pace(Quiet(lambda: True), lambda: is_needed[0])
+    pace = Pace(PeriodicWork(lambda: True), lambda: is_needed[0])
     assert all(pace.seconds(PERIOD_S) < QUIET_S for _ in range(3))
     is_needed[0] = False
     assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
@@ -44,17 +44,17 @@ def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.clock, "seconds_to_tick", lambda _period_s: 0.0)
 
     async def main() -> None:
-        quiet = Quiet(lambda: True)
+        periodic_work = PeriodicWork(lambda: True)
         turns = [0, 0]
 
         async def work(index: int) -> None:
-            async for _ in quiet.ticks(PERIOD_S):
+            async for _ in periodic_work.ticks(PERIOD_S):
                 turns[index] += 1
 
         tasks: list[asyncio.Task[Any]] = [asyncio.create_task(work(index)) for index in range(2)]
         await _until_still()
         assert turns == [1, 1]
-        quiet.on_resumed()
+        periodic_work.on_resumed()
         await _until_still()
         assert turns == [3, 3]  # at once, and again before the next pause
         for task in tasks:
@@ -74,7 +74,7 @@ async def _until_still() -> None:
 @pytest.mark.parametrize("is_quiet", [True, False])
 def test_a_changed_configuration_ends_a_pause(is_quiet: bool) -> None:
     subject: Upkeep = object.__new__(Upkeep)
-    quiet = Quiet(lambda: is_quiet)
-    vars(subject).update(_quiet=quiet, limit_connections=lambda: None)
+    periodic_work = PeriodicWork(lambda: is_quiet)
+    vars(subject).update(_periodic_work=periodic_work, limit_connections=lambda: None)
     subject.on_applied()
-    assert quiet.resumed_count == is_quiet
+    assert periodic_work.resumed_count == is_quiet

@@ -1,7 +1,8 @@
-"""Pauses the periodic work of a worker while its reactor is quiet: nothing is connected, nothing is to
-be flushed (native/server/api.h:mqd_reactor_is_quiet). An idle worker then sleeps for QUIET_S.
+"""Ticks for the periodic work of a worker. They pause while its reactor is quiet: nothing is
+connected, nothing is to be flushed (native/server/api.h:mqd_reactor_is_quiet). An idle worker then
+sleeps for QUIET_S.
 
-    async for _ in quiet.ticks(1.0):
+    async for _ in periodic_work.ticks(1.0):
         work()
 
 The work runs at least once after the reactor has become quiet, so that it sees the last change, and
@@ -21,15 +22,15 @@ def never() -> bool:
     return False
 
 
-class Quiet:
-    """`is_quiet`: of the reactor."""
+class PeriodicWork:
+    """`is_quiet()`: whether the reactor is quiet."""
 
     def __init__(self, is_quiet: Callable[[], bool] = never):
         self._is_quiet = is_quiet
         self._resumed = asyncio.Event()
         self.resumed_count = 0
 
-    def __call__(self) -> bool:
+    def is_quiet(self) -> bool:
         return self._is_quiet()
 
     def on_resumed(self) -> None:
@@ -53,13 +54,13 @@ class Quiet:
 class Pace:
     """How long one kind of work may wait until it is done again."""
 
-    def __init__(self, quiet: Quiet, is_needed: Callable[[], bool] = never):
-        self._quiet = quiet
+    def __init__(self, periodic_work: PeriodicWork, is_needed: Callable[[], bool] = never):
+        self._periodic_work = periodic_work
         self._is_needed = is_needed
         self._seen = -1  # the reactor's resumed_count at the last call, if it was quiet then; otherwise -1
 
     def seconds(self, period_s: float) -> float:
         seen, self._seen = self._seen, -1
-        if self._quiet() and not self._is_needed():
-            self._seen = self._quiet.resumed_count
+        if self._periodic_work.is_quiet() and not self._is_needed():
+            self._seen = self._periodic_work.resumed_count
         return QUIET_S if self._seen >= 0 and self._seen == seen else clock.seconds_to_tick(period_s)
