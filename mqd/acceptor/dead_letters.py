@@ -1,18 +1,18 @@
 """Dead letters of the share-partitions that this host leads (KIP-1191): carries out the actions of
-their movers (mqd/coordinator/share/letters.py).
+their writers (mqd/coordinator/share/dead_letter_writer.py).
 
-A mover's transactional id names its share-partition; its requests are those of a transactional
+A writer's transactional id names its share-partition; its requests are those of a transactional
 client (InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, TxnOffsetCommit, EndTxn, OffsetFetch),
-handled here or by the coordinator's host, like those of a local client (local/relay.py). Its note is
-the metadata of an offset of the group NOTE_GROUP + the share group. Letters go to the owner
+handled here or by the coordinator's host, like those of a local client (local/relay.py). Its progress
+record is the metadata of an offset of the group PROGRESS_GROUP + the share group. Letters go to the owner
 of their partition like a coordinator's records, on another host through its acceptor.
 
 This runs in the acceptor and not in a process of its own, because the written states pass through
 it anyway, and dead letters are rare. Its load is bounded: AT_ONCE transactions write at a time, each
 CHUNK_BYTES of copied records at a time, which are read in the disks' threads.
 
-Bounds: one mover for each share-partition that this host leads and that has had dead letters;
-up to IDLE_MAX movers without dead letters are kept. Concurrency: the event loop's thread.
+Bounds: one writer for each share-partition that this host leads and that has had dead letters;
+up to IDLE_MAX writers without dead letters are kept. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -34,26 +34,26 @@ from mqd.cluster.host import messages
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import BATCH_BYTES_MAX, AppendError
 from mqd.coordinator.share import letter_records
-from mqd.coordinator.share.letter_records import Copied, Source
-from mqd.coordinator.share.letters import (
+from mqd.coordinator.share.dead_letter_writer import (
     COMMITTING,
     FENCING,
     LOADING,
-    NOTING,
     READING,
     STOPPED,
     WRITING,
+    WRITING_PROGRESS,
     Archive,
+    DeadLetterWriter,
     Letter,
-    Letters,
     Loaded,
     Observed,
     Outcome,
     Step,
     Wake,
     Woken,
-    parsed_note,
+    parsed_progress,
 )
+from mqd.coordinator.share.letter_records import Copied, Source
 from mqd.coordinator.share.records import core_name, listed
 from mqd.coordinator.share.runs import ARCHIVING
 from mqd.log.batches import CorruptBatch
@@ -75,7 +75,7 @@ from mqd.protocol.messages import (
     TxnOffsetCommitRequest,
 )
 
-NOTE_GROUP = "__dlq."  # followed by the share group's id
+PROGRESS_GROUP = "__dlq."  # followed by the share group's id
 TRANSACTION_TIMEOUT_MS = 60_000
 STEP_S = 45.0
 RETRY_S, RETRY_S_MAX, RETRIES_S = 0.01, 0.3, 15.0
@@ -125,8 +125,8 @@ class Figures(NamedTuple):
     oldest_ms: int  # age of the oldest waiting one, as far as this process knows
 
 
-class _Mover:
-    def __init__(self, name: str, group_id: str, topic_id: bytes, partition: int, core: Letters) -> None:
+class _Writer:
+    def __init__(self, name: str, group_id: str, topic_id: bytes, partition: int, core: DeadLetterWriter) -> None:
         self.name, self.group_id, self.topic_id, self.partition = name, group_id, topic_id, partition
         self.core = core
         self.lock = asyncio.Lock()  # held during LOADING, and during READs and WRITEs of the owner
@@ -156,15 +156,15 @@ class DeadLetters:
         self._broker, self._coordinators, self._owners = broker, coordinators, owners
         self._states: ShareStates = coordinators.share_states
         self.peers: Peers | None = None
-        self._movers: dict[str, _Mover] = {}
+        self._writers: dict[str, _Writer] = {}
         self._room = asyncio.Semaphore(AT_ONCE)
         self._written: Counter[str] = Counter()
         self._address = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", is_host=True)
 
     def stop(self) -> None:
-        for mover in self._movers.values():
-            mover.stop()
-        self._movers.clear()
+        for writer in self._writers.values():
+            writer.stop()
+        self._writers.clear()
 
     def _now_ms(self) -> int:
         return self._coordinators.clock.now_ms()
@@ -172,10 +172,14 @@ class DeadLetters:
     def figures(self) -> dict[str, Figures]:
         """The figures by group. The scrape's thread calls it: each dictionary is copied in one step."""
         found = {group: Figures(count, 0, 0) for group, count in dict(self._written).items()}
-        for mover in list(self._movers.values()):
-            before, since, now_ms = found.get(mover.group_id, Figures(0, 0, 0)), dict(mover.core.since), self._now_ms()
+        for writer in list(self._writers.values()):
+            before, since, now_ms = (
+                found.get(writer.group_id, Figures(0, 0, 0)),
+                dict(writer.core.since),
+                self._now_ms(),
+            )
             oldest_ms = now_ms - min(since.values(), default=now_ms)
-            found[mover.group_id] = Figures(
+            found[writer.group_id] = Figures(
                 before.written, before.waiting + len(since), max(before.oldest_ms, oldest_ms)
             )
         return found
@@ -187,10 +191,10 @@ class DeadLetters:
         (topic,) = request.topics
         (one,) = topic.partitions
         name = core_name(request.group_id, topic.topic_id, one.partition)
-        mover = self._movers.get(name)
-        if mover is None:
+        writer = self._writers.get(name)
+        if writer is None:
             return self._observe(name, api_key, request, await self._states.respond(request))
-        async with mover.lock:
+        async with writer.lock:
             return self._observe(name, api_key, request, await self._states.respond(request))
 
     def _observe(self, name: str, api_key: int, request: Any, response: Any) -> Any:
@@ -199,121 +203,121 @@ class DeadLetters:
         if api_key not in (READ, WRITE) or result.error_code:
             return response
         runs = listed(result.state_batches if api_key == READ else one.state_batches)
-        mover = self._movers.get(name)
+        writer = self._writers.get(name)
         if any(run.state == ARCHIVING for run in runs):
-            if mover is None or mover.core.leader_epoch < one.leader_epoch or mover.core.phase == STOPPED:
-                mover = self._begin(name, request.group_id, topic.topic_id, one.partition, one.leader_epoch)
-        if mover is not None and api_key == WRITE and mover.core.leader_epoch == one.leader_epoch:
-            self._handle(mover, Observed(one.state_epoch, one.start_offset, tuple(runs)))
+            if writer is None or writer.core.leader_epoch < one.leader_epoch or writer.core.phase == STOPPED:
+                writer = self._begin(name, request.group_id, topic.topic_id, one.partition, one.leader_epoch)
+        if writer is not None and api_key == WRITE and writer.core.leader_epoch == one.leader_epoch:
+            self._handle(writer, Observed(one.state_epoch, one.start_offset, tuple(runs)))
         return response
 
-    def _begin(self, name: str, group_id: str, topic_id: bytes, partition: int, leader_epoch: int) -> _Mover:
-        before = self._movers.pop(name, None)
+    def _begin(self, name: str, group_id: str, topic_id: bytes, partition: int, leader_epoch: int) -> _Writer:
+        before = self._writers.pop(name, None)
         if before is not None:
             before.stop()
-        if len(self._movers) >= IDLE_MAX:
-            for idle in [one for one in self._movers.values() if not one.core.pending]:
+        if len(self._writers) >= IDLE_MAX:
+            for idle in [one for one in self._writers.values() if not one.core.pending]:
                 self._end(idle)
-        core = Letters(leader_epoch, self._coordinators.offsets_settings.metadata_bytes_max)
-        mover = self._movers[name] = _Mover(name, group_id, topic_id, partition, core)
-        self._act(mover, core.start())
-        return mover
+        core = DeadLetterWriter(leader_epoch, self._coordinators.offsets_settings.metadata_bytes_max)
+        writer = self._writers[name] = _Writer(name, group_id, topic_id, partition, core)
+        self._act(writer, core.start())
+        return writer
 
-    def _end(self, mover: _Mover) -> None:
-        mover.stop()
-        if self._movers.get(mover.name) is mover:
-            del self._movers[mover.name]
+    def _end(self, writer: _Writer) -> None:
+        writer.stop()
+        if self._writers.get(writer.name) is writer:
+            del self._writers[writer.name]
 
-    # -- a mover's actions -------------------------------------------------------------------------
+    # -- a writer's actions -------------------------------------------------------------------------
 
-    def _handle(self, mover: _Mover, event: Observed | Outcome | Woken) -> None:
-        before = mover.core.letter_count
-        self._act(mover, mover.core.handle(event, self._now_ms()))
-        if mover.core.letter_count > before and (
-            mover.group_id in self._written or len(self._written) < GROUPS_COUNTED_MAX
+    def _handle(self, writer: _Writer, event: Observed | Outcome | Woken) -> None:
+        before = writer.core.letter_count
+        self._act(writer, writer.core.handle(event, self._now_ms()))
+        if writer.core.letter_count > before and (
+            writer.group_id in self._written or len(self._written) < GROUPS_COUNTED_MAX
         ):
-            self._written[mover.group_id] += mover.core.letter_count - before
-        if mover.core.phase == STOPPED:
-            self._end(mover)
+            self._written[writer.group_id] += writer.core.letter_count - before
+        if writer.core.phase == STOPPED:
+            self._end(writer)
 
-    def _act(self, mover: _Mover, actions: Iterable[Step | Archive | Wake]) -> None:
+    def _act(self, writer: _Writer, actions: Iterable[Step | Archive | Wake]) -> None:
         loop = asyncio.get_running_loop()
         for action in actions:
             if isinstance(action, Step):
-                task = loop.create_task(self._carry_out(mover, action))
-                mover.tasks.add(task)
-                task.add_done_callback(mover.tasks.discard)
+                task = loop.create_task(self._carry_out(writer, action))
+                writer.tasks.add(task)
+                task.add_done_callback(writer.tasks.discard)
             elif isinstance(action, Archive):
-                self._archive(mover, action)
+                self._archive(writer, action)
             else:
-                if mover.timer is not None:
-                    mover.timer.cancel()
+                if writer.timer is not None:
+                    writer.timer.cancel()
                 delay_s = max(0, action.at_ms - self._now_ms()) / 1000
-                mover.timer = loop.call_later(delay_s, self._handle, mover, Woken())
+                writer.timer = loop.call_later(delay_s, self._handle, writer, Woken())
 
-    def _archive(self, mover: _Mover, action: Archive) -> None:
-        """Records that cannot be reported are found again by the mover's next LOADING."""
-        image = self._broker.metadata.by_id(mover.topic_id)
-        state = image.partitions[mover.partition] if image and mover.partition < len(image.partitions) else None
+    def _archive(self, writer: _Writer, action: Archive) -> None:
+        """Records that cannot be reported are found again by the writer's next LOADING."""
+        image = self._broker.metadata.by_id(writer.topic_id)
+        state = image.partitions[writer.partition] if image and writer.partition < len(image.partitions) else None
         view = self._broker.view(state) if state is not None else None
         if state is None or view is None:
             return
-        group = mover.group_id.encode()
+        group = writer.group_id.encode()
         epochs = (action.state_epoch & 0xFFFFFFFF) << 32 | action.leader_epoch & 0xFFFFFFFF
         head = _REQUEST.pack(
-            mover.topic_id, epochs, mover.partition, 0, 0, len(action.ranges), len(group), _REQUEST_ARCHIVE, 0, 0
+            writer.topic_id, epochs, writer.partition, 0, 0, len(action.ranges), len(group), _REQUEST_ARCHIVE, 0, 0
         )
         ranges = b"".join(_RANGE.pack(first, last, 0) for first, last in action.ranges)
         self._owners.archive(view.owner, state.slot, head + group + ranges, view.owner_generation)
 
-    async def _carry_out(self, mover: _Mover, step: Step) -> None:
+    async def _carry_out(self, writer: _Writer, step: Step) -> None:
         try:
             async with asyncio.timeout(STEP_S):
                 if step.kind == LOADING:
-                    await self._load(mover, step)
+                    await self._load(writer, step)
                     return
-                outcome = await self._outcome(mover, step)
+                outcome = await self._outcome(writer, step)
                 if step.kind != FENCING:
-                    mover.problem = ""
+                    writer.problem = ""
         except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
             outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
-            self._report(mover, step, str(error) or "time-out")
+            self._report(writer, step, str(error) or "time-out")
         except Exception:
-            log.exception("dead letters cannot be moved; retrying", group=mover.group_id, step=step.kind)
+            log.exception("dead letters cannot be moved; retrying", group=writer.group_id, step=step.kind)
             outcome = Outcome(step.token, is_done=False)
-        if self._movers.get(mover.name) is mover:
-            self._handle(mover, outcome)
+        if self._writers.get(writer.name) is writer:
+            self._handle(writer, outcome)
 
-    def _report(self, mover: _Mover, step: Step, problem: str) -> None:
-        if problem != mover.problem:
-            mover.problem = problem
+    def _report(self, writer: _Writer, step: Step, problem: str) -> None:
+        if problem != writer.problem:
+            writer.problem = problem
             log.warning(
                 "dead letters wait; retrying until it succeeds",
-                group=mover.group_id,
-                partition=mover.partition,
+                group=writer.group_id,
+                partition=writer.partition,
                 step=step.kind,
                 reason=problem,
             )
 
     # -- steps -------------------------------------------------------------------------------------
 
-    async def _outcome(self, mover: _Mover, step: Step) -> Outcome:
+    async def _outcome(self, writer: _Writer, step: Step) -> Outcome:
         if step.kind == FENCING:
-            return await self._fence(mover, step)
+            return await self._fence(writer, step)
         if step.kind == READING:
-            note = await self._note(mover)
-            return Outcome(step.token, note=note, note_end=await self._note_end(mover, note))
-        producer_id, producer_epoch = mover.producer
+            progress = await self._progress(writer)
+            return Outcome(step.token, progress=progress, progress_end=await self._progress_end(writer, progress))
+        producer_id, producer_epoch = writer.producer
         if step.kind == WRITING:
             async with self._room:
-                return await self._write(mover, step, producer_id, producer_epoch)
-        if step.kind == NOTING:
-            await self._put_note(mover, step, producer_id, producer_epoch)
+                return await self._write(writer, step, producer_id, producer_epoch)
+        if step.kind == WRITING_PROGRESS:
+            await self._put_progress(writer, step, producer_id, producer_epoch)
         else:
             assert step.kind == COMMITTING
             await self._request(
                 EndTxnRequest(
-                    transactional_id=self._transactional_id(mover),
+                    transactional_id=self._transactional_id(writer),
                     producer_id=producer_id,
                     producer_epoch=producer_epoch,
                     committed=True,
@@ -322,12 +326,12 @@ class DeadLetters:
             )
         return Outcome(step.token)
 
-    def _transactional_id(self, mover: _Mover) -> str:
-        return NOTE_GROUP + mover.name
+    def _transactional_id(self, writer: _Writer) -> str:
+        return PROGRESS_GROUP + writer.name
 
-    async def _fence(self, mover: _Mover, step: Step) -> Outcome:
-        image = self._broker.metadata.by_id(mover.topic_id)
-        leader = image.partitions[mover.partition].leader if image and mover.partition < len(image.partitions) else -2
+    async def _fence(self, writer: _Writer, step: Step) -> Outcome:
+        image = self._broker.metadata.by_id(writer.topic_id)
+        leader = image.partitions[writer.partition].leader if image and writer.partition < len(image.partitions) else -2
         if leader not in (-1, self._broker.node_id):
             return Outcome(step.token, is_superseded=True)  # deleted, or another host leads it
         transactions = self._coordinators.transactions
@@ -335,43 +339,43 @@ class DeadLetters:
             raise Failed("the topic of transactions cannot be created")
         response = await self._request(
             InitProducerIdRequest(
-                transactional_id=self._transactional_id(mover), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
+                transactional_id=self._transactional_id(writer), transaction_timeout_ms=TRANSACTION_TIMEOUT_MS
             ),
             4,
         )
-        if mover.core.token == step.token:
-            mover.producer = response.producer_id, response.producer_epoch
+        if writer.core.token == step.token:
+            writer.producer = response.producer_id, response.producer_epoch
         return Outcome(step.token)
 
-    async def _load(self, mover: _Mover, step: Step) -> None:
+    async def _load(self, writer: _Writer, step: Step) -> None:
         """The owner's READs and WRITEs wait until the loaded state is applied."""
         message = ReadShareGroupStateRequest
-        part = message.Partition(partition=mover.partition, leader_epoch=mover.core.leader_epoch)
-        request = message(group_id=mover.group_id, topics=[message.Topic(topic_id=mover.topic_id, partitions=[part])])
-        async with mover.lock:
+        part = message.Partition(partition=writer.partition, leader_epoch=writer.core.leader_epoch)
+        request = message(group_id=writer.group_id, topics=[message.Topic(topic_id=writer.topic_id, partitions=[part])])
+        async with writer.lock:
             response: Any = await self._states.respond(request)
             result = response.results[0].partitions[0]
-            if self._movers.get(mover.name) is not mover:
+            if self._writers.get(writer.name) is not writer:
                 return
             if not result.error_code:
                 loaded = Loaded(result.state_epoch, tuple(listed(result.state_batches)))
-                self._handle(mover, Outcome(step.token, loaded=loaded))
+                self._handle(writer, Outcome(step.token, loaded=loaded))
             elif result.error_code in (
                 ErrorCode.FENCED_LEADER_EPOCH,
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 ErrorCode.INVALID_REQUEST,  # it was deleted
             ):
-                self._handle(mover, Outcome(step.token, is_superseded=True))
+                self._handle(writer, Outcome(step.token, is_superseded=True))
             else:
                 raise Failed(error_name(result.error_code))
 
-    async def _note(self, mover: _Mover) -> str | None:
-        source = self._source(mover)
+    async def _progress(self, writer: _Writer) -> str | None:
+        source = self._source(writer)
         if not await self._coordinators.groups.ensure_topic():
             raise Failed("the topic of committed offsets cannot be created")
         response = await self._request(
             OffsetFetchRequest(
-                group_id=NOTE_GROUP + mover.group_id,
+                group_id=PROGRESS_GROUP + writer.group_id,
                 topics=[OffsetFetchRequest.Topic(name=source.topic, partition_indexes=[source.partition])],
                 require_stable=True,
             ),
@@ -379,48 +383,50 @@ class DeadLetters:
         )
         return response.topics[0].partitions[0].metadata
 
-    async def _note_end(self, mover: _Mover, text: str | None) -> int | None:
-        """Outcome.note_end: a later leader's log may have other records at the offsets of lost ones."""
-        note = parsed_note(text or "")
-        if note is None or not 0 <= note.leader_epoch < mover.core.leader_epoch:
+    async def _progress_end(self, writer: _Writer, text: str | None) -> int | None:
+        """Outcome.progress_end: a later leader's log may have other records at the offsets of lost ones."""
+        progress = parsed_progress(text or "")
+        if progress is None or not 0 <= progress.leader_epoch < writer.core.leader_epoch:
             return None
-        source, message = self._source(mover), OffsetForLeaderEpochRequest
+        source, message = self._source(writer), OffsetForLeaderEpochRequest
         part = message.Partition(
-            partition=source.partition, current_leader_epoch=mover.core.leader_epoch, leader_epoch=note.leader_epoch
+            partition=source.partition,
+            current_leader_epoch=writer.core.leader_epoch,
+            leader_epoch=progress.leader_epoch,
         )
         response = await self._request(message(topics=[message.Topic(topic=source.topic, partitions=[part])]), 3)
         end_offset = int(response.topics[0].partitions[0].end_offset)
         return end_offset if end_offset >= 0 else None
 
-    async def _put_note(self, mover: _Mover, step: Step, producer_id: int, producer_epoch: int) -> None:
-        source, group_id = self._source(mover), NOTE_GROUP + mover.group_id
+    async def _put_progress(self, writer: _Writer, step: Step, producer_id: int, producer_epoch: int) -> None:
+        source, group_id = self._source(writer), PROGRESS_GROUP + writer.group_id
         identity: dict[str, Any] = {
-            "transactional_id": self._transactional_id(mover),
+            "transactional_id": self._transactional_id(writer),
             "producer_id": producer_id,
             "producer_epoch": producer_epoch,
             "group_id": group_id,
         }
         await self._request(AddOffsetsToTxnRequest(**identity), 3)
         message = TxnOffsetCommitRequest
-        part = message.Partition(partition_index=source.partition, committed_offset=0, committed_metadata=step.note)
+        part = message.Partition(partition_index=source.partition, committed_offset=0, committed_metadata=step.progress)
         await self._request(message(**identity, topics=[message.Topic(name=source.topic, partitions=[part])]), 3)
 
-    def _source(self, mover: _Mover) -> Source:
-        image = self._broker.metadata.by_id(mover.topic_id)
-        if image is None or mover.partition >= len(image.partitions):
+    def _source(self, writer: _Writer) -> Source:
+        image = self._broker.metadata.by_id(writer.topic_id)
+        if image is None or writer.partition >= len(image.partitions):
             raise Failed("the topic was deleted")
-        settings = self._coordinators.cluster.share_settings(mover.group_id)
-        return Source(image.name, mover.partition, mover.group_id, settings.delivery_count_limit)
+        settings = self._coordinators.cluster.share_settings(writer.group_id)
+        return Source(image.name, writer.partition, writer.group_id, settings.delivery_count_limit)
 
     # -- writing -----------------------------------------------------------------------------------
 
-    async def _write(self, mover: _Mover, step: Step, producer_id: int, producer_epoch: int) -> Outcome:
-        source = self._source(mover)
-        settings = self._coordinators.cluster.share_settings(mover.group_id)
+    async def _write(self, writer: _Writer, step: Step, producer_id: int, producer_epoch: int) -> Outcome:
+        source = self._source(writer)
+        settings = self._coordinators.cluster.share_settings(writer.group_id)
         target = settings.dead_letter_topic
         if not target or target == source.topic:
             if target:
-                log.warning("a dead letter was rejected; no dead letter is written for it", group=mover.group_id)
+                log.warning("a dead letter was rejected; no dead letter is written for it", group=writer.group_id)
             return Outcome(step.token, unwanted=True)
         image = await self._target(target)
         effective = configuration.topic_effective(self._broker.effective(), image.config)
@@ -429,7 +435,7 @@ class DeadLetters:
         index = source.partition % len(image.partitions)
         await self._request(
             AddPartitionsToTxnRequest(
-                v3_and_below_transactional_id=self._transactional_id(mover),
+                v3_and_below_transactional_id=self._transactional_id(writer),
                 v3_and_below_producer_id=producer_id,
                 v3_and_below_producer_epoch=producer_epoch,
                 v3_and_below_topics=[AddPartitionsToTxnRequest.Topic(name=target, partitions=[index])],
@@ -441,7 +447,7 @@ class DeadLetters:
         while left:
             count, copied = len(left), dict[int, Copied]()
             if settings.copies_dead_records:
-                count, copied = await self._copied(mover, left)
+                count, copied = await self._copied(writer, left)
             records = letter_records.letter_records(
                 source, left[:count], copied, int(time.time() * 1000), batch_bytes_max
             )
@@ -468,12 +474,12 @@ class DeadLetters:
             raise Failed(problem or f"topic {name} is internal")
         return image
 
-    async def _copied(self, mover: _Mover, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
+    async def _copied(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
         """(number of letters, their records). Records that the log no longer has are missing."""
-        image = self._broker.metadata.by_id(mover.topic_id)
+        image = self._broker.metadata.by_id(writer.topic_id)
         if image is None:
             raise Failed("the topic was deleted")
-        state = image.partitions[mover.partition]
+        state = image.partitions[writer.partition]
         path = self._broker.path_of(image.name, state)
         offsets = [letter.offset for letter in letters]
         try:

@@ -405,7 +405,7 @@ class SharePartitions:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def core_of(self, key: bytes) -> str | None:
+    def core_name_of(self, key: bytes) -> str | None:
         return records.name_of_key(key)
 
     def make(self, name: str) -> SharePartition:

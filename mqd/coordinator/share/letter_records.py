@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from mqd.coordinator.share.letters import Letter
+from mqd.coordinator.share.dead_letter_writer import Letter
 from mqd.protocol.records import Record, encode_batch
 
 PREFIX = "__dlq.errors."

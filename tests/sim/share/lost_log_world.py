@@ -18,7 +18,7 @@ from mqd.coordinator.share.core import Initialize, Read, Settings, SharePartitio
 from mqd.coordinator.share.records import LOG_END, core_name
 from mqd.coordinator.share.runs import Run
 from tests.sim.share import share_core
-from tests.sim.share.letters_world import runs_of
+from tests.sim.share.dead_letters_world import runs_of
 
 NAME = core_name("g", bytes(16), 0)
 MEMBER, LOCK_MS = 7, 500

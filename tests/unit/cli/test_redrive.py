@@ -10,8 +10,8 @@ from hypothesis import strategies as some
 
 from mqd.cli.redrive import plan
 from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
+from mqd.coordinator.share.dead_letter_writer import Letter
 from mqd.coordinator.share.letter_records import Copied, Source, letter_records
-from mqd.coordinator.share.letters import Letter
 from tests.tiers import examples
 
 NOW_MS = 1_000_000

@@ -1,36 +1,40 @@
-"""The mover of one share-partition: it writes the dead letters (KIP-1191), on the host that leads the
-partition. Sans-I/O.
+"""Writes the dead letters (KIP-1191) of one share-partition, on the host that leads the partition.
+Sans-I/O.
 
 The share-partition's owner persists rejected and exhausted records as Archiving. This core sees them
 in the WRITEs that pass its host on their way to the share coordinator, has the letters written, and
 then asks the owner to archive the records; the owner's next WRITE confirms that.
 
-A letter is written once, by a transaction that also commits a note with the offsets of its records.
-One transaction at a time, in this order:
+A letter is written once, by a transaction that also commits a progress record with the offsets of
+its letters' records (the metadata of a committed offset). One transaction at a time, in this order:
 
-    FENCING     InitProducerId ends an open transaction of an earlier mover of this share-partition,
+    FENCING     InitProducerId ends an open transaction of an earlier writer of this share-partition,
                 whose later steps then fail
-    LOADING     the records that are Archiving, from the share coordinator. It refuses the mover of
+    LOADING     the records that are Archiving, from the share coordinator. It refuses the writer of
                 an earlier leader, which stops
-    READING     the note of the last transaction that was committed
+    READING     the progress record of the last transaction that was committed
     IDLE        nothing is Archiving
     WRITING     letters into the dead-letter topic
-    NOTING      the note, in the same transaction
+    WRITING_PROGRESS
+                the progress record, in the same transaction
     COMMITTING  EndTxn
     ARCHIVING   the owner has been asked to archive them; ends with the owner's WRITE
 
 After a failure or fencing it starts again with FENCING after a backoff, without limit. LOADING comes
-after FENCING: in the other order, a mover that was delayed between the two would write letters for
-records that another mover has finished meanwhile.
+after FENCING: in the other order, a writer that was delayed between the two would write letters for
+records that another writer has finished meanwhile.
 
 Invariants (check())
     L1  each record that is Archiving gets one committed letter, unless the log loses the record or
         dead letters are switched off
-    L2  a transaction begins when all records of the last note are archived: one note is enough
-    L3  a note is valid only for its own state epoch: after AlterShareGroupOffsets a record may be
-        rejected again; and only for offsets that still have the records of its leader epoch
+    L2  a transaction begins when all records of the last progress record are archived: one progress
+        record is enough
+    L3  a progress record is valid only for its own state epoch, because after AlterShareGroupOffsets
+        a record may be rejected again. It is valid only for offsets at which the log still has the
+        records of its leader epoch, because other records may have taken the offsets of lost ones
     L4  only records that have a committed letter, or need none, are reported to the owner
-Bounds: LETTERS_MAX letters and `note_bytes_max` of note a transaction.
+Bounds: LETTERS_MAX letters and a progress record of at most `progress_bytes_max` bytes per
+transaction.
 """
 
 from __future__ import annotations
@@ -43,22 +47,22 @@ import msgspec
 from mqd.coordinator.share.runs import ARCHIVING as ARCHIVING_STATE
 from mqd.coordinator.share.runs import Run
 
-FENCING, LOADING, READING, IDLE, WRITING, NOTING, COMMITTING, ARCHIVING, STOPPED = (
+FENCING, LOADING, READING, IDLE, WRITING, WRITING_PROGRESS, COMMITTING, ARCHIVING, STOPPED = (
     "fencing",
     "loading",
     "reading",
     "idle",
     "writing",
-    "noting",
+    "writing progress",
     "committing",
     "archiving",
     "stopped",
 )
-STEPS = frozenset((FENCING, LOADING, READING, WRITING, NOTING, COMMITTING))  # phases that end with an outcome
+STEPS = frozenset((FENCING, LOADING, READING, WRITING, WRITING_PROGRESS, COMMITTING))  # phases that end with an outcome
 LETTERS_MAX = 500
 BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # Kafka's, which gives up after five attempts
 REPEAT_MS = 2_000  # wait for the owner's WRITE before starting again: there may be a new owner
-NOTE_VERSION = "2"
+PROGRESS_VERSION = "2"
 
 
 class Letter(NamedTuple):
@@ -72,7 +76,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     token: int
     kind: str  # one of STEPS
     letters: tuple[Letter, ...] = ()
-    note: str = ""
+    progress: str = ""
 
 
 class Archive(msgspec.Struct, frozen=True, gc=False):
@@ -95,8 +99,9 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """`loaded`: result of LOADING. `note`: result of READING, None if there is none; `note_end`: where the
-    log's records of the note's leader epoch and earlier ones end, None if nothing was lost. `unwanted`: for
+    """`loaded`: result of LOADING. `progress`: result of READING, None if there is none.
+    `progress_end`: the offset from which on the log no longer has the records that the progress
+    record refers to (they were lost in an unclean election); None if it has all. `unwanted`: for
     WRITING, nothing was written, because these records are to have no letters.
     """
 
@@ -104,8 +109,8 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
     is_done: bool = True
     is_superseded: bool = False  # of LOADING: another host leads
     loaded: Loaded | None = None
-    note: str | None = None
-    note_end: int | None = None
+    progress: str | None = None
+    progress_end: int | None = None
     unwanted: bool = False
 
 
@@ -124,14 +129,14 @@ class Woken(msgspec.Struct, frozen=True, gc=False):
 Action = Step | Archive | Wake
 
 
-class Letters:
-    """`handle` is the only mutator. A mover is created, and started, when a READ or WRITE of this
+class DeadLetterWriter:
+    """`handle` is the only mutator. A writer is created, and started, when a READ or WRITE of this
     leader epoch has records that are Archiving.
     """
 
-    def __init__(self, leader_epoch: int, note_bytes_max: int = 4_000) -> None:
+    def __init__(self, leader_epoch: int, progress_bytes_max: int = 4_000) -> None:
         self.state_epoch, self.leader_epoch = -1, leader_epoch
-        self.note_bytes_max = note_bytes_max
+        self.progress_bytes_max = progress_bytes_max
         self.phase = IDLE
         self.pending: dict[int, int] = {}  # offset -> deliveries, of the records that are Archiving
         self.since: dict[int, int] = {}  # offset -> when it was first seen, in ms
@@ -209,15 +214,15 @@ class Letters:
         if self.phase == READING:
             self._is_proven = True
             self.phase = IDLE
-            self.to_archive = self._offsets_in_note(event.note, event.note_end)
+            self.to_archive = self._offsets_in_progress(event.progress, event.progress_end)
             return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING and event.unwanted:
             self.to_archive = {letter.offset for letter in self.batch} & self.pending.keys()
             self.phase = IDLE
             return self._archive(now_ms) if self.to_archive else self._next()
         if self.phase == WRITING:
-            return [self._step(NOTING, note=self._note(self.batch))]
-        if self.phase == NOTING:
+            return [self._step(WRITING_PROGRESS, progress=self._progress(self.batch))]
+        if self.phase == WRITING_PROGRESS:
             return [self._step(COMMITTING)]
         self._backoff_ms = BACKOFF_MS
         self.letter_count += len(self.batch)
@@ -241,10 +246,10 @@ class Letters:
         self.batch = self._next_batch()
         return [self._step(WRITING, self.batch)]
 
-    def _step(self, kind: str, letters: tuple[Letter, ...] = (), note: str = "") -> Step:
+    def _step(self, kind: str, letters: tuple[Letter, ...] = (), progress: str = "") -> Step:
         self.phase = kind
         self._token += 1
-        return Step(self._token, kind, letters, note)
+        return Step(self._token, kind, letters, progress)
 
     def _archive(self, now_ms: int) -> list[Action]:
         self.phase = ARCHIVING
@@ -253,23 +258,23 @@ class Letters:
         return [Archive(self.state_epoch, self.leader_epoch, ranges), Wake(self._due_ms)]
 
     def _next_batch(self) -> tuple[Letter, ...]:
-        """The next letters: as many as the note has room for."""
+        """The next letters: as many as the progress record has room for."""
         chosen = [Letter(offset, self.pending[offset]) for offset in sorted(self.pending)[:LETTERS_MAX]]
-        while len(chosen) > 1 and len(self._note(chosen)) > self.note_bytes_max:
+        while len(chosen) > 1 and len(self._progress(chosen)) > self.progress_bytes_max:
             del chosen[len(chosen) // 2 :]
         return tuple(chosen)
 
-    # -- the note ----------------------------------------------------------------------------------
+    # -- the progress record -----------------------------------------------------------------------
 
-    def _note(self, letters: Iterable[Letter]) -> str:
-        return Note(self.state_epoch, self.leader_epoch, ranges_of(letter.offset for letter in letters)).text()
+    def _progress(self, letters: Iterable[Letter]) -> str:
+        return Progress(self.state_epoch, self.leader_epoch, ranges_of(letter.offset for letter in letters)).text()
 
-    def _offsets_in_note(self, text: str | None, end: int | None) -> set[int]:
-        """The pending offsets that have a letter according to the note."""
-        note = parsed_note(text or "")
-        if note is None or note.state_epoch != self.state_epoch:  # L3
+    def _offsets_in_progress(self, text: str | None, end: int | None) -> set[int]:
+        """The pending offsets that have a letter according to the progress record."""
+        progress = parsed_progress(text or "")
+        if progress is None or progress.state_epoch != self.state_epoch:  # L3
             return set()
-        named = {offset for offset in self.pending if any(first <= offset <= last for first, last in note.ranges)}
+        named = {offset for offset in self.pending if any(first <= offset <= last for first, last in progress.ranges)}
         return named if end is None else {offset for offset in named if offset < end}
 
     def check(self) -> None:
@@ -289,8 +294,8 @@ def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
     return found
 
 
-class Note(NamedTuple):
-    """The letters of a transaction. `leader_epoch`: in which they were written; -1 in notes of version 1."""
+class Progress(NamedTuple):
+    """The letters of a transaction. `leader_epoch`: in which they were written; -1 in version 1."""
 
     state_epoch: int
     leader_epoch: int
@@ -302,14 +307,14 @@ class Note(NamedTuple):
         for first, last in self.ranges:
             parts.append(f"{first - before}" if first == last else f"{first - before}-{last - first}")
             before = last
-        return f"{NOTE_VERSION};{self.state_epoch};{self.leader_epoch};{','.join(parts)}"
+        return f"{PROGRESS_VERSION};{self.state_epoch};{self.leader_epoch};{','.join(parts)}"
 
 
-def parsed_note(text: str) -> Note | None:
+def parsed_progress(text: str) -> Progress | None:
     """None: there is none, or it has a format that this version does not know."""
     try:
         version, *epochs, parts = text.split(";")
-        if (version, len(epochs)) not in (("1", 1), (NOTE_VERSION, 2)):
+        if (version, len(epochs)) not in (("1", 1), (PROGRESS_VERSION, 2)):
             return None
         ranges, before = [], 0
         for part in parts.split(","):
@@ -317,6 +322,6 @@ def parsed_note(text: str) -> Note | None:
             begin = before + int(first)
             before = begin + int(more or 0)
             ranges.append((begin, before))
-        return Note(int(epochs[0]), int(epochs[1]) if len(epochs) > 1 else -1, ranges)
+        return Progress(int(epochs[0]), int(epochs[1]) if len(epochs) > 1 else -1, ranges)
     except ValueError:
         return None

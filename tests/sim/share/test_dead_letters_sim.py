@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.share.letters_world import PLANTED, World
+from tests.sim.share.dead_letters_world import PLANTED, World
 from tests.tiers import quick
 
 
@@ -14,14 +14,14 @@ def test_each_dead_record_has_one_letter(block: int) -> None:
         World(seed).run(150)
 
 
-@pytest.mark.parametrize("name", quick(sorted(PLANTED), ["ignores the note"]))
-def test_a_planted_bug_of_the_mover_is_found(name: str) -> None:
+@pytest.mark.parametrize("name", quick(sorted(PLANTED), ["ignores the progress record"]))
+def test_a_planted_bug_of_the_writer_is_found(name: str) -> None:
     for seed in range(300):
         try:
             World(seed, PLANTED[name]).run(150)
         except AssertionError:
             return
-    pytest.fail(f"no world found that a mover {name}")
+    pytest.fail(f"no world found that a writer {name}")
 
 
 @pytest.mark.parametrize("rule", ["LETTER_RETRIED"])

@@ -1,9 +1,9 @@
 """Dead letters in a simulated cluster: the share-partition's state in C at its leader, the real
-core of the share coordinator, the real movers (mqd/coordinator/share/letters.py), and a model of
+core of the share coordinator, the real writers (mqd/coordinator/share/dead_letter_writer.py), and a model of
 transactions. Acceptors and workers die, leaders move and lose the end of the log, where other records are
 then written, responses are lost, and an administrator resets the offsets. Checked: L1, every rejected or exhausted record has one committed letter.
 
-Planted bugs: PLANTED of this file, in the mover or in its use, and the rules of
+Planted bugs: PLANTED of this file, in the writer or in its use, and the rules of
 native/share/planted.h.
 """
 
@@ -18,23 +18,23 @@ from typing import Any, NamedTuple
 from mqd.coordinator.actions import Reply
 from mqd.coordinator.share.core import Initialize, Read, SharePartition, Write
 from mqd.coordinator.share.core import Settings as StateSettings
-from mqd.coordinator.share.letters import (
+from mqd.coordinator.share.dead_letter_writer import (
     COMMITTING,
     FENCING,
     IDLE,
     LOADING,
-    NOTING,
     READING,
     WRITING,
+    WRITING_PROGRESS,
     Archive,
-    Letters,
+    DeadLetterWriter,
     Loaded,
     Observed,
     Outcome,
     Step,
     Wake,
     Woken,
-    parsed_note,
+    parsed_progress,
 )
 from mqd.coordinator.share.records import LOG_END, core_name
 from mqd.coordinator.share.runs import Run
@@ -45,28 +45,28 @@ RECORDS = 60
 LIMIT = 3
 
 
-class AcceptsEarly(Letters):
+class AcceptsEarly(DeadLetterWriter):
     """The owner archives before the commit."""
 
     def _on_done(self, event, now_ms):
-        early = [] if self.phase != NOTING else [self._archive_now()]
+        early = [] if self.phase != WRITING_PROGRESS else [self._archive_now()]
         return early + super()._on_done(event, now_ms)
 
     def _archive_now(self):
         return Archive(self.state_epoch, self.leader_epoch, tuple((one.offset, one.offset) for one in self.batch))
 
 
-class IgnoresNote(Letters):
-    def _offsets_in_note(self, text, end):
+class IgnoresProgress(DeadLetterWriter):
+    def _offsets_in_progress(self, text, end):
         return set()
 
 
-class Reordered(Letters):
+class Reordered(DeadLetterWriter):
     ORDER: tuple[str, ...]
 
-    def _step(self, kind, letters=(), note=""):
+    def _step(self, kind, letters=(), progress=""):
         self.place = self.ORDER.index(kind) if kind in self.ORDER else -1
-        return super()._step(self.ORDER[0] if kind == FENCING else kind, letters, note)
+        return super()._step(self.ORDER[0] if kind == FENCING else kind, letters, progress)
 
     def _on_done(self, event, now_ms):
         if self.phase not in self.ORDER:
@@ -79,9 +79,11 @@ class Reordered(Letters):
         if self.phase == READING:
             self.early = event
         if place + 1 < len(self.ORDER):
-            return [Letters._step(self, self.ORDER[place + 1])]
+            return [DeadLetterWriter._step(self, self.ORDER[place + 1])]
         self.phase = READING
-        return super()._on_done(Outcome(event.token, note=self.early.note, note_end=self.early.note_end), now_ms)
+        return super()._on_done(
+            Outcome(event.token, progress=self.early.progress, progress_end=self.early.progress_end), now_ms
+        )
 
 
 class ReadsBeforeFencing(Reordered):
@@ -92,18 +94,20 @@ class LoadsBeforeFencing(Reordered):
     ORDER = (LOADING, FENCING, READING)
 
 
-class BelievesAnyEpoch(Letters):
-    def _offsets_in_note(self, text, end):
-        note = parsed_note(text or "")
-        return super()._offsets_in_note(note._replace(state_epoch=self.state_epoch).text() if note else text, end)
+class BelievesAnyEpoch(DeadLetterWriter):
+    def _offsets_in_progress(self, text, end):
+        progress = parsed_progress(text or "")
+        return super()._offsets_in_progress(
+            progress._replace(state_epoch=self.state_epoch).text() if progress else text, end
+        )
 
 
-class BelievesNotesOfLostRecords(Letters):
-    def _offsets_in_note(self, text, end):
-        return super()._offsets_in_note(text, None)
+class BelievesProgressOfLostRecords(DeadLetterWriter):
+    def _offsets_in_progress(self, text, end):
+        return super()._offsets_in_progress(text, None)
 
 
-class TwoAtATime(Letters):
+class TwoAtATime(DeadLetterWriter):
     """The next transaction begins before the records of the previous one are archived."""
 
     def _archive(self, now_ms):
@@ -114,7 +118,7 @@ class TwoAtATime(Letters):
         return [action for action in actions if not isinstance(action, Wake)] + self._next()
 
 
-class MixesEpochs(Letters):
+class MixesEpochs(DeadLetterWriter):
     """Records rejected after a reset of the offsets count for the old state epoch."""
 
     def handle(self, event, now_ms):
@@ -123,7 +127,7 @@ class MixesEpochs(Letters):
         return super().handle(event, now_ms)
 
 
-class GivesUp(Letters):
+class GivesUp(DeadLetterWriter):
     """As in Kafka: after repeated failures a record is archived without a letter."""
 
     def _failed(self, now_ms):
@@ -135,13 +139,13 @@ class GivesUp(Letters):
         return self._archive(now_ms) if self.to_archive else []
 
 
-PLANTED: dict[str, type[Letters]] = {
+PLANTED: dict[str, type[DeadLetterWriter]] = {
     "accepts before the commit": AcceptsEarly,
-    "ignores the note": IgnoresNote,
-    "reads the note before it fences": ReadsBeforeFencing,
+    "ignores the progress record": IgnoresProgress,
+    "reads the progress record before it fences": ReadsBeforeFencing,
     "loads before it fences": LoadsBeforeFencing,
-    "believes a note of another state epoch": BelievesAnyEpoch,
-    "believes a note of lost records": BelievesNotesOfLostRecords,
+    "believes a progress record of another state epoch": BelievesAnyEpoch,
+    "believes a progress record of lost records": BelievesProgressOfLostRecords,
     "two transactions at a time": TwoAtATime,
     "mixes state epochs": MixesEpochs,
     "gives up": GivesUp,
@@ -162,19 +166,19 @@ class Transactions:
     def __init__(self) -> None:
         self.epoch = 0
         self.open: list[Dead] = []
-        self.open_note: str | None = None
+        self.open_progress: str | None = None
         self.letters: list[Dead] = []
-        self.note: str | None = None
+        self.progress: str | None = None
 
     def fence(self) -> int:
         self.epoch += 1
-        self.open, self.open_note = [], None
+        self.open, self.open_progress = [], None
         return self.epoch
 
     def commit(self) -> None:
         self.letters += self.open
-        self.note = self.open_note or self.note
-        self.open, self.open_note = [], None
+        self.progress = self.open_progress or self.progress
+        self.open, self.open_progress = [], None
 
 
 def runs_of(response) -> list[Run]:
@@ -193,19 +197,21 @@ class Sent(NamedTuple):
 
 
 class Host:
-    """The acceptor: a mover, and its knowledge of its transactions."""
+    """The acceptor: a writer, and its knowledge of its transactions."""
 
     def __init__(self) -> None:
-        self.mover: Letters | None = None
-        self.number = 0  # of the mover
+        self.writer: DeadLetterWriter | None = None
+        self.number = 0  # of the writer
         self.epoch = -1  # of its producer
         self.wake_ms: int | None = None
 
 
 class World:
-    def __init__(self, seed: int, mover: type[Letters] = Letters, planted: Collection[str] = ()) -> None:
+    def __init__(
+        self, seed: int, writer: type[DeadLetterWriter] = DeadLetterWriter, planted: Collection[str] = ()
+    ) -> None:
         self.random = random.Random(seed)
-        self.mover, self.planted = mover, planted
+        self.writer, self.planted = writer, planted
         self.now_ms = 1_000
         self.coordinator = SharePartition(NAME, StateSettings())
         self.state_epoch = 1
@@ -243,16 +249,16 @@ class World:
             assert self.owner.load(self.settings, response.start_offset, [share_core.Run(*run) for run in runs]) == 0
             self.owner_epochs = response.state_epoch, self.leader_epoch
         if any(run.state == share_core.ARCHIVING for run in runs):
-            self.ensure_mover()
+            self.ensure_writer()
 
-    def ensure_mover(self) -> Letters:
+    def ensure_writer(self) -> DeadLetterWriter:
         host = self.hosts[self.leader]
-        if host.mover is None or host.mover.leader_epoch != self.leader_epoch:
-            host.mover = self.mover(self.leader_epoch, self.random.choice([10, 40, 4_000]))
+        if host.writer is None or host.writer.leader_epoch != self.leader_epoch:
+            host.writer = self.writer(self.leader_epoch, self.random.choice([10, 40, 4_000]))
             host.number += 1
             host.wake_ms = None
-            self.act(self.leader, host.mover.start())
-        return host.mover
+            self.act(self.leader, host.writer.start())
+        return host.writer
 
     def write(self) -> None:
         if self.owner is None:
@@ -272,19 +278,19 @@ class World:
                 self.dead.update(
                     Dead(state_epoch, offset, self.losses[offset]) for offset in range(run.first, run.last + 1)
                 )
-        mover = self.hosts[self.leader].mover
+        writer = self.hosts[self.leader].writer
         if any(run.state == share_core.ARCHIVING for run in runs):
-            mover = self.ensure_mover()
-        if mover is not None:
-            self.act(self.leader, mover.handle(Observed(state_epoch, difference.start, runs), self.now_ms))
-            mover.check()
+            writer = self.ensure_writer()
+        if writer is not None:
+            self.act(self.leader, writer.handle(Observed(state_epoch, difference.start, runs), self.now_ms))
+            writer.check()
 
     def lose_owner(self) -> None:
         if self.owner is not None:
             self.owner.destroy()
         self.owner = None
 
-    # -- what movers do ----------------------------------------------------------------------------
+    # -- what writers do ----------------------------------------------------------------------------
 
     def act(self, index: int, actions: list) -> None:
         host = self.hosts[index]
@@ -292,8 +298,8 @@ class World:
             if isinstance(action, Wake):
                 host.wake_ms = action.at_ms
             else:
-                assert host.mover is not None
-                sent = Sent(host.number, host.epoch, host.mover.state_epoch, self.losses_at[host.mover.leader_epoch])
+                assert host.writer is not None
+                sent = Sent(host.number, host.epoch, host.writer.state_epoch, self.losses_at[host.writer.leader_epoch])
                 self.later(partial(self.carry_out, index, sent, action))
 
     def later(self, work: Callable[[], None]) -> None:
@@ -303,7 +309,7 @@ class World:
         self.waiting.append((at_ms, work))
 
     def carry_out(self, index: int, sent: Sent, action: Step | Archive) -> None:
-        """An action in flight arrives, whether its mover still lives or not."""
+        """An action in flight arrives, whether its writer still lives or not."""
         if isinstance(action, Archive):
             if self.owner is not None and self.owner_epochs == (action.state_epoch, action.leader_epoch):
                 for first, last in action.ranges:
@@ -326,11 +332,11 @@ class World:
                 host.epoch = epoch
             return Outcome(token)
         if action.kind == READING:
-            return Outcome(token, note=transactions.note, note_end=self.note_end(transactions.note))
+            return Outcome(token, progress=transactions.progress, progress_end=self.progress_end(transactions.progress))
         if action.kind == LOADING:
-            if host.mover is None or host.number != sent.number:
+            if host.writer is None or host.number != sent.number:
                 return Outcome(token, is_done=False)
-            leader_epoch = host.mover.leader_epoch
+            leader_epoch = host.writer.leader_epoch
             if leader_epoch < self.coordinator.leader_epoch:
                 return Outcome(token, is_superseded=True)
             response = self.ask(Read(1, leader_epoch))
@@ -343,24 +349,24 @@ class World:
             transactions.open += [
                 Dead(sent.state_epoch, letter.offset, sent.losses[letter.offset]) for letter in action.letters
             ]
-        elif action.kind == NOTING:
-            transactions.open_note = action.note
+        elif action.kind == WRITING_PROGRESS:
+            transactions.open_progress = action.progress
         else:
             assert action.kind == COMMITTING
             transactions.commit()
         return Outcome(token)
 
-    def note_end(self, text: str | None) -> int | None:
-        note = parsed_note(text or "")
-        if note is None:
+    def progress_end(self, text: str | None) -> int | None:
+        progress = parsed_progress(text or "")
+        if progress is None:
             return None
-        return next((start for epoch, start in self.epochs if epoch > note.leader_epoch), None)
+        return next((start for epoch, start in self.epochs if epoch > progress.leader_epoch), None)
 
     def answered(self, index: int, number: int, outcome: Outcome) -> None:
         host = self.hosts[index]
-        if host.mover is not None and host.number == number:
-            self.act(index, host.mover.handle(outcome, self.now_ms))
-            host.mover.check()
+        if host.writer is not None and host.number == number:
+            self.act(index, host.writer.handle(outcome, self.now_ms))
+            host.writer.check()
 
     # -- what happens ------------------------------------------------------------------------------
 
@@ -383,11 +389,11 @@ class World:
 
     def kill_acceptor(self) -> None:
         host = self.hosts[self.leader]
-        host.mover, host.wake_ms = None, None
+        host.writer, host.wake_ms = None, None
         host.number += 1
         if self.owner is not None and self.owner.native.archiving_count:
             self.write()
-            if host.mover is None and self.owner is not None:
+            if host.writer is None and self.owner is not None:
                 self.read()
 
     def kill_worker(self) -> None:
@@ -395,7 +401,7 @@ class World:
         self.read()
 
     def move(self) -> None:
-        """The earlier leader's mover continues until it is fenced."""
+        """The earlier leader's writer continues until it is fenced."""
         self.lead(RECORDS)
 
     def lose(self) -> None:
@@ -428,10 +434,10 @@ class World:
         for work in ready:
             work()
         for index, host in enumerate(self.hosts):
-            if host.mover is not None and host.wake_ms is not None and host.wake_ms <= self.now_ms:
+            if host.writer is not None and host.wake_ms is not None and host.wake_ms <= self.now_ms:
                 host.wake_ms = None
-                self.act(index, host.mover.handle(Woken(), self.now_ms))
-                host.mover.check()
+                self.act(index, host.writer.handle(Woken(), self.now_ms))
+                host.writer.check()
 
     def run(self, steps: int) -> None:
         self.read()
