@@ -12,7 +12,7 @@ from mqd.acceptor.broker_state import BrokerState
 from mqd.base.fifo import parse_fifo
 from mqd.base.offset_reset import parse_offset_reset
 from mqd.cluster.metadata.features import has_dead_letters, has_share_groups, has_streams_groups, levels
-from mqd.coordinator.group.consumer.cluster import Reader, Topic
+from mqd.coordinator.group.consumer.cluster import ClientIdentity, Topic
 from mqd.coordinator.group.regex import RegexMatcher
 from mqd.coordinator.group.settings import ConsumerSettings, ShareSettings, StreamsSettings
 from mqd.security.acl import Operation, ResourceType
@@ -104,11 +104,11 @@ class BrokerCluster:
             self._names_version = metadata.version
         return self._names
 
-    def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
+    def describable(self, client: ClientIdentity, names: frozenset[str]) -> frozenset[str]:
         rules = self._broker.authorizer
         if rules is None or self._broker.denials_only_logged:
             return names
-        mask = rules.table(reader.principal, reader.host, ResourceType.TOPIC).mask
+        mask = rules.table(client.principal, client.host, ResourceType.TOPIC).mask
         return frozenset(name for name in names if mask(name) >> Operation.DESCRIBE & 1)
 
     def settings(self, group_id: str) -> ConsumerSettings:

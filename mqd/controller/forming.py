@@ -18,7 +18,7 @@ log = logging.get("controller.forming")
 
 
 class Forming:
-    """`await run()` returns the decision; `on_ask(connection, ask)` handles requests that arrive
+    """`await run()` returns the decision; `on_query(connection, query)` handles requests that arrive
     over connections.
     """
 
@@ -54,8 +54,8 @@ class Forming:
             task.cancel()
         return self.core.decided
 
-    def on_ask(self, connection: Connection, ask: formation.FormationAsk) -> None:
-        for effect in self.core.handle(formation.QueryReceived(connection, ask), clock.monotonic_ms()):
+    def on_query(self, connection: Connection, query: formation.FormationQuery) -> None:
+        for effect in self.core.handle(formation.QueryReceived(connection, query), clock.monotonic_ms()):
             assert isinstance(effect, formation.RespondToQuery)
             self.respond(connection, effect.response)
 
@@ -86,14 +86,14 @@ class Forming:
         try:
             connection = await self._peers.open(host, port, "controller")
             try:
-                connection.send(encode(effect.ask))
+                connection.send(encode(effect.query))
                 async with asyncio.timeout(formation.RESPONSE_MS_MAX / 1000):
                     response = await connection.receive()
             finally:
                 connection.writer.transport.abort()
         except (OSError, EOFError, TimeoutError, HandshakeFailed, PeerProtocolError) as error:
             self._handle(
-                formation.Unreachable(effect.seed, effect.ask.ask_id, f"cannot be reached: {reason_of(error)}")
+                formation.Unreachable(effect.seed, effect.query.ask_id, f"cannot be reached: {reason_of(error)}")
             )
             return
         if (
@@ -103,4 +103,4 @@ class Forming:
         ):
             self._handle(formation.ResponseReceived(effect.seed, response))
         else:
-            self._handle(formation.Unreachable(effect.seed, effect.ask.ask_id, "sent no valid response"))
+            self._handle(formation.Unreachable(effect.seed, effect.query.ask_id, "sent no valid response"))

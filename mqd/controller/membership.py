@@ -13,7 +13,7 @@ import msgspec
 
 from mqd.base import cluster_config, logging
 from mqd.cluster.membership import credentials, formation, handshake
-from mqd.cluster.membership.formation import FormationAsk, FormationCore, Member
+from mqd.cluster.membership.formation import FormationCore, FormationQuery, Member
 from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.cluster.metadata import features
 from mqd.cluster.raft.identity import directory_text
@@ -222,17 +222,17 @@ class Membership:
         if self._node_id_conflict(connection.identity):
             # admitted before the conflict was known; the host gets the reason when it reconnects
             connection.writer.transport.abort()
-        elif isinstance(message, FormationAsk):
-            self._on_ask(connection, message)
+        elif isinstance(message, FormationQuery):
+            self._on_query(connection, message)
         elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
             self._shell.on_peer(connection.identity.node_id, message)
         # Otherwise an unknown host, or one that did not know yet that it belongs to this cluster:
         # it sends its new identity over a new connection.
 
-    def _on_ask(self, connection: Connection, ask: FormationAsk) -> None:
+    def _on_query(self, connection: Connection, query: FormationQuery) -> None:
         if self._shell is None:
             if self._forming is not None:
-                self._forming.on_ask(connection, ask)
+                self._forming.on_query(connection, query)
             return
         voters = [
             Member(voter.node_id, directory_text(voter.key.directory_id), voter.host, voter.port)
@@ -241,7 +241,7 @@ class Membership:
         Forming.respond(
             connection,
             formation.response_of_member(
-                ask, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters
+                query, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters
             ),
         )
 

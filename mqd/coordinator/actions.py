@@ -134,7 +134,7 @@ class TransactionalCore(Core, Protocol):
 class Cores(Protocol):
     """Makes the cores of one kind of coordinator."""
 
-    def core_of(self, key: bytes) -> str | None:
+    def core_name_of(self, key: bytes) -> str | None:
         """The name of the core that a record of the log belongs to. None: the record has a newer
         version, or belongs to no core. Raises ValueError for bytes that are not a key.
         """

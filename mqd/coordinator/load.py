@@ -153,7 +153,7 @@ class _State:
 
     def _replay(self, key: bytes, value: bytes | None) -> None:
         try:
-            name = self.cores.core_of(key)
+            name = self.cores.core_name_of(key)
             if name is None:
                 return
             core = self.loaded.cores.get(name)
@@ -165,7 +165,7 @@ class _State:
 
     def _replay_pending(self, producer_id: int, epoch: int, key: bytes, value: bytes | None) -> None:
         try:
-            name = self.cores.core_of(key)
+            name = self.cores.core_name_of(key)
             if name is None:
                 return
             core = self.loaded.cores.get(name)

@@ -3,7 +3,7 @@ when its sequences have a gap or the broker has no state for it.
 
 A new identity has a new producer id, so that requests still in flight with the old id cannot be
 mistaken for new ones. The C core adopts it when every batch that was sent has a response that says
-whether it was written, and numbers the remaining batches from 0. Until then stages are held, and
+whether it was written, and numbers the remaining batches from 0. Until then no new batch is submitted, and
 batches are sent again with the old identity; with the new one they could be written twice
 (docs/decisions/clients/2026-11-26-producer-identity-and-unknown-outcomes.md). transactional.py manages
 the identity of a transactional producer. Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.

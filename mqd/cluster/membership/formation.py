@@ -63,7 +63,7 @@ class Member(msgspec.Struct, frozen=True, order=True):
     port: int
 
 
-class FormationAsk(msgspec.Struct, tag=True, frozen=True):
+class FormationQuery(msgspec.Struct, tag="FormationAsk", frozen=True):
     ask_id: int
 
 
@@ -107,7 +107,7 @@ class QueryReceived(msgspec.Struct, frozen=True):
     """
 
     client: object
-    ask: FormationAsk
+    query: FormationQuery
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ Event = Start | ResponseReceived | Unreachable | QueryReceived | Tick
 
 class QuerySeed(msgspec.Struct, frozen=True):
     seed: str  # "host:port"
-    ask: FormationAsk
+    query: FormationQuery
 
 
 class RespondToQuery(msgspec.Struct, frozen=True):
@@ -204,7 +204,7 @@ class FormationCore:
             raise ValueError(f"cluster.seeds has {len(self.seeds)} seeds; at most {SEED_COUNT_MAX} are possible")
         self.decided: Found | Join | None = None
         self._states = {seed: _Seed() for seed in self.seeds}
-        self._ask_count = 0
+        self._query_count = 0
         self._logged: tuple[str, ...] | None = None
         self._advise_ms: int | None = None  # earliest time for the advice; None before Start
         self._advised = False
@@ -212,7 +212,7 @@ class FormationCore:
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         match event:
             case QueryReceived():
-                return [RespondToQuery(event.client, self._response(event.ask))]
+                return [RespondToQuery(event.client, self._response(event.query))]
             case ResponseReceived():
                 return self._on_response(event, now_ms)
             case Unreachable():
@@ -222,10 +222,10 @@ class FormationCore:
 
     # -- answering ---------------------------------------------------------------------------------
 
-    def _response(self, ask: FormationAsk) -> FormationResponse:
+    def _response(self, query: FormationQuery) -> FormationResponse:
         if self.decided is not None:
             return response_of_member(
-                ask,
+                query,
                 self.own,
                 self.decided.cluster_id,
                 getattr(self.decided, "generation", 0),
@@ -234,7 +234,7 @@ class FormationCore:
             )
         seen = self._complete_set()
         return FormationResponse(
-            ask.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
+            query.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
         )
 
     def members(self) -> tuple[Member, ...]:
@@ -279,9 +279,9 @@ class FormationCore:
             if state.ask_id and now_ms - state.asked_ms >= RESPONSE_MS_MAX:
                 self._unanswered(state, f"has not answered within {RESPONSE_MS_MAX / 1000:.0f} s", now_ms)
             if not state.ask_id and now_ms >= state.next_ms:
-                self._ask_count += 1
-                state.ask_id, state.asked_ms = self._ask_count, now_ms
-                effects.append(QuerySeed(seed, FormationAsk(self._ask_count)))
+                self._query_count += 1
+                state.ask_id, state.asked_ms = self._query_count, now_ms
+                effects.append(QuerySeed(seed, FormationQuery(self._query_count)))
         reasons, advice = self._reasons(), self._advice(now_ms)
         if reasons != self._logged or advice:
             self._logged = reasons
@@ -390,7 +390,12 @@ class FormationCore:
 
 
 def response_of_member(
-    ask: FormationAsk, own: Member, cluster_id: str, generation: int, seeds: tuple[str, ...], voters: Sequence[Member]
+    query: FormationQuery,
+    own: Member,
+    cluster_id: str,
+    generation: int,
+    seeds: tuple[str, ...],
+    voters: Sequence[Member],
 ) -> FormationResponse:
     """The response of a host that belongs to a cluster; `voters`: those of its quorum."""
-    return FormationResponse(ask.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))
+    return FormationResponse(query.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

@@ -23,7 +23,7 @@ LENGTH_BYTES = 4
 
 # The messages of each core.
 MESSAGES: tuple[type[msgspec.Struct], ...] = (
-    formation.FormationAsk,
+    formation.FormationQuery,
     formation.FormationResponse,
     *get_args(QuorumMessage),
     *get_args(broker_messages.ToActiveController),

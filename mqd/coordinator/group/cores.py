@@ -36,8 +36,10 @@ class GroupCores:
     def __init__(self, make: Callable[[str], GroupCore]) -> None:
         self.make = make
 
-    def core_of(self, key: bytes) -> str | None:
-        """Raises ValueError."""
+    def core_name_of(self, key: bytes) -> str | None:
+        """The group's id. None: a record type that is not loaded. Raises ValueError if the key is
+        malformed.
+        """
         kind = key_type_of(key)
         known = 0 <= kind <= GROUP_METADATA or any(
             kind in types for types in (CONSUMER_GROUP_TYPES, SHARE_GROUP_TYPES, STREAMS_GROUP_TYPES)
@@ -87,6 +89,6 @@ class GroupCores:
         return core
 
     def _replay(self, cores: dict[str, GroupCore], key: bytes, value: bytes) -> None:
-        name = self.core_of(key)
+        name = self.core_name_of(key)
         if name is not None:
             self._core(cores, name).replay(key, value)

@@ -71,6 +71,7 @@ topics: [Topic] 0+
         racks: [string] 0+
 """,
 )
+# authorized_as: mqd's own tagged field: for whom the regular expression is resolved
 CONSUMER_GROUP_MEMBER_METADATA = RecordType(
     5,
     "ConsumerGroupMemberMetadata",
@@ -89,7 +90,7 @@ classic_member_metadata: ClassicMemberMetadata 0+ null=0+ tag=0 = null
     supported_protocols: [Protocol] 0+
         name: string 0+
         metadata: bytes 0+
-reader: Reader 0+ null=0+ tag=5000 = null
+authorized_as: ClientIdentity 0+ null=0+ tag=5000 = null
     principal: string 0+
     host: string 0+
 """,

@@ -13,7 +13,7 @@ class Transactions:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def core_of(self, key: bytes) -> str | None:
+    def core_name_of(self, key: bytes) -> str | None:
         joint = joint_records.name_of(key)
         name = joint if joint is not None else decode_key(key)
         if name is not None and name.startswith(PREFIX) != (joint is not None):

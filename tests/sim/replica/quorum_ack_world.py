@@ -104,7 +104,7 @@ class Host:
         self.epoch_start = len(self.log)
         self.positions: dict[int, tuple[int, int]] = {}  # node -> (offset, broker epoch), in this leader epoch
         self.acked = 0
-        self.armed = False  # A2
+        self.may_acknowledge = False  # A2
         self.proposal: Proposal | None = None
 
     @property
@@ -122,8 +122,8 @@ class Host:
         self.known = metadata
         if fresh:
             self.forget()
-        elif self.leads and not self.armed and metadata.elector_nodes <= metadata.in_sync:
-            self.armed = True
+        elif self.leads and not self.may_acknowledge and metadata.elector_nodes <= metadata.in_sync:
+            self.may_acknowledge = True
         self.proposal = None
 
     def end_of(self, node: int) -> int:
@@ -140,7 +140,7 @@ class World:
         nodes = frozenset(range(self.count))
         self.metadata = Metadata(0, 1, 1, nodes, tuple((node, 0) for node in sorted(nodes)))
         self.hosts = [Host(node, self.metadata) for node in sorted(nodes)]
-        self.hosts[0].armed = True  # a new topic: every log is empty
+        self.hosts[0].may_acknowledge = True  # a new topic: every log is empty
         self.registered = dict.fromkeys(nodes, 0)  # node -> broker epoch, of those that are not fenced
         self.directories = dict.fromkeys(nodes, 0)
         self.log_ends: dict[int, LogEnd] = {}
@@ -173,7 +173,7 @@ class World:
         return ends[self.k - 1] if len(ends) >= self.k else NONE
 
     def advance(self, host: Host) -> None:
-        if not host.armed and self.off != "UNARMED":
+        if not host.may_acknowledge and self.off != "ACKNOWLEDGES_AT_ONCE":
             return
         if (held := self.held_by_k(host)) > host.acked:
             self.promise(host, host.acked, held)

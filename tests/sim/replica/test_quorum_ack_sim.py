@@ -102,7 +102,7 @@ def records_of_an_earlier_epoch(off: str) -> World:
 def test_a_new_leader_waits_until_only_its_followers_elect() -> None:
     assert records_of_an_earlier_epoch("").promised == {}
     with pytest.raises(Violation, match="K1"):
-        records_of_an_earlier_epoch("UNARMED")
+        records_of_an_earlier_epoch("ACKNOWLEDGES_AT_ONCE")
 
 
 def logs_of_one_length(off: str) -> World:

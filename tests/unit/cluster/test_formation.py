@@ -52,7 +52,7 @@ class World:
         for effect in effects:
             match effect:
                 case QuerySeed():
-                    self.flights.append(("ask", host, effect.seed, effect.ask))
+                    self.flights.append(("ask", host, effect.seed, effect.query))
                 case Found() | Join():
                     host.decision = effect
                     self.decided.append((host.own, effect))
@@ -201,7 +201,7 @@ def test_order_and_spelling_of_seeds_do_not_matter():
 def test_a_response_to_an_older_request_is_not_counted():
     """A seed that was wiped since: its earlier response must not found a cluster."""
     core = FormationCore(Member(1, "d1", "a", 1), ["a:1", "b:1"])
-    asks = {effect.seed: effect.ask for effect in core.handle(Start(), 0) if isinstance(effect, QuerySeed)}
+    asks = {effect.seed: effect.query for effect in core.handle(Start(), 0) if isinstance(effect, QuerySeed)}
     assert set(asks) == {"a:1", "b:1"}
     old = formation.FormationResponse(asks["b:1"].ask_id, Member(2, "old", "b", 1), "", 0, core.seeds, "", ())
     core.handle(Unreachable("b:1", asks["b:1"].ask_id, "connection reset"), 10)

@@ -16,7 +16,7 @@ def test_every_core_has_its_messages_in_one_union():
     key = quorum_messages.ReplicaKey(1, b"d" * 16)
     request = controller_messages.Request(1, controller_messages.CreateTopic("t", 1, -1, {}, {}))
     for message in (
-        formation.FormationAsk(7),
+        formation.FormationQuery(7),
         quorum_messages.BeginEpoch(1, 2, key),
         broker_messages.Heartbeat(1, 5, 1000, 40),
         broker_messages.ChangeForwarded(1, 5, 9, 3, request),
@@ -30,7 +30,7 @@ def test_unknown_messages_and_fields_are_skipped():
     assert decode(msgspec.msgpack.encode({"type": "Tomorrow", "x": 1})) is None
     assert decode(
         msgspec.msgpack.encode({"type": "FormationAsk", "ask_id": 1, "tomorrow": 2})
-    ) == formation.FormationAsk(1)
+    ) == formation.FormationQuery(1)
     change = {
         "type": "ChangeForwarded",
         "node_id": 1,

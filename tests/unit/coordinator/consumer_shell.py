@@ -7,7 +7,7 @@ from __future__ import annotations
 import struct
 
 from mqd.coordinator.group.classic.events import JoinGroup
-from mqd.coordinator.group.consumer.cluster import FixedCluster, Reader
+from mqd.coordinator.group.consumer.cluster import ClientIdentity, FixedCluster
 from mqd.coordinator.group.consumer.events import ConsumerDescribe, ConsumerHeartbeat
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.offsets import OffsetsSettings
@@ -67,10 +67,10 @@ class ConsumerShell(GroupShell):
                 _Partitions(topic_id=self.cluster.topics[name].topic_id, partitions=list(indexes))
                 for name, indexes in owned.items()
             ]
-        reader = Reader(self.principal, "10.0.0.1") if self.principal else None
+        authorized_as = ClientIdentity(self.principal, "10.0.0.1") if self.principal else None
         message = ConsumerGroupHeartbeatRequest(group_id="g", member_id=member_id, member_epoch=epoch, **fields)
         return self.send_request(
-            lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up", reader)
+            lambda number: ConsumerHeartbeat(number, "client", "/10.0.0.1", message, "made-up", authorized_as)
         )
 
     def enter(self, member_id: str, *names: str, **fields: object):

@@ -122,7 +122,7 @@ def test_groups(seed: int, make_log) -> None:
             damages = number == hit or chance.random() < 0.2
             try:
                 key = damaged(chance, key) if chance.random() < 0.05 else key
-                if cores.core_of(key) == "g":
+                if cores.core_name_of(key) == "g":
                     group.replay(key, damaged(chance, value) if damages else value)
             except ValueError:
                 pass

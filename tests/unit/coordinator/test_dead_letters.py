@@ -1,11 +1,36 @@
-"""Dead letters: the mover of a share-partition, step by step, and the records that it writes. Whole
-histories: tests/sim/share/test_letters_sim.py.
+"""Dead letters: the writer of a share-partition, step by step, and the records that it writes. Whole
+histories: tests/sim/share/test_dead_letters_sim.py.
 """
 
 from __future__ import annotations
 
 import pytest
 
+from mqd.coordinator.share.dead_letter_writer import (
+    BACKOFF_MS,
+    BACKOFF_MS_MAX,
+    COMMITTING,
+    FENCING,
+    LETTERS_MAX,
+    LOADING,
+    READING,
+    REPEAT_MS,
+    STOPPED,
+    WRITING,
+    WRITING_PROGRESS,
+    Archive,
+    DeadLetterWriter,
+    Letter,
+    Loaded,
+    Observed,
+    Outcome,
+    Progress,
+    Step,
+    Wake,
+    Woken,
+    parsed_progress,
+    ranges_of,
+)
 from mqd.coordinator.share.letter_records import (
     BATCH_OVERHEAD_BYTES,
     EXHAUSTED,
@@ -16,51 +41,26 @@ from mqd.coordinator.share.letter_records import (
     letter_records,
     size_max,
 )
-from mqd.coordinator.share.letters import (
-    BACKOFF_MS,
-    BACKOFF_MS_MAX,
-    COMMITTING,
-    FENCING,
-    LETTERS_MAX,
-    LOADING,
-    NOTING,
-    READING,
-    REPEAT_MS,
-    STOPPED,
-    WRITING,
-    Archive,
-    Letter,
-    Letters,
-    Loaded,
-    Note,
-    Observed,
-    Outcome,
-    Step,
-    Wake,
-    Woken,
-    parsed_note,
-    ranges_of,
-)
 from mqd.coordinator.share.runs import ARCHIVED, ARCHIVING, Run
 from mqd.protocol.records import decode_batch, decode_batch_header
 
 SOURCE = Source("orders", 3, "jobs", 5)
 
 
-class Mover:
+class Writer:
     """Each method is one event; the actions are recorded."""
 
     def __init__(
-        self, *runs: Run, note: str | None = None, note_end: int | None = None, note_bytes_max: int = 4_000
+        self, *runs: Run, progress: str | None = None, progress_end: int | None = None, progress_bytes_max: int = 4_000
     ) -> None:
-        self.now_ms, self.core = 1_000, Letters(7, note_bytes_max)
+        self.now_ms, self.core = 1_000, DeadLetterWriter(7, progress_bytes_max)
         self.actions = self.core.start()
         self.expect(FENCING)
         self.done()
         self.expect(LOADING)
         self.done(loaded=Loaded(4, runs))
         self.expect(READING)
-        self.done(note=note, note_end=note_end)
+        self.done(progress=progress, progress_end=progress_end)
 
     def handle(self, event: Observed | Outcome | Woken) -> None:
         self.actions = self.core.handle(event, self.now_ms)
@@ -87,84 +87,84 @@ def dead(first: int, last: int, deliveries: int = 1) -> Run:
     return Run(first, last, ARCHIVING, deliveries)
 
 
-def note_of(*offsets: int) -> str:
-    return Note(4, 7, ranges_of(offsets)).text()
+def progress_of(*offsets: int) -> str:
+    return Progress(4, 7, ranges_of(offsets)).text()
 
 
 def test_records_rejected_meanwhile_are_in_the_next_transaction() -> None:
-    mover = Mover(dead(5, 6), dead(9, 9, 5))
-    assert mover.expect(WRITING).letters == (Letter(5, 1), Letter(6, 1), Letter(9, 5))
-    mover.observe(dead(20, 20))
-    assert mover.actions == []
-    mover.done()
-    assert parsed_note(mover.expect(NOTING).note) == Note(4, 7, [(5, 6), (9, 9)])
-    mover.done()
-    mover.expect(COMMITTING)
-    mover.done()
-    assert mover.archive() == ((5, 6), (9, 9)) and mover.core.letter_count == 3
-    mover.observe(Run(5, 6, ARCHIVED, 1))
-    assert mover.actions == []  # one note is enough only if all of it is archived
-    mover.observe(Run(9, 9, ARCHIVED, 5), start=10)
-    assert mover.expect(WRITING).letters == (Letter(20, 1),)
+    writer = Writer(dead(5, 6), dead(9, 9, 5))
+    assert writer.expect(WRITING).letters == (Letter(5, 1), Letter(6, 1), Letter(9, 5))
+    writer.observe(dead(20, 20))
+    assert writer.actions == []
+    writer.done()
+    assert parsed_progress(writer.expect(WRITING_PROGRESS).progress) == Progress(4, 7, [(5, 6), (9, 9)])
+    writer.done()
+    writer.expect(COMMITTING)
+    writer.done()
+    assert writer.archive() == ((5, 6), (9, 9)) and writer.core.letter_count == 3
+    writer.observe(Run(5, 6, ARCHIVED, 1))
+    assert writer.actions == []  # one progress record is enough only if all of it is archived
+    writer.observe(Run(9, 9, ARCHIVED, 5), start=10)
+    assert writer.expect(WRITING).letters == (Letter(20, 1),)
 
 
-def test_records_named_in_the_note_have_their_dead_letter() -> None:
-    mover = Mover(dead(5, 9), note=note_of(3, 6, 7))
-    assert mover.archive() == ((6, 7),)
-    mover.observe(Run(6, 7, ARCHIVED, 1))
-    assert [letter.offset for letter in mover.expect(WRITING).letters] == [5, 8, 9]
+def test_records_named_in_the_progress_record_have_their_dead_letter() -> None:
+    writer = Writer(dead(5, 9), progress=progress_of(3, 6, 7))
+    assert writer.archive() == ((6, 7),)
+    writer.observe(Run(6, 7, ARCHIVED, 1))
+    assert [letter.offset for letter in writer.expect(WRITING).letters] == [5, 8, 9]
 
 
-@pytest.mark.parametrize("note", [Note(3, 7, [(5, 5)]).text(), "", "5", "3;4;7;5", "2;4;5", "1;4;x", "1;4"])
-def test_a_note_of_another_state_epoch_or_version_is_ignored(note: str) -> None:
-    assert Mover(dead(5, 5), note=note).expect(WRITING).letters == (Letter(5, 1),)
+@pytest.mark.parametrize("progress", [Progress(3, 7, [(5, 5)]).text(), "", "5", "3;4;7;5", "2;4;5", "1;4;x", "1;4"])
+def test_a_progress_record_of_another_state_epoch_or_version_is_ignored(progress: str) -> None:
+    assert Writer(dead(5, 5), progress=progress).expect(WRITING).letters == (Letter(5, 1),)
 
 
-def test_a_note_of_version_1_is_known() -> None:
-    assert Mover(dead(5, 9), note="1;4;3,3-1").archive() == ((6, 7),)
+def test_a_progress_record_of_version_1_is_known() -> None:
+    assert Writer(dead(5, 9), progress="1;4;3,3-1").archive() == ((6, 7),)
 
 
 def test_records_at_the_offsets_of_lost_ones_get_their_own_letter() -> None:
-    mover = Mover(dead(5, 9), note=note_of(5, 6, 7, 8), note_end=7)
-    assert mover.archive() == ((5, 6),)
-    mover.observe(Run(5, 6, ARCHIVED, 1))
-    assert [letter.offset for letter in mover.expect(WRITING).letters] == [7, 8, 9]
+    writer = Writer(dead(5, 9), progress=progress_of(5, 6, 7, 8), progress_end=7)
+    assert writer.archive() == ((5, 6),)
+    writer.observe(Run(5, 6, ARCHIVED, 1))
+    assert [letter.offset for letter in writer.expect(WRITING).letters] == [7, 8, 9]
 
 
 def test_failures_are_retried_with_backoff_forever() -> None:
-    mover = Mover(dead(5, 5))
+    writer = Writer(dead(5, 5))
     waited: list[int] = []
     for _ in range(8):
-        mover.done(is_done=False)
-        (wake,) = mover.actions
+        writer.done(is_done=False)
+        (wake,) = writer.actions
         assert isinstance(wake, Wake)
-        waited.append(wake.at_ms - mover.now_ms)
-        mover.handle(Woken())
-        assert mover.actions == []  # too early
-        mover.now_ms = wake.at_ms
-        mover.handle(Woken())
-        mover.expect(FENCING)
+        waited.append(wake.at_ms - writer.now_ms)
+        writer.handle(Woken())
+        assert writer.actions == []  # too early
+        writer.now_ms = wake.at_ms
+        writer.handle(Woken())
+        writer.expect(FENCING)
     assert waited == [min(BACKOFF_MS << turn, BACKOFF_MS_MAX) for turn in range(8)]
 
 
 def test_archive_is_sent_again_to_an_owner_that_does_not_archive() -> None:
-    mover = Mover(dead(5, 5), note=note_of(5))
-    mover.now_ms += REPEAT_MS
-    mover.handle(Woken())
-    mover.expect(FENCING)
+    writer = Writer(dead(5, 5), progress=progress_of(5))
+    writer.now_ms += REPEAT_MS
+    writer.handle(Woken())
+    writer.expect(FENCING)
 
 
 def test_another_state_epoch_restarts_the_mover() -> None:
-    mover = Mover(dead(5, 5))
-    stale = mover.core.token
-    mover.observe(dead(8, 8), state_epoch=5)
-    mover.expect(FENCING)
-    mover.handle(Outcome(stale))
-    assert mover.actions == []
+    writer = Writer(dead(5, 5))
+    stale = writer.core.token
+    writer.observe(dead(8, 8), state_epoch=5)
+    writer.expect(FENCING)
+    writer.handle(Outcome(stale))
+    assert writer.actions == []
 
 
-def test_a_mover_of_an_earlier_leader_stops() -> None:
-    core = Letters(7)
+def test_a_writer_of_an_earlier_leader_stops() -> None:
+    core = DeadLetterWriter(7)
     core.start()
     core.handle(Outcome(core.token), 0)
     assert core.handle(Outcome(core.token, is_superseded=True), 0) == [] and core.phase == STOPPED
@@ -172,16 +172,16 @@ def test_a_mover_of_an_earlier_leader_stops() -> None:
 
 
 def test_records_without_a_letter_are_archived() -> None:
-    mover = Mover(dead(5, 6))
-    mover.done(unwanted=True)
-    assert mover.archive() == ((5, 6),) and mover.core.letter_count == 0
+    writer = Writer(dead(5, 6))
+    writer.done(unwanted=True)
+    assert writer.archive() == ((5, 6),) and writer.core.letter_count == 0
 
 
-def test_a_transaction_is_bounded_by_the_size_of_its_note() -> None:
+def test_a_transaction_is_bounded_by_the_size_of_its_progress_record() -> None:
     scattered = [dead(offset, offset) for offset in range(0, 4_000, 2)]
-    assert len(Mover(*scattered).expect(WRITING).letters) == LETTERS_MAX
-    letters = Mover(*scattered, note_bytes_max=100).expect(WRITING).letters
-    assert len(letters) > 10 and len(note_of(*(letter.offset for letter in letters))) <= 100
+    assert len(Writer(*scattered).expect(WRITING).letters) == LETTERS_MAX
+    letters = Writer(*scattered, progress_bytes_max=100).expect(WRITING).letters
+    assert len(letters) > 10 and len(progress_of(*(letter.offset for letter in letters))) <= 100
 
 
 def test_headers_say_which_record_and_why() -> None:

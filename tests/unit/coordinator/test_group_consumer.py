@@ -224,7 +224,7 @@ def test_an_expression_matches_what_its_member_may_describe(shell: ConsumerShell
 def test_the_principal_of_a_member_is_kept_only_with_an_expression(shell: ConsumerShell) -> None:
     shell.principal = "User:alice"
     shell.enter("m1")
-    assert shell.consumer.members["m1"].description.reader is None
+    assert shell.consumer.members["m1"].description.authorized_as is None
     assert b"User:alice" not in b"".join(value or b"" for _, value in shell.log)
 
 

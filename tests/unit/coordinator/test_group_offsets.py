@@ -468,7 +468,7 @@ def test_random_bytes_are_refused_with_nothing_but_value_errors() -> None:
                 del data[chance.randrange(len(data)) :]
         try:
             decode_offset_value(bytes(bad_value))
-            name = cores.core_of(bytes(bad_key))
+            name = cores.core_name_of(bytes(bad_key))
             if name is not None:
                 cores.make(name).replay(bytes(bad_key), bytes(bad_value))
         except ValueError:

@@ -285,10 +285,13 @@ def test_the_name_selects_the_core() -> None:
     cores = Transactions(SETTINGS)
     assert type(cores.make(NAME)) is JointTransaction and type(cores.make("orders")) is Transaction
     key, child = records.TRANSACTION.encode_key(NAME), records.CHILD.encode_key(NAME, 7)
-    assert cores.core_of(key) == cores.core_of(child) == NAME and cores.core_of(encode_key("orders")) == "orders"
+    assert (
+        cores.core_name_of(key) == cores.core_name_of(child) == NAME
+        and cores.core_name_of(encode_key("orders")) == "orders"
+    )
     for wrong in (records.TRANSACTION.encode_key("orders"), encode_key(NAME)):
         with pytest.raises(ValueError, match="wrong kind"):
-            cores.core_of(wrong)
+            cores.core_name_of(wrong)
 
 
 @given(
@@ -300,7 +303,7 @@ def test_damaged_records_only_raise_value_errors(kind: int, rest: bytes, value: 
     key = kind.to_bytes(2, "big") + rest
     core = JointTransaction(NAME, SETTINGS)
     try:
-        Transactions(SETTINGS).core_of(key)
+        Transactions(SETTINGS).core_name_of(key)
         core.replay(key, value)
     except ValueError:
         return

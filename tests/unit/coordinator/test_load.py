@@ -44,7 +44,7 @@ class Book:
 class Books:
     """The first byte of a record's key names its core."""
 
-    def core_of(self, key: bytes) -> str | None:
+    def core_name_of(self, key: bytes) -> str | None:
         if not key:
             raise ValueError("no key")
         return None if key.startswith(b"?") else chr(key[0])

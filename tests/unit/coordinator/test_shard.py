@@ -51,7 +51,7 @@ class Puppets:
     def __init__(self) -> None:
         self.made: list[Puppet] = []
 
-    def core_of(self, key: bytes) -> str:
+    def core_name_of(self, key: bytes) -> str:
         return key.decode()
 
     def make(self, name: str) -> Puppet:

@@ -331,7 +331,7 @@ def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> Non
     good = encode_value(Value(1, 2, 3, State.ONGOING, (("topic", 1), ("other", 2)), 4, 5, 6, 7, 2))
     changed = good[: at % len(good)] + bytes((byte,)) + good[at % len(good) + 1 :]
     for data in (junk, changed, good[: at % len(good)], b"\x00\x01" + junk):
-        for decode in (decode_value, decode_key, Transactions(SETTINGS).core_of):
+        for decode in (decode_value, decode_key, Transactions(SETTINGS).core_name_of):
             try:
                 decode(data)
             except ValueError:
@@ -340,7 +340,7 @@ def test_invalid_bytes_are_a_value_error(junk: bytes, at: int, byte: int) -> Non
 
 def test_a_key_selects_its_core() -> None:
     cores = Transactions(SETTINGS)
-    name = cores.core_of(encode_key("some id"))
+    name = cores.core_name_of(encode_key("some id"))
     assert name == "some id" and cores.make(name).is_empty
 
 

@@ -4,7 +4,7 @@ from uuid import uuid4
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import request_group
-from mqd.coordinator.group.consumer.cluster import Reader
+from mqd.coordinator.group.consumer.cluster import ClientIdentity
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.coordinator.internal_topic import CoordinatorError
@@ -35,13 +35,13 @@ async def handle(
         return ConsumerGroupHeartbeatResponse(error_code=denied, error_message=error_message(denied))
     client_id, host = header.client_id or "", f"/{context.address.described_ip}"
     address = context.address
-    reader = Reader(address.principal, address.peer_ip) if broker.authorizer is not None else None
+    authorized_as = ClientIdentity(address.principal, address.peer_ip) if broker.authorizer is not None else None
     new_member_id = str(uuid4()) if not request.member_id else ""
     try:
         return await request_group(
             broker,
             request.group_id,
-            lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id, reader),
+            lambda number: ConsumerHeartbeat(number, client_id, host, request, new_member_id, authorized_as),
         )
     except CoordinatorError as error:
         return ConsumerGroupHeartbeatResponse(

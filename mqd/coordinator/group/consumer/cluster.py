@@ -16,7 +16,7 @@ class Topic(NamedTuple):
     partition_count: int
 
 
-class Reader(NamedTuple):
+class ClientIdentity(NamedTuple):
     """The principal and host whose rights to describe topics limit the matches of an expression."""
 
     principal: str
@@ -40,8 +40,8 @@ class Cluster(Protocol):
     def names(self) -> frozenset[str]:
         """All topics but internal ones. Returns the same object while they do not change."""
 
-    def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
-        """The topics that the reader may describe."""
+    def describable(self, client: ClientIdentity, names: frozenset[str]) -> frozenset[str]:
+        """The topics that this client may describe."""
 
     def settings(self, group_id: str) -> ConsumerSettings: ...
 
@@ -94,8 +94,8 @@ class FixedCluster:
     def names(self) -> frozenset[str]:
         return self._names
 
-    def describable(self, reader: Reader, names: frozenset[str]) -> frozenset[str]:
-        return names - self.hidden.get(reader.principal, set())
+    def describable(self, client: ClientIdentity, names: frozenset[str]) -> frozenset[str]:
+        return names - self.hidden.get(client.principal, set())
 
     def settings(self, group_id: str) -> ConsumerSettings:
         return self.group_settings

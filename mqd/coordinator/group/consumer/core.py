@@ -88,7 +88,7 @@ def size_bytes_of(member_id: str, description: Description) -> int:
         description.instance_id,
         description.client_id,
         description.topic_regex,
-        *(description.reader or ()),
+        *(description.authorized_as or ()),
     )
     names = sum(len(text or "") for text in texts) + sum(50 + len(name) for name in description.topic_names)
     protocols = description.classic.protocols if description.classic is not None else ()

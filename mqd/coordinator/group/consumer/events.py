@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import msgspec
 
-from mqd.coordinator.group.consumer.cluster import Reader
+from mqd.coordinator.group.consumer.cluster import ClientIdentity
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest
 
 
 class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
     """`new_member_id`: the id for a client of version 0 that sends none. It is random, so the
-    caller supplies it. `reader`: the client, where ACLs are enabled. The handler checks
+    caller supplies it. `authorized_as`: the client, where ACLs are enabled. The handler checks
     everything that needs no state.
     """
 
@@ -21,7 +21,7 @@ class ConsumerHeartbeat(msgspec.Struct, frozen=True, gc=False):
     client_host: str
     message: ConsumerGroupHeartbeatRequest
     new_member_id: str = ""
-    reader: Reader | None = None
+    authorized_as: ClientIdentity | None = None
 
 
 class ConsumerDescribe(msgspec.Struct, frozen=True, gc=False):

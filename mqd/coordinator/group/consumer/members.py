@@ -107,7 +107,7 @@ class Member(Watched):
     @property
     def key(self) -> Key:
         description = self.description
-        return description.topic_names, description.topic_regex, description.reader
+        return description.topic_names, description.topic_regex, description.authorized_as
 
     @property
     def topic_ids(self) -> frozenset[bytes]:

@@ -3,8 +3,8 @@ mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
 but not used: their content is computed again from the cluster's metadata, and the hash in type 3
-shows whether it has changed. They are written only as tombstones. A member's `reader` is a tagged
-field of mqd's own, which Kafka ignores.
+shows whether it has changed. They are written only as tombstones. A member's `authorized_as`, for whom
+its regular expression is resolved, is a tagged field of mqd's own, which Kafka ignores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.group import records
-from mqd.coordinator.group.consumer.cluster import Reader
+from mqd.coordinator.group.consumer.cluster import ClientIdentity
 
 METADATA, PARTITION_METADATA, MEMBER, TARGET_METADATA, TARGET_MEMBER, CURRENT, REGULAR_EXPRESSION = 3, 4, 5, 6, 7, 8, 16
 KEY_TYPES = frozenset(records.CONSUMER_GROUP_TYPES)
@@ -31,7 +31,7 @@ _TARGET_EPOCH, _TARGET = (
     records.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
 )
 _CURRENT = records.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
-_Classic, _Reader = _MEMBER.value.cls.ClassicMemberMetadata, _MEMBER.value.cls.Reader
+_Classic, _ClientIdentity = _MEMBER.value.cls.ClassicMemberMetadata, _MEMBER.value.cls.ClientIdentity
 
 
 class ClassicMetadata(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class Description(msgspec.Struct, frozen=True):
     classic: ClassicMetadata | None = None
     # only of a member that subscribes by regular expression, where ACLs are enabled: the principal
     # whose rights limit the matching topics
-    reader: Reader | None = None
+    authorized_as: ClientIdentity | None = None
 
 
 class Current(msgspec.Struct, frozen=True):
@@ -101,7 +101,9 @@ def member_record(group_id: str, member_id: str, member: Description) -> KeyValu
                 ],
             )
         ),
-        reader=None if member.reader is None else _Reader(member.reader.principal, member.reader.host),
+        authorized_as=None
+        if member.authorized_as is None
+        else _ClientIdentity(member.authorized_as.principal, member.authorized_as.host),
     )
     return _MEMBER.encode_key(group_id, member_id), _MEMBER.encode_value(value)
 
@@ -125,7 +127,9 @@ def decode_member(value: bytes) -> Description:
                 classic.session_timeout_ms, tuple((one.name, one.metadata) for one in classic.supported_protocols)
             )
         ),
-        None if record.reader is None else Reader(record.reader.principal, record.reader.host),
+        None
+        if record.authorized_as is None
+        else ClientIdentity(record.authorized_as.principal, record.authorized_as.host),
     )
 
 

@@ -101,7 +101,7 @@ def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexM
         and old.classic is None
         and event.client_id == old.client_id
         and event.client_host == old.client_host
-        and (event.reader == old.reader or not old.topic_regex)
+        and (event.authorized_as == old.authorized_as or not old.topic_regex)
         and not _sets_any_field(message)
     ):
         return old
@@ -125,7 +125,7 @@ def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexM
         expression,
         message.rebalance_timeout_ms if message.rebalance_timeout_ms != -1 else old.rebalance_timeout_ms if old else -1,
         message.server_assignor if message.server_assignor is not None else old.server_assignor if old else None,
-        reader=event.reader if expression else None,
+        authorized_as=event.authorized_as if expression else None,
     )
     return old if old is not None and new == old else new
 

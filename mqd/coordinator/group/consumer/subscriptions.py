@@ -14,16 +14,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable
 
-from mqd.coordinator.group.consumer.cluster import Cluster, Reader
+from mqd.coordinator.group.consumer.cluster import ClientIdentity, Cluster
 from mqd.coordinator.group.regex import BadExpression
 
-# (topic names, sorted; expression; reader whose rights limit its matches)
-Key = tuple[tuple[str, ...], str | None, Reader | None]
+# (topic names, sorted; expression; the client whose rights limit its matches)
+Key = tuple[tuple[str, ...], str | None, ClientIdentity | None]
 
 
 def _sort_key(item: tuple[Key, Entry]) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
-    names, regex, reader = item[0]
-    return names, regex or "", reader or ()
+    names, regex, authorized_as = item[0]
+    return names, regex or "", authorized_as or ()
 
 
 class Entry:
@@ -77,12 +77,12 @@ class Subscriptions:
         self._counts = self._hash = None
 
     def _resolve(self, key: Key, entry: Entry) -> None:
-        names, regex, reader = key
+        names, regex, authorized_as = key
         found = {name for name in names if self._cluster.topic(name) is not None}
         if regex is not None:
             try:
                 matching = self._cluster.matcher.matching(regex, self._cluster.names())
-                found |= matching if reader is None else self._cluster.describable(reader, matching)
+                found |= matching if authorized_as is None else self._cluster.describable(authorized_as, matching)
             except BadExpression:
                 # loaded from the log of another broker, whose expressions may be invalid here: it
                 # matches nothing
