@@ -149,7 +149,7 @@ def _refused(broker: Broker) -> None:
     for name, config, reason in (
         ("a", {"schedule_to": "missing"}, "there is no such topic"),
         ("a", {"schedule_to": "a"}, "to itself"),
-        ("a", {"schedule_to": "orders", "cleanup_policy": "compact"}, "cannot be compacted"),
+        ("a", {"schedule_to": "orders", "cleanup_policy": "compact"}, "must not be compacted"),
         ("a", {"schedule_to": "__consumer_offsets"}, "internal"),
         ("a", {"schedule_to": "orders", "schedule_delay_ms": "31622400001"}, "schedule.delay.ms"),
     ):

@@ -75,7 +75,7 @@ def test_an_existing_rule_is_not_created_again() -> None:
     ],
 )
 def test_invalid_rules_are_refused(wrong: AclBinding) -> None:
-    with pytest.raises(Refusal, match="not a rule"):
+    with pytest.raises(Refusal, match="not a valid rule"):
         created(state_of(), wrong)
 
 
