@@ -34,12 +34,12 @@ class Context:
     def __init__(self, broker: Broker, address: Address) -> None:
         self.broker = broker
         self.address = address
-        # Set by a handler whose response depends only on the request's bytes and the metadata
-        # version, while this host has its lease.
+        # Set by a handler. True: as long as this host has its lease, the response depends only on
+        # the request's bytes and the metadata version.
         self.cacheable = False
-        # Set by the handler that ends a SASL exchange: (principal, session's length in ms, 0 =
-        # without end; how it was proven). The worker accepts the connection's requests from then
-        # on.
+        # Set by the handler that ends a SASL exchange: (principal, session length in ms, 0 =
+        # unlimited; how the principal was authenticated). The worker accepts the connection's
+        # requests from then on.
         self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose response is the connection's last.
         self.disconnect = False
@@ -63,7 +63,7 @@ class Context:
         return only_logged
 
     async def change(self, change: messages.Change, timeout_ms: int) -> messages.Response:
-        """Records a change of rules or users in the audit log."""
+        """Has the controller make a change of rules or users, and records it in the audit log."""
         response = await self.broker.controller.request(change, timeout_ms)
         for event, fields in audited.lines(change, response):
             self.broker.audit.write(event, by=self.address.principal, **fields)

@@ -49,8 +49,8 @@ def generated_password() -> str:
     return secrets.token_urlsafe(PASSWORD_BYTES)
 
 
-class Salted:
-    """A password as each mechanism derives it."""
+class SaltedPassword:
+    """The salts of a password, and the keys that each mechanism derives from it."""
 
     def __init__(self, password: str, is_generated: bool) -> None:
         self.iterations = scram.ITERATIONS_MIN if is_generated else scram.ITERATIONS_MAX
@@ -61,7 +61,7 @@ class Salted:
         }
 
 
-def set_password(settings: Settings, name: str, salted: Salted) -> None:
+def set_password(settings: Settings, name: str, salted: SaltedPassword) -> None:
     """Raises CliError."""
     message = AlterUserScramCredentialsRequest
     upsertions = [
@@ -81,7 +81,7 @@ def require_user(settings: Settings, name: str) -> list[tuple[int, int]]:
     """The user's mechanisms. Raises CliError if there is no such user."""
     known = users(settings).get(name)
     if known is None:
-        raise CliError(f"there is no user {name}; mqd user list shows them")
+        raise CliError(f"there is no user {name}; mqd user list shows all users")
     return known
 
 
@@ -215,14 +215,14 @@ QUOTA_KEYS = {
 }
 NOUNS = {"user": ("user", "users"), "client-id": ("client", "clients"), "ip": ("address", "addresses")}
 _EXACT, _DEFAULT = 0, 1
-# Kafka's entity types and names, a user first; None: the default of all
+# Kafka's entity types and names, a user first; None: the default for all
 Entity = dict[str, str | None]
 
 
 def entity_text(entity: Entity) -> str:
-    """ "client app of user alice", "the default of all clients"."""
+    """ "client app of user alice", "the default for all clients"."""
     words = [
-        f"the default of all {NOUNS[kind][1]}" if name is None else f"{NOUNS[kind][0]} {name}"
+        f"the default for all {NOUNS[kind][1]}" if name is None else f"{NOUNS[kind][0]} {name}"
         for kind, name in entity.items()
     ]
     return " of ".join(reversed(words))
@@ -287,5 +287,5 @@ def quotas_among(settings: Settings, entity: Entity, keys: list[str]) -> list[st
     before = {key for _, values in quotas(settings, entity) for key in values}
     found = [key for key in keys if key in before]
     if not found:
-        raise CliError(f"{entity_text(entity)} has no such quota; mqd quota list shows them")
+        raise CliError(f"{entity_text(entity)} has none of these quotas; mqd quota list shows its quotas")
     return found

@@ -35,7 +35,7 @@ class AsyncProducer:
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._loop = asyncio.get_running_loop()
         self._producer = Producer(_guarded(config) if isinstance(config, Mapping) else config, **_guarded(more))
-        self._done: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
+        self._pending_calls: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
         self._scheduled = False
         self._room = asyncio.Event()
         self._closing = False
@@ -201,7 +201,7 @@ class AsyncProducer:
 
     def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
         """Calls the function in the loop. Any thread. The loop is woken once for many calls."""
-        self._done.append((function, arguments))
+        self._pending_calls.append((function, arguments))
         if not self._scheduled:
             self._scheduled = True
             try:
@@ -211,8 +211,8 @@ class AsyncProducer:
 
     def _deliver(self) -> None:
         self._scheduled = False
-        while self._done:
-            function, arguments = self._done.popleft()
+        while self._pending_calls:
+            function, arguments = self._pending_calls.popleft()
             function(*arguments)
         self._room.set()
 

@@ -256,7 +256,7 @@ def _make(owner: Consumer, settings: configuration.Settings) -> Any:
             return made
     from mqd.client.tcp.consumer import TcpConsumer
 
-    _log.info("consumer goes over TCP: %s", choice.reason)
+    _log.info("consumer uses TCP: %s", choice.reason)
     return TcpConsumer(owner, settings, choice.reason)
 
 

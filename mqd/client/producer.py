@@ -31,7 +31,7 @@ class Producer:
                             bootstrap.servers. The environment variable MQD_SOCKET does the same.
         mqd.buffer.bytes    memory shared with the broker for records under way, 64 KiB to 1 GiB; 0
                             (default) = 16 MiB. It bounds what is outstanding on shared memory.
-        mqd.spin.us         how long a wait spins before it sleeps; 20
+        mqd.spin.us         how long a wait spins before it sleeps; default 20
         partitioner         also a callable (key: bytes or None, partition_count) -> partition
         encryption.*        values are sealed before they leave the client (docs/payload-encryption.md)
 
@@ -47,7 +47,7 @@ class Producer:
         self._implementation = _make(settings)
         self.transport_reason: str = self._implementation.reason
         kind = type(self)
-        for name in ("produce", "poll"):  # one call less for each record
+        for name in ("produce", "poll"):  # one call fewer per record
             if getattr(kind, name) is getattr(Producer, name):
                 setattr(self, name, getattr(self._implementation, name))
 
@@ -116,8 +116,8 @@ class Producer:
         after the return.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
-        too: record by record as in produce(), without waiting; records without room have "_error"
-        set. The keywords messages and callback are accepted as well.
+        too: record by record as in produce(), without waiting; records that do not fit have
+        "_error" set. The keywords messages and callback are accepted as well.
         """
         on_delivery = on_delivery if callback is None else callback
         if messages is not None:
@@ -209,7 +209,8 @@ class Producer:
 
     def broker_request(self, api_key: int, message: object, timeout: float = -1) -> Any:
         """Sends a request of mqd.protocol.messages in the newest version that both sides support, and
-        returns the response. Only on shared memory. Raises KafkaException without a response.
+        returns the response. Only on shared memory. Raises KafkaException if there is
+        no response.
         """
         if self.transport != "shm":
             raise RuntimeError("broker_request() needs shared memory: use an AdminClient over TCP")
@@ -284,7 +285,7 @@ def _make(settings: configuration.Settings) -> Any:
             return made
     from mqd.client.tcp.producer import TcpProducer
 
-    _log.info("producer goes over TCP: %s", choice.reason)
+    _log.info("producer uses TCP: %s", choice.reason)
     return TcpProducer(settings, choice.reason)
 
 

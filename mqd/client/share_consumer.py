@@ -19,7 +19,7 @@ from confluent_kafka import AcknowledgeType, ConcurrentModificationException, Il
 from mqd.client import config as configuration
 from mqd.client.messages import KafkaError, KafkaException, TopicPartition, broker_error, failure, local_error
 from mqd.client.share.core import ShareCore
-from mqd.client.share.events import ACCEPT, REJECT, RELEASE, RENEW, Limits, Outcome, Place, Problem
+from mqd.client.share.events import ACCEPT, REJECT, RELEASE, RENEW, Limits, Outcome, Problem, TopicPartitionKey
 from mqd.client.share.opening import open_share_runner
 from mqd.client.share.records import ShareMessage
 from mqd.client.share.share_config import ShareConfig
@@ -63,7 +63,7 @@ class ShareConsumer:
         self.transport, self.transport_reason = choice.transport, choice.reason
         self._core: ShareCore = self._runner.core
         self._callback: OnCommitted | None = None
-        self._taken: list[Any] = []  # held by the application, but not returned to it yet
+        self._taken: list[Any] = []  # counted as held by the application, but not returned yet
         self._user: int | None = None  # the thread that is in a call
         self._is_in_callback = self._is_closed = False
         self._pid = os.getpid()
@@ -146,21 +146,21 @@ class ShareConsumer:
     ) -> None:
         """Like acknowledge(), by topic, partition and offset."""
         kind = _kind(ack_type)
-        place, offset = _placed(topic, partition, offset)
+        topic_partition, offset = _checked_record_id(topic, partition, offset)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
-                self._acknowledge_held([(place, offset)], kind)
+                self._acknowledge_held([(topic_partition, offset)], kind)
 
     def acknowledge_batch(
         self, messages: Iterable[confluent_kafka.Message], ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
         """Acknowledges all of the messages, or none if one of them is not held."""
-        kind, places = _kind(ack_type), _places(messages)
+        kind, record_ids = _kind(ack_type), _checked_record_ids(messages)
         with self._call():
             self._require_explicit()
             with self._runner.lock:
-                self._acknowledge_held(places, kind)
+                self._acknowledge_held(record_ids, kind)
 
     def _require_explicit(self) -> None:
         if not self._config.is_explicit:
@@ -168,15 +168,17 @@ class ShareConsumer:
                 "share.acknowledgement.mode is implicit: records are accepted by the next poll()"
             )
 
-    def _acknowledge_held(self, places: list[tuple[Place, int]], kind: int) -> None:
+    def _acknowledge_held(self, record_ids: list[tuple[TopicPartitionKey, int]], kind: int) -> None:
         held = self._core.held
-        if len(set(places)) < len(places):
+        if len(set(record_ids)) < len(record_ids):
             raise ValueError("a record is listed twice")
-        for place, offset in places:
-            if offset not in held.get(place, ()):
-                raise IllegalStateException(f"{place[0]} [{place[1]}] at offset {offset} is not held by this consumer")
-        for place, offset in places:
-            self._core.acknowledge(place, offset, kind)
+        for topic_partition, offset in record_ids:
+            if offset not in held.get(topic_partition, ()):
+                raise IllegalStateException(
+                    f"{topic_partition[0]} [{topic_partition[1]}] at offset {offset} is not held by this consumer"
+                )
+        for topic_partition, offset in record_ids:
+            self._core.acknowledge(topic_partition, offset, kind)
 
     def commit_sync(self, timeout: float = COMMIT_S) -> Committed:
         """Sends the acknowledgements (implicit mode: accepts what the previous poll() returned) and
@@ -205,29 +207,30 @@ class ShareConsumer:
         be acknowledged. Sends pending acknowledgements, too. Returns the same as commit_sync(). Raises
         KafkaException (_UNSUPPORTED_FEATURE) if the broker does not support renewals.
         """
-        places = None if messages is None else _places(messages)
+        record_ids = None if messages is None else _checked_record_ids(messages)
         with self._call():
             with self._runner.lock:
-                if places is None:
+                if record_ids is None:
                     self._core.acknowledge_all(RENEW)
                 else:
-                    self._acknowledge_held(places, RENEW)
+                    self._acknowledge_held(record_ids, RENEW)
             return self._commit(timeout)
 
     def _commit(self, timeout: float) -> Committed:
         core = self._core
         deadline = _deadline(timeout)
-        places = self._runner.call(lambda _: core.unconfirmed())
+        partitions = self._runner.call(lambda _: core.unconfirmed())
         self._runner.call(core.flush)
-        self._runner.wait_for(lambda: core.fatal or places.isdisjoint(core.unconfirmed()), deadline)
+        self._runner.wait_for(lambda: core.fatal or partitions.isdisjoint(core.unconfirmed()), deadline)
         with self._runner.lock:
-            late = places & core.unconfirmed()
+            late = partitions & core.unconfirmed()
             self._raise_fatal()
         found: Committed = {
-            TopicPartition(*place): KafkaException(local_error(KafkaError._TIMED_OUT)) for place in sorted(late)
+            TopicPartition(*topic_partition): KafkaException(local_error(KafkaError._TIMED_OUT))
+            for topic_partition in sorted(late)
         }
         for outcome in self._serve_outcomes():
-            partition = TopicPartition(*outcome.place)
+            partition = TopicPartition(*outcome.topic_partition)
             if found.get(partition) is None:
                 found[partition] = _failure_of(outcome)
         return found
@@ -263,7 +266,7 @@ class ShareConsumer:
             self._core.outcomes.clear()
         by_code: dict[int, dict[TopicPartition, set[int]]] = {}
         for outcome in outcomes if self._callback is not None else ():
-            offsets = by_code.setdefault(outcome.code, {}).setdefault(TopicPartition(*outcome.place), set())
+            offsets = by_code.setdefault(outcome.code, {}).setdefault(TopicPartition(*outcome.topic_partition), set())
             for one in outcome.ranges:
                 offsets.update(range(one.first, one.last + 1))
         for code, partitions in by_code.items():
@@ -356,11 +359,11 @@ def _kind(ack_type: AcknowledgeType | int) -> int:
     if not isinstance(ack_type, int):
         raise TypeError(f"ack_type must be an integer, not {type(ack_type).__name__}")
     if ack_type not in (ACCEPT, RELEASE, REJECT):
-        raise ValueError(f"ack_type {ack_type} is not one of ACCEPT, RELEASE, REJECT; renew() renews")
+        raise ValueError(f"ack_type {ack_type} is not one of ACCEPT, RELEASE, REJECT; to renew locks, call renew()")
     return int(ack_type)
 
 
-def _placed(topic: object, partition: object, offset: object) -> tuple[Place, int]:
+def _checked_record_id(topic: object, partition: object, offset: object) -> tuple[TopicPartitionKey, int]:
     if not isinstance(topic, str) or not isinstance(partition, int) or not isinstance(offset, int):
         raise (ValueError if topic is None else TypeError)("expected a topic's name, a partition and an offset")
     if partition < 0 or offset < 0:
@@ -368,8 +371,8 @@ def _placed(topic: object, partition: object, offset: object) -> tuple[Place, in
     return (topic, partition), offset
 
 
-def _places(messages: Iterable[confluent_kafka.Message]) -> list[tuple[Place, int]]:
-    return [_placed(message.topic(), message.partition(), message.offset()) for message in messages]
+def _checked_record_ids(messages: Iterable[confluent_kafka.Message]) -> list[tuple[TopicPartitionKey, int]]:
+    return [_checked_record_id(message.topic(), message.partition(), message.offset()) for message in messages]
 
 
 def _failure_of(outcome: Outcome) -> KafkaException | None:

@@ -32,7 +32,7 @@ def set_password(settings: Settings, form: Form) -> Change:
 
     def do() -> str:
         password = access.generated_password()
-        access.set_password(settings, name, access.Salted(password, is_generated=True))
+        access.set_password(settings, name, access.SaltedPassword(password, is_generated=True))
         return password
 
     effects = ["A password is generated and shown once."]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 FEED_S = 0.25
 SEEDS_EVERY, LOAD_EVERY = 4, 20  # intervals of these updates, in multiples of FEED_S
-SIZE_S = 1.0  # how long a start waits for a measurement
+DISK_SIZE_TIMEOUT_S = 1.0  # how long the start waits for the size of the log directories
 LOOK_UP_AGAIN_S = 10.0  # after a failed look-up
 PEERS_MAX = 8  # number of hosts queried for the quorum's leader
 
@@ -69,7 +69,7 @@ def _bytes(log_dirs: Iterable[str], which: int) -> int:
 
 async def disk_bytes(config: Mapping[str, str]) -> int:
     """Size of the file systems of log.dirs; 0: one of them does not respond."""
-    (response,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], SIZE_S)
+    (response,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], DISK_SIZE_TIMEOUT_S)
     return response.result() if response.done() else 0
 
 
@@ -85,8 +85,8 @@ class _Resolved(NamedTuple):
 
 
 class HostGossip:
-    """Active between start() and stop(). start() raises OSError if the count of incarnations cannot
-    be written.
+    """Active between start() and stop(). start() raises OSError if the life (the number of starts)
+    cannot be written.
     """
 
     def __init__(
@@ -116,14 +116,14 @@ class HostGossip:
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._credentials = credentials
         self._recipients: tuple[tuple[str, int], ...] = ()  # of the other voters
-        self._resolved: dict[tuple[str, int], _Resolved] = {}  # of each one looked up
+        self._resolved: dict[tuple[str, int], _Resolved] = {}  # addresses of each recipient that was looked up
         self._lookups: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
-        # (node, whole host) -> the last notice that was logged
+        # (node id, whether its broker has ended too) -> the last notice that was logged
         self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}
         self._proofs = death_proofs.DeathProofs(key.node_id)
         self._final_notice: death_notice.Notice | None = None
-        self._orders: death_notice.Orders | None = None
-        death_notice.write_orders(run_dir, None)
+        self._instructions: death_notice.Instructions | None = None
+        death_notice.write_instructions(run_dir, None)
         profile = Profile(
             key.node_id,
             key.directory_id,
@@ -150,7 +150,7 @@ class HostGossip:
         if self._feeding is not None:
             self._feeding.cancel()
         self._lookups.clear()
-        death_notice.write_orders(self._run_dir, None)
+        death_notice.write_instructions(self._run_dir, None)
         await self.gossip.stop()
 
     async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
@@ -158,7 +158,7 @@ class HostGossip:
 
     def on_credentials(self) -> None:
         """The credentials have changed."""
-        self.gossip.core.seal.use(gossip.gossip_keys(self._credentials.secrets))
+        self.gossip.core.seal.set_keys(gossip.gossip_keys(self._credentials.secrets))
 
     def views(self) -> list[MemberView]:
         return self.gossip.core.views()
@@ -170,7 +170,7 @@ class HostGossip:
         while True:
             try:
                 self._gossip_controller()
-                self._update_orders()
+                self._update_recipients()
                 if count % SEEDS_EVERY == 0:
                     self._gossip_seeds()
                 if count % LOAD_EVERY == 0:
@@ -246,9 +246,9 @@ class HostGossip:
 
     # -- proof of death ----------------------------------------------------------------------------
 
-    def _update_orders(self) -> None:
-        """Writes for the keeper which hosts to notify if this process ends unexpectedly. Host names
-        are resolved in the background, whenever the hosts change; unresolved ones are not notified.
+    def _update_recipients(self) -> None:
+        """Writes the list of hosts that the keeper is to notify if this process ends unexpectedly.
+        Host names are resolved in the background, whenever the hosts change; unresolved ones are not notified.
         """
         recipients = death_proofs.recipients(self._shell.quorum.core, self._shell.core.committed)
         if recipients != self._recipients:
@@ -265,7 +265,7 @@ class HostGossip:
             ):
                 response = self._lookups[recipient] = gossip.look_up(*recipient)
                 response.add_done_callback(partial(self._on_looked_up, recipient))
-        self._write_orders()
+        self._write_instructions()
 
     def _on_looked_up(self, recipient: tuple[str, int], response: asyncio.Future[list[tuple]]) -> None:
         error = response.exception()
@@ -278,14 +278,14 @@ class HostGossip:
             before = self._resolved.get(recipient, _Resolved((), 0.0))
             found = before._replace(until_s=asyncio.get_running_loop().time() + LOOK_UP_AGAIN_S)
         self._resolved[recipient] = found
-        self._try_orders()
+        self._try_write_instructions()
 
-    def _write_orders(self) -> None:
+    def _write_instructions(self) -> None:
         shell = self._shell
         notice = self._final_notice = death_proofs.final_notice(
             shell.quorum.core, shell.core.committed, self._incarnation, self._final_notice
         )
-        orders = None
+        instructions = None
         addresses = tuple(
             dict.fromkeys(
                 address
@@ -295,7 +295,7 @@ class HostGossip:
             )
         )
         if notice is not None and addresses:
-            orders = death_notice.Orders(
+            instructions = death_notice.Instructions(
                 self._incarnation,
                 notice.node_id,
                 notice.broker_epoch,
@@ -304,20 +304,20 @@ class HostGossip:
                 addresses,
                 notice.led,
             )
-        if orders != self._orders:
-            self._orders = orders
-            death_notice.write_orders(self._run_dir, orders)
+        if instructions != self._instructions:
+            self._instructions = instructions
+            death_notice.write_instructions(self._run_dir, instructions)
 
-    def _try_orders(self) -> None:
+    def _try_write_instructions(self) -> None:
         try:
-            self._write_orders()
+            self._write_instructions()
         except OSError as error:
-            # retried; without them a session has to expire
+            # retried; without the list, the other hosts must wait until the session expires
             log.warning("the keeper has no list of hosts to notify", error=error.strerror)
 
     def _on_leader_changed(self) -> None:
-        """Writes the orders immediately: after an election the stored ones are wrong."""
-        self._try_orders()
+        """Writes the instructions immediately: after an election the stored ones are wrong."""
+        self._try_write_instructions()
         if self._shell.core.active:
             for proof in self._proofs.on_active():
                 self._shell.on_peer(proof.node_id, proof)

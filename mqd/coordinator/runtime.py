@@ -374,7 +374,7 @@ class Coordinator:
     def _on_lazy_timer(self, state: PartitionState) -> None:
         state.lazy_timer = None
         shard = state.shard
-        unit = shard.next_unit(is_late=True) if shard is not None else None
+        unit = shard.next_unit(is_lazy_due=True) if shard is not None else None
         if shard is not None and unit is not None:
             self._write(state, shard, unit)
 

@@ -9,12 +9,12 @@ Invariants (check())
     H1  units are written in the order in which their Persists were made; at most one is in flight
     H2  a reply (or another effect) leaves only after every earlier non-lazy Persist of the same
         core is written; replies and effects of one core leave in order
-    H3  a unit has at most one batch without a producer id: a unit that fails in part never splits
-        records that one batch would have kept together
+    H3  a unit has at most one batch without a producer id: so if only some batches of a unit fail,
+        records written together are not separated
     H4  a core that is_empty and has nothing in flight is dropped with its timers
-    H5  a marker ends its producer's open transaction only if that has the marker's epoch or an
-        older one; a bumped marker (KIP-890) requires an older one. Otherwise it is refused, because
-        it has been written before
+    H5  a marker ends its producer's open transaction only if the transaction's epoch is the
+        marker's or older; a bumped marker (KIP-890) requires an older one. Otherwise it is refused,
+        because it has been written before
     H6  with a budget, every core's bytes are charged to it, and returned when the core is dropped
 """
 
@@ -55,7 +55,7 @@ class Batch:
         self.marker = marker  # (coordinator epoch, commit)
         # for a marker: called with None once written, or with the error code
         self.done: Callable[[int | None], None] | None = None
-        self.changes_cores = False  # this marker has ended a transaction of cores
+        self.changes_cores = False  # this marker ends a transaction in which cores have records
         self.refusal: int | None = None
         self.records: list[KeyValue] = []
         self.size_bytes = _OVERHEAD_BYTES
@@ -73,7 +73,7 @@ class Batch:
 
 
 class Unit:
-    """`is_due`: a caller waits for something in it; it has not only lazy Persists. `names`: the cores
+    """`is_due`: a caller waits for it: it has a marker or a Persist that is not lazy. `names`: the cores
     with records that are not lazy. `held`: replies and effects that wait until it is written.
     """
 
@@ -199,7 +199,7 @@ class Shard:
         self._run(name, entry, entry.core.handle(event, now_ms))
 
     def handle_known(self, name: str, event: object, now_ms: int) -> None:
-        """As handle, but an event for a core that no longer exists is ignored, as a timer's."""
+        """Like handle(), but ignores an event for a core that no longer exists; used for timers."""
         if name in self._entries:
             self.handle(name, event, now_ms)
 
@@ -312,11 +312,12 @@ class Shard:
             self._epochs[persist.producer_id] = max(persist.producer_epoch, self._epochs.get(persist.producer_id, -1))
         self._wake()
 
-    def next_unit(self, is_late: bool = False) -> Unit | None:
+    def next_unit(self, is_lazy_due: bool = False) -> Unit | None:
         """The next unit to write. None: nothing waits, or one is in flight (H1), or only lazy
-        Persists wait and `is_late` is false. The caller must call written() or drop the shard.
+        Persists wait and `is_lazy_due` is false. `is_lazy_due`: the delay for lazy Persists has
+        passed. The caller must call written() or drop the shard.
         """
-        if self.is_writing or not self._units or not (is_late or self._units[0].is_due):
+        if self.is_writing or not self._units or not (is_lazy_due or self._units[0].is_due):
             return None
         self.is_writing = self._units[0].is_due = True
         return self._units[0]

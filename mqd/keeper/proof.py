@@ -12,7 +12,7 @@ from pathlib import Path
 from mqd import native
 from mqd.base import clock, cluster_config, logging
 from mqd.cluster.membership import death_notice
-from mqd.cluster.membership.death_notice import Notice, Orders
+from mqd.cluster.membership.death_notice import Instructions, Notice
 
 log = logging.get("keeper")
 After = Callable[[float, Callable[[], None]], None]
@@ -31,42 +31,44 @@ def notify_voters(
     controller and workers; otherwise the controller only, which concerns other hosts only if it led
     the metadata quorum.
     """
-    orders = death_notice.read_orders(run_dir, control.generation)
-    if orders is None or (orders.broker_epoch != control.broker_epoch if all_ended else not orders.led):
+    instructions = death_notice.read_instructions(run_dir, control.generation)
+    if instructions is None or (
+        instructions.broker_epoch != control.broker_epoch if all_ended else not instructions.led
+    ):
         return False
     if all_ended:
         # first: a process that comes back must not act on an earlier grant
-        control.set_broker(orders.broker_epoch, control.broker_incarnation, 0)
+        control.set_broker(instructions.broker_epoch, control.broker_incarnation, 0)
     try:
         secret = cluster_config.load_key(config)
     except cluster_config.ConfigError:
         return False
     notice = Notice(
-        orders.node_id,
-        orders.broker_epoch if all_ended else -1,
-        orders.controller_epoch,
+        instructions.node_id,
+        instructions.broker_epoch if all_ended else -1,
+        instructions.controller_epoch,
         clock.boottime_ns() // 1_000_000,
-        orders.led,
+        instructions.led,
     )
-    _repeat(death_notice.seal(secret, orders.cluster_id, notice), orders, datagrams, after)
+    _repeat(death_notice.seal(secret, instructions.cluster_id, notice), instructions, datagrams, after)
     if all_ended:
         log.warning(
             "all processes that act as the broker have ended; notifying the voters",
-            broker_epoch=orders.broker_epoch,
-            controller_epoch=orders.controller_epoch,
-            led=orders.led,
+            broker_epoch=instructions.broker_epoch,
+            controller_epoch=instructions.controller_epoch,
+            led=instructions.led,
         )
     else:
         log.warning(
             "the controller that led the metadata quorum has ended; notifying the voters",
-            controller_epoch=orders.controller_epoch,
+            controller_epoch=instructions.controller_epoch,
         )
     return True
 
 
-def _repeat(data: bytes, orders: Orders, datagrams: socket.socket, after: After) -> None:
+def _repeat(data: bytes, instructions: Instructions, datagrams: socket.socket, after: After) -> None:
     def send() -> None:
-        for host, port in orders.addresses:
+        for host, port in instructions.addresses:
             try:
                 datagrams.sendto(data, socket.MSG_DONTWAIT, (host, port))
             except OSError:

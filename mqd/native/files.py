@@ -1,5 +1,5 @@
-"""Files that Python keeps beside the log, changed through the layer in which tests can observe and
-refuse every change.
+"""Files that Python keeps beside the log, changed through native/base/file, where tests can observe every
+change and make it fail.
 
 Concurrency: functions are stateless; a descriptor belongs to its opener.
 """

@@ -44,8 +44,8 @@ def _spec(key: int) -> ApiSpec:
     return ApiSpec(key, api.name, versions.first, versions.last, api.flexible)
 
 
-# All APIs that the codec supports, and the part that a broker answers: it advertises those, and
-# decode_request accepts only those.
+# KNOWN: all APIs that the codec supports. SUPPORTED: those that a broker handles; it advertises
+# them, and decode_request accepts no others.
 KNOWN: dict[int, ApiSpec] = {key: _spec(key) for key in APIS}
 SUPPORTED: dict[int, ApiSpec] = {key: spec for key, spec in KNOWN.items() if key in SUPPORTED_KEYS}
 
@@ -64,8 +64,8 @@ class UnsupportedVersion(ProtocolError):
     """A valid header of an unsupported API or version. `header` has the key,
     version, correlation id and, where it could be read, client id.
 
-    ApiVersions is the one API whose client expects a response: error 35 in a body of version 0
-    (KIP-511).
+    Only for ApiVersions is there a response to an unsupported version: error 35 in a body of version
+    0 (KIP-511).
     """
 
     def __init__(self, problem: str, header: RequestHeader) -> None:
@@ -83,7 +83,7 @@ def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPO
     if len(frame) < 8:
         raise ProtocolError(f"a frame of {len(frame)} bytes is not a request", "request header", position=len(frame))
     if len(frame) < 10:
-        return _refuse_unsupported(RequestHeader(*struct.unpack_from(">hhi", frame)), None, supported)
+        return _refuse(RequestHeader(*struct.unpack_from(">hhi", frame)), None, supported)
     api_key, api_version, correlation_id, size = _FIRST.unpack_from(frame)
     header = RequestHeader(api_key, api_version, correlation_id)
     spec = supported.get(api_key)
@@ -91,15 +91,15 @@ def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPO
     if size >= 0:
         position += size
         if position > len(frame):
-            return _refuse_unsupported(header, f"a length of {size} where {len(frame) - 10} bytes remain", supported)
+            return _refuse(header, f"a length of {size} where {len(frame) - 10} bytes remain", supported)
         try:
             header.client_id = frame[10:position].decode()
         except UnicodeDecodeError:
-            return _refuse_unsupported(header, "not UTF-8", supported)
+            return _refuse(header, "not UTF-8", supported)
     elif size != -1:
-        return _refuse_unsupported(header, f"a length of {size}", supported)
+        return _refuse(header, f"a length of {size}", supported)
     if spec is None or not spec.min_version <= api_version <= spec.max_version:
-        return _refuse_unsupported(header, None, supported)
+        return _refuse(header, None, supported)
     if spec.is_flexible(api_version):
         try:
             count = frame[position]
@@ -113,7 +113,7 @@ def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPO
     return header
 
 
-def _refuse_unsupported(header: RequestHeader, problem: str | None, supported: Mapping[int, ApiSpec]) -> RequestHeader:
+def _refuse(header: RequestHeader, problem: str | None, supported: Mapping[int, ApiSpec]) -> RequestHeader:
     """Always raises: an unsupported API or version is reported first; the rest of the header
     may have another shape.
     """

@@ -1,5 +1,5 @@
-"""Rows as record batches: Arrow columns in, encoded batches of one partition each out. The C core
-(mqd_records_encode) encodes the bytes; Arrow sorts the rows by partition.
+"""Encodes Arrow columns into record batches, each for one partition. The C core (mqd_records_encode)
+encodes the bytes; Arrow sorts the rows by partition.
 
     encoder.add(arrow_batch)       rows are buffered until batches are large enough
     encoder.ready(), .rest()       Batch objects: topic, partition, bytes without sequence and

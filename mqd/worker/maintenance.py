@@ -53,8 +53,8 @@ SPACE_RESPONSE_S = 0.5
 
 
 def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tuple[int, int]:
-    """ScanMaxTimestamp by the native walk over headers. If earlier results were truncated since
-    (after a failed write), scans from the start.
+    """Implements segments.ScanMaxTimestamp with the native scan of batch headers. If the file was
+    truncated since the earlier scan (after a failed write), scans from the start.
     """
     if from_position > os.stat(path).st_size:
         from_position = 0
@@ -65,13 +65,15 @@ def scan_max_timestamp(path: Path, base_offset: int, from_position: int) -> tupl
     return result.valid_bytes, result.max_timestamp_ms
 
 
-def _truncation_marks(cut: list[OpenPartition]) -> list[Path]:
-    """Blocking. The truncation points and their times: obsolete once a later checkpoint is on disk."""
-    return [mark for opened in cut if not opened.closing for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")]
+def _truncation_marks(truncated: list[OpenPartition]) -> list[Path]:
+    """Blocking. The files truncated.NUMBER of these partitions; obsolete once a later checkpoint is on disk."""
+    return [
+        mark for opened in truncated if not opened.closing for mark in opened.path.glob(f"{native.TRUNCATED_PREFIX}*")
+    ]
 
 
 def _remove(marks: list[Path]) -> None:
-    """Blocking. A mark that remains costs the next recovery some time, but no record."""
+    """Blocking. A mark that remains makes the next recovery slower; no records are lost."""
     with contextlib.suppress(OSError):
         for mark in marks:
             mark.unlink(missing_ok=True)
@@ -138,9 +140,9 @@ class Upkeep:
             try:
                 await work()
             except OSError as error:
-                self._log.warning("maintenance failed; it is retried", work=name, reason=str(error))
+                self._log.warning("maintenance failed; retrying", work=name, reason=str(error))
 
-    # -- work although nothing is connected ----------------------------------------------------------
+    # -- work that continues while nothing is connected ----------------------------------------------
 
     def on_resumed(self) -> None:
         """The reactor is no longer quiet."""
@@ -285,12 +287,14 @@ class Upkeep:
     async def checkpoint(self, log_dir: LogDirectory) -> bool:
         """Writes the changes. False: they could not be written.
 
-        Marks of truncations go when positions that were read after them are on disk
+        Truncation marks are removed once positions read after the truncation are on disk
         (native/log/recovery/truncation.h).
         """
-        cut = [one for one in self._partitions.open.values() if one.truncated and one.owned.log_dir == log_dir.index]
-        marks = await self._background.slow(log_dir.index, _truncation_marks, cut) if cut else []
-        for opened in cut:
+        truncated = [
+            one for one in self._partitions.open.values() if one.truncated and one.owned.log_dir == log_dir.index
+        ]
+        marks = await self._background.slow(log_dir.index, _truncation_marks, truncated) if truncated else []
+        for opened in truncated:
             opened.truncated = False
         points, starts = self._partitions.checkpoint_entries(log_dir.index)
         await self._background.slow(
@@ -298,7 +302,7 @@ class Upkeep:
         )
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
         if not written:
-            for opened in cut:
+            for opened in truncated:
                 opened.truncated = True
         elif marks:
             await self._background.slow(log_dir.index, _remove, marks)
@@ -364,7 +368,7 @@ class Upkeep:
         written = await self.checkpoint(log_dir)
         try:
             removed = await self._background.slow(log_dir.index, self._remove_below, opened, event.offset, log_dir)
-            # readers reopen their files: a file that is open frees no space
+            # makes readers reopen their files: a deleted file frees no space while it is open
             if removed and not opened.closing:
                 await self._commands.run(self._reactor.advance_start, opened.owned.slot, event.offset)
         except OSError as error:

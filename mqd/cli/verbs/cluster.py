@@ -217,7 +217,7 @@ def _directory(settings: Settings, node: int, directory: str | None) -> bytes:
         except ValueError:
             found = b""
         if len(found) != 16:
-            raise CliError(f"{directory!r} is not a directory id; mqd cluster controller shows them")
+            raise CliError(f"{directory!r} is not a directory id; mqd cluster controller shows all directory ids")
         return found
     state = ClusterState(settings)
     known = [one for one in state.replicas() if one["node"] == node]

@@ -61,7 +61,7 @@ def _entity(
     named = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
     for kind, (name, is_default) in named.items():
         if name is not None and is_default:
-            raise click.UsageError(f"a {access.NOUNS[kind][0]} and the default of all exclude each other")
+            raise click.UsageError(f"a {access.NOUNS[kind][0]} and the default for all exclude each other")
         if name is not None or is_default:
             found[kind] = name
     if "ip" in found and len(found) > 1:

@@ -149,7 +149,7 @@ def _change(settings: Settings, token_id: str, api_key: int, request: Any, word:
 
     known = next((one for one in _found(settings) if one.token_id == token_id), None)
     if known is None:
-        raise CliError(f"there is no token {token_id} that you may see; mqd token list shows them")
+        raise CliError(f"there is no token {token_id} that you may see; mqd token list shows those that you may")
     request.hmac = known.hmac
     with Broker(settings.bootstrap) as broker:
         response = broker.request(api_key, request)

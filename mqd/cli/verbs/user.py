@@ -9,7 +9,7 @@ import click
 from mqd.cli.common import CliError, Settings, emit_json, emit_table, options
 
 if TYPE_CHECKING:
-    from mqd.cli.access import Salted
+    from mqd.cli.access import SaltedPassword
     from mqd.cluster.metadata.records import ScramCredential
 
 TIMEOUT_S = 30.0
@@ -52,7 +52,7 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
     except ValueError as error:
         raise CliError(str(error), 2) from None
     password, generated = _password(password_stdin)
-    salted = access.Salted(password, generated)
+    salted = access.SaltedPassword(password, generated)
     if data_dir is not None:
         _locally(data_dir, [], _credentials(name, salted))
     else:
@@ -83,7 +83,7 @@ def admin(data_dir: Path | None) -> None:
     click.echo(f"User:{secure.ADMIN} {'exists' if exists else 'created'}; its clients' settings are in {mine.admin}")
 
 
-def _credentials(name: str, salted: "Salted") -> "list[ScramCredential]":
+def _credentials(name: str, salted: "SaltedPassword") -> "list[ScramCredential]":
     from mqd.cluster.metadata.records import ScramCredential
     from mqd.security import scram
 

@@ -56,7 +56,7 @@ class Rebalancer:
     def carry_out(self, operation: object) -> KafkaError | None:
         """Returns an error for the application."""
         match operation:
-            case Problem(ErrorCode.GROUP_ID_NOT_FOUND, _, True) if self._consumer.speak_classic():
+            case Problem(ErrorCode.GROUP_ID_NOT_FOUND, _, True) if self._consumer.switch_to_classic_protocol():
                 return None
             case Problem(code, text, is_fatal):
                 return _problem(code, text, is_fatal)

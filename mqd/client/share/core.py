@@ -22,7 +22,19 @@ from mqd.client import requests
 from mqd.client.messages import KafkaError, KafkaException
 from mqd.client.requests import TopicInfo
 from mqd.client.share import records
-from mqd.client.share.events import ACCEPT, GAP, RENEW, Key, Limits, Outcome, Place, Problem, Range, Send, Target
+from mqd.client.share.events import (
+    ACCEPT,
+    GAP,
+    RENEW,
+    Key,
+    Limits,
+    Outcome,
+    Problem,
+    Range,
+    Send,
+    Target,
+    TopicPartitionKey,
+)
 from mqd.client.share.membership import COORDINATOR_MOVED, Membership
 from mqd.client.share.session import LOST, SHARE_ACKNOWLEDGE, SHARE_FETCH, Reported, Session
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_message, error_name
@@ -72,10 +84,12 @@ class Settings(NamedTuple):
 class _Ready:
     """Fetched records of one partition that the application has not received yet."""
 
-    __slots__ = ("at", "deadline_ms", "messages", "offsets", "owner", "place")
+    __slots__ = ("at", "deadline_ms", "messages", "offsets", "owner", "topic_partition")
 
-    def __init__(self, place: Place, owner: Owner, fetched: records.Fetched, deadline_ms: int) -> None:
-        self.place, self.owner, self.deadline_ms = place, owner, deadline_ms  # when its locks end
+    def __init__(
+        self, topic_partition: TopicPartitionKey, owner: Owner, fetched: records.Fetched, deadline_ms: int
+    ) -> None:
+        self.topic_partition, self.owner, self.deadline_ms = topic_partition, owner, deadline_ms  # when its locks end
         self.messages, self.offsets, self.at = fetched.messages, fetched.offsets, 0
 
 
@@ -93,7 +107,7 @@ class ShareCore:
         self.nodes: dict[int, tuple[str, int]] = {}
         self.coordinator: int | None = None
         self.sessions: dict[int, Session] = {}
-        self.held: dict[Place, dict[int, Owner]] = {}
+        self.held: dict[TopicPartitionKey, dict[int, Owner]] = {}
         self.ready: deque[_Ready] = deque()
         self.outcomes: deque[Outcome] = deque()
         self.problems: deque[Problem] = deque()
@@ -141,7 +155,7 @@ class ShareCore:
                 self.ready.popleft()  # other members may have acquired them by now
                 continue
             begin, end = ready.at, min(ready.at + count - len(found), len(ready.messages))
-            self.held.setdefault(ready.place, {}).update(dict.fromkeys(ready.offsets[begin:end], ready.owner))
+            self.held.setdefault(ready.topic_partition, {}).update(dict.fromkeys(ready.offsets[begin:end], ready.owner))
             found += ready.messages[begin:end]
             ready.at = end
             if end == len(ready.messages):
@@ -150,15 +164,15 @@ class ShareCore:
             self.limits = None  # C3
         return found
 
-    def acknowledge(self, place: Place, offset: int, kind: int) -> bool:
+    def acknowledge(self, topic_partition: TopicPartitionKey, offset: int, kind: int) -> bool:
         """False: the application does not hold this record. After a renewal it still holds the record (C1)."""
-        offsets = self.held.get(place)
+        offsets = self.held.get(topic_partition)
         owner = offsets.get(offset) if offsets else None
         if owner is None:
             return False
         if kind != RENEW:
-            del self.held[place][offset]
-        self._acknowledge(owner, place, Range(offset, offset, kind))
+            del self.held[topic_partition][offset]
+        self._acknowledge(owner, topic_partition, Range(offset, offset, kind))
         return True
 
     def acknowledge_all(self, kind: int = ACCEPT) -> None:
@@ -166,15 +180,15 @@ class ShareCore:
         held = self.held
         if kind != RENEW:
             self.held = {}
-        for place, offsets in held.items():
+        for topic_partition, offsets in held.items():
             for owner, ranges in _runs(offsets):
                 for first, last in ranges:
-                    self._acknowledge(owner, place, Range(first, last, kind))
+                    self._acknowledge(owner, topic_partition, Range(first, last, kind))
 
-    def _acknowledge(self, owner: Owner, place: Place, one: Range) -> None:
+    def _acknowledge(self, owner: Owner, topic_partition: TopicPartitionKey, one: Range) -> None:
         session, key = owner
         if session.is_dead:
-            self.outcomes.append(Outcome(place, (one,), LOST))
+            self.outcomes.append(Outcome(topic_partition, (one,), LOST))
         else:
             session.acknowledge(key, one)
 
@@ -182,13 +196,15 @@ class ShareCore:
     def is_holding(self) -> bool:
         return any(self.held.values())
 
-    def unconfirmed(self) -> set[Place]:
+    def unconfirmed(self) -> set[TopicPartitionKey]:
         """The partitions with acknowledgements that the broker has not confirmed."""
-        found: set[Place] = set()
+        found: set[TopicPartitionKey] = set()
         for session in self.sessions.values():
             under_way = session.under_way.acknowledgements if session.under_way is not None else {}
             for acknowledgements in (session.acknowledgements, session.renewals, under_way):
-                found.update(self._place(key) for key, ranges in acknowledgements.items() if _of_records(ranges))
+                found.update(
+                    self._topic_partition(key) for key, ranges in acknowledgements.items() if _of_records(ranges)
+                )
         return found
 
     def close(self, now_ms: int) -> None:
@@ -430,7 +446,7 @@ class ShareCore:
         if not code and getattr(one, "acknowledge_error_code", 0) not in _MOVED:
             return
         if code in _REPORTED:
-            name, index = self._place(key)
+            name, index = self._topic_partition(key)
             self._report(_problem(code, f"{name} [{index}]"))
         elif one.current_leader is not None and one.current_leader.leader_id >= 0:
             self._set_leader(key, one.current_leader.leader_id)
@@ -453,9 +469,9 @@ class ShareCore:
                 key = topic.topic_id, one.partition_index
                 if key[0] not in self.names:
                     continue  # a topic without metadata: the locks of its records expire
-                place = self._place(key)
+                topic_partition = self._topic_partition(key)
                 try:
-                    fetched = records.read(place, one.records, one.acquired_records, self.settings.check_crcs)
+                    fetched = records.read(topic_partition, one.records, one.acquired_records, self.settings.check_crcs)
                 except ProtocolError as error:
                     self._report(Problem(KafkaError._BAD_MSG, str(error)))
                     continue
@@ -464,16 +480,16 @@ class ShareCore:
                 if fetched.problem:
                     self._report(Problem(KafkaError._BAD_MSG, fetched.problem))
                 if fetched.messages:
-                    self.ready.append(_Ready(place, (session, key), fetched, deadline_ms))
+                    self.ready.append(_Ready(topic_partition, (session, key), fetched, deadline_ms))
 
     # -- outcomes ----------------------------------------------------------------------------------
 
     def _add_outcomes(self, reported: Reported) -> None:
         for key, ranges, code in reported:
             if kept := _of_records(ranges):
-                self.outcomes.append(Outcome(self._place(key), kept, code))
+                self.outcomes.append(Outcome(self._topic_partition(key), kept, code))
 
-    def _place(self, key: Key) -> Place:
+    def _topic_partition(self, key: Key) -> TopicPartitionKey:
         return self.names.get(key[0], ""), key[1]
 
     def fail(self, code: int, text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)  # acknowledgement types, on the wire
 
 Key = tuple[bytes, int]  # topic id and partition
-Place = tuple[str, int]  # topic and partition
+TopicPartitionKey = tuple[str, int]  # topic and partition
 
 
 class Range(NamedTuple):
@@ -43,7 +43,7 @@ class Send(NamedTuple):
 class Outcome(NamedTuple):
     """The result of acknowledgements: `code` is Kafka's, 0 = done. `ranges` has no GAP."""
 
-    place: Place
+    topic_partition: TopicPartitionKey
     ranges: tuple[Range, ...]
     code: int
 

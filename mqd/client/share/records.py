@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from mqd.client.messages import Message
 from mqd.client.record_batch import Blobs, RecordBatchView, timestamp_type_of
-from mqd.client.share.events import GAP, REJECT, Place, Range
+from mqd.client.share.events import GAP, REJECT, Range, TopicPartitionKey
 from mqd.native.core import NativeError
 from mqd.native.reader import Block, fill_from_records
 from mqd.protocol.compression import decompress
@@ -64,7 +64,7 @@ class Fetched(NamedTuple):
     problem: str = ""
 
 
-def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bool) -> Fetched:
+def read(topic_partition: TopicPartitionKey, data: bytes | None, acquired: Iterable[Acquired], crc: bool) -> Fetched:
     """Returns the acquired records of one partition. The time depends on the number of records and of
     acquired ranges, not on the length of the ranges. Raises ProtocolError if the ranges are invalid.
     """
@@ -79,18 +79,21 @@ def read(place: Place, data: bytes | None, acquired: Iterable[Acquired], crc: bo
             view = None
             if not header.is_control:
                 try:
-                    view = _records(place, header, batch, end, crc)
+                    view = _records(topic_partition, header, batch, end, crc)
                 except (ProtocolError, NativeError) as error:
                     rejected = _within(runs, max(header.base_offset, end), header.last_offset, REJECT)
                     found.acknowledgements.extend([*_within(runs, end, header.base_offset - 1, GAP), *rejected])
-                    problem = problem or f"{place[0]} [{place[1]}], batch at offset {header.base_offset}: {error}"
+                    problem = (
+                        problem
+                        or f"{topic_partition[0]} [{topic_partition[1]}], batch at offset {header.base_offset}: {error}"
+                    )
                     end = header.last_offset + 1
                     continue
             _take(view, runs, end, header.last_offset, found)
             end = header.last_offset + 1
     except ProtocolError as error:
         found.acknowledgements.extend(_within(runs, end, OFFSET_MAX, REJECT))
-        problem = problem or f"{place[0]} [{place[1]}] from offset {end} on: {error}"
+        problem = problem or f"{topic_partition[0]} [{topic_partition[1]}] from offset {end} on: {error}"
     else:
         found.acknowledgements.extend(_within(runs, end, OFFSET_MAX, GAP))
     return found._replace(problem=problem)
@@ -119,7 +122,9 @@ def _within(runs: list[Acquired], first: int, last: int, kind: int) -> list[Rang
     ]
 
 
-def _records(place: Place, header: BatchHeader, batch: memoryview, first: int, crc: bool) -> RecordBatchView | None:
+def _records(
+    topic_partition: TopicPartitionKey, header: BatchHeader, batch: memoryview, first: int, crc: bool
+) -> RecordBatchView | None:
     """The records of a batch from `first` on."""
     if crc and not check_crc(batch):
         raise ProtocolError("its checksum is wrong", "record batch", "crc")
@@ -138,7 +143,7 @@ def _records(place: Place, header: BatchHeader, batch: memoryview, first: int, c
         raise ProtocolError("offsets do not ascend, or exceed the last offset", "record batch", "offset_delta")
     sections = Blobs(data, block.header_positions[:count], block.header_bytes[:count])
     return RecordBatchView(
-        *place,
+        *topic_partition,
         offsets,
         block.timestamps_ms[:count],
         Blobs(data, block.key_positions[:count], block.key_bytes[:count]),

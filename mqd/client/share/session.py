@@ -7,7 +7,8 @@ acquired: later acknowledgements of them fail here, without a request.
 Invariants
     H1  one request is under way at a time; epochs are 0, then 1, 2, ... and after 2^31-1 again 1
     H2  the first request is a fetch with all partitions and without acknowledgements
-    H3  an acknowledgement is waiting in `acknowledgements`, in `under_way`, or reported: one of these
+    H3  every acknowledgement is in exactly one place: waiting (`acknowledgements`, `renewals`), under
+        way, or reported
     H4  the ranges of a request ascend, do not overlap, and are of records acquired in this session
 """
 
@@ -38,7 +39,7 @@ Reported = list[tuple[Key, list[Range], int]]
 class UnderWay(NamedTuple):
     api_key: int
     acknowledgements: Mapping[Key, list[Range]]
-    named: frozenset[Key]  # a fetch: the partitions in the session after the response
+    partitions: frozenset[Key]  # a fetch: the partitions in the session after the response
     is_final: bool = False
 
 
@@ -49,7 +50,7 @@ class Session:
         self.node_id = node_id
         self.epoch = 0
         self.is_dead = False
-        self.named: frozenset[Key] = frozenset()
+        self.partitions: frozenset[Key] = frozenset()
         self.acknowledgements: Acknowledgements = {}
         self.renewals: Acknowledgements = {}
         self.under_way: UnderWay | None = None
@@ -81,13 +82,13 @@ class Session:
     # -- requests ----------------------------------------------------------------------------------
 
     def fetch_request(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
-        """Returns a fetch of the `wanted` partitions, with the waiting acknowledgements. This node leads
-        the partitions.
+        """Returns a fetch of partitions, with the waiting acknowledgements. `wanted`: partitions that
+        `node_id` leads.
         """
         acknowledgements, self.acknowledgements = (
             (self.acknowledgements, {}) if self.epoch else ({}, self.acknowledgements)
         )
-        gone = self.named - wanted
+        gone = self.partitions - wanted
         self.under_way = UnderWay(SHARE_FETCH, acknowledgements, wanted)
         return ShareFetchRequest(
             group_id=self._group_id,
@@ -115,7 +116,7 @@ class Session:
                         for index in indexes
                     ],
                 )
-                for topic_id, indexes in _by_topic((wanted - self.named) | acknowledgements.keys())
+                for topic_id, indexes in _by_topic((wanted - self.partitions) | acknowledgements.keys())
             ],
             forgotten_topics_data=[
                 ShareFetchRequest.ForgottenTopic(topic_id=topic_id, partitions=indexes)
@@ -132,7 +133,7 @@ class Session:
             acknowledgements, self.renewals = self.renewals, {}
         else:
             acknowledgements, self.acknowledgements = self.acknowledgements, {}
-        self.under_way = UnderWay(SHARE_ACKNOWLEDGE, acknowledgements, self.named, is_final)
+        self.under_way = UnderWay(SHARE_ACKNOWLEDGE, acknowledgements, self.partitions, is_final)
         return ShareAcknowledgeRequest(
             group_id=self._group_id,
             member_id=self._member_id,
@@ -169,7 +170,7 @@ class Session:
         if response.error_code:
             return [*_reported(request.acknowledgements, response.error_code), *self.end(LOST)]
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
-        self.named = request.named
+        self.partitions = request.partitions
         codes = {
             (topic.topic_id, one.partition_index): one.acknowledge_error_code
             if isinstance(one, ShareFetchResponse.Partition)

@@ -12,8 +12,8 @@ from mqd.client.shm.staging import Chunk, Refused, Stage, TakenCount
 
 
 class BatchCall:
-    """A call of produce_batch under way: `taken` of its records so far; `error` if it cannot
-    continue.
+    """A call of produce_batch under way. `taken`: how many of its records were accepted so far;
+    `error`: why it cannot continue, or None.
     """
 
     def __init__(self, producer: ProducerDriver, stage: Stage, records: Chunk, report: CallReport | None) -> None:
@@ -28,8 +28,8 @@ class BatchCall:
         return self.error is not None or self.taken == self.count
 
     def step(self) -> bool:
-        """Continues as far as there is room; returns True when the call has finished. Lock held. Passes
-        on records that produce() has staged before.
+        """Continues as far as there is room; returns True when the call has finished. Lock held. First
+        hands over the records that produce() staged earlier.
         """
         producer, stage = self._producer, self._stage
         if self.finished or not self._may_continue():

@@ -230,7 +230,7 @@ class ShmConsumer:
                 if self._inbox.operations:
                     break
                 if time.monotonic() >= self._offsets.due:
-                    self._offsets.commit_automatically(again=True)
+                    self._offsets.commit_automatically(more_follow=True)
                 before, last = (self._chunk, self._chunk.topic_id if self._chunk is not None else None), self._last
                 if self._fetcher.events:
                     found.append(self._fetcher.events.popleft())
@@ -411,7 +411,7 @@ class ShmConsumer:
             self._runner.polled()
         self._serve_responses()
         if time.monotonic() >= self._offsets.due:
-            self._offsets.commit_automatically(again=self._chunk is not None)
+            self._offsets.commit_automatically(more_follow=self._chunk is not None)
         while self._inbox.operations:
             problem = self._rebalancer.carry_out(self._inbox.operations.popleft())
             if problem is not None:
@@ -505,7 +505,7 @@ class ShmConsumer:
     def _requested_topics(self) -> tuple[tuple[str, ...], str | None]:
         return subscribed(self.config, self._subscription)
 
-    def speak_classic(self) -> bool:
+    def switch_to_classic_protocol(self) -> bool:
         """Joins again with the classic protocol, because the group has classic members and the broker
         admits no others (group.consumer.migration.policy). False: this member already uses it.
         """

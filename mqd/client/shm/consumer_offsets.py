@@ -77,7 +77,7 @@ class ConsumerOffsets:
     # -- automatic ---------------------------------------------------------------------------------
 
     def note_received(self, part: Part, position: int, leader_epoch: int | None) -> None:
-        """Stores that the application has received all records before `position`."""
+        """Records that the application has received all records before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
         if part.received_end is not None:
             part.received_end = max(part.received_end, position)
@@ -86,18 +86,19 @@ class ConsumerOffsets:
 
     def schedule_commit(self) -> None:
         """Sets the time of the next automatic commit, because records are being returned."""
-        if self.due == INFINITY and 0 < self._interval_s < INFINITY:  # 0: no timer; partitions that leave are committed
+        # interval 0: no timer; offsets are committed only when partitions are taken away
+        if self.due == INFINITY and 0 < self._interval_s < INFINITY:
             self.due = time.monotonic() + self._interval_s
             self._control.wake_by(self.due)
 
-    def commit_automatically(self, again: bool) -> None:
-        """Commits stored offsets asynchronously. `again`: more records are being returned."""
+    def commit_automatically(self, more_follow: bool) -> None:
+        """Commits stored offsets asynchronously. `more_follow`: more records are being returned."""
         self.due = INFINITY
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
         # otherwise offsets that are left out now would never be committed
-        if again or any(
+        if more_follow or any(
             part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
         ):
             self.schedule_commit()
@@ -136,8 +137,8 @@ class ConsumerOffsets:
         }
 
     def _with_unknown(self, known: dict[Key, Committed], parts: Iterable[Part]) -> dict[Key, Committed]:
-        """Adds to `known` the uncommitted offsets of partitions that the broker did not know at the last
-        read: this may be the last chance to commit them. In a commit by id the broker refuses deleted
+        """Adds to `known` the uncommitted offsets of partitions that were missing from the last Metadata
+        response: this may be the last chance to commit them. In a commit by id the broker refuses deleted
         topics; a commit by name (used if one id is missing) could go to a new topic of that name.
         """
         if not self.commits.by_id or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):

@@ -25,7 +25,7 @@ from typing import Any
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import FetchRequest
 
-Place = tuple[bytes, int]  # topic id, partition
+PartitionKey = tuple[bytes, int]  # topic id, partition
 
 PARTITION_MAX_BYTES = 1 << 20
 _EPOCH_FULL, _EPOCH_MAX = 0, 2**31 - 1
@@ -46,18 +46,18 @@ class PositionSession:
         self._isolation_level, self._rack_id = isolation_level, rack_id
         self._session_id = 0
         self._epoch = _EPOCH_FULL
-        self._sent: dict[Place, int] = {}  # I1
+        self._sent: dict[PartitionKey, int] = {}  # I1
 
     def reset(self) -> None:
         self._session_id, self._epoch = 0, _EPOCH_FULL
         self._sent = {}
 
-    def request(self, positions: Mapping[Place, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
+    def request(self, positions: Mapping[PartitionKey, int], max_wait_ms: int, min_bytes: int = 1) -> FetchRequest:
         """Version 13 or later. `positions`: all awaited partitions, each with the offset of the
         next expected record.
         """
-        changed = [(place, offset) for place, offset in positions.items() if self._sent.get(place) != offset]
-        gone = [place for place in self._sent if place not in positions]
+        changed = [(key, offset) for key, offset in positions.items() if self._sent.get(key) != offset]
+        gone = [key for key in self._sent if key not in positions]
         self._sent = dict(positions)
         return FetchRequest(
             max_wait_ms=max_wait_ms,
@@ -90,7 +90,7 @@ class PositionSession:
         return code in _SESSION_ERRORS
 
 
-def _topics(changed: list[tuple[Place, int]]) -> list[FetchRequest.Topic]:
+def _topics(changed: list[tuple[PartitionKey, int]]) -> list[FetchRequest.Topic]:
     topics: dict[bytes, FetchRequest.Topic] = {}
     for (topic_id, partition), offset in changed:
         topic = topics.get(topic_id)
@@ -102,7 +102,7 @@ def _topics(changed: list[tuple[Place, int]]) -> list[FetchRequest.Topic]:
     return list(topics.values())
 
 
-def _forgotten(gone: list[Place]) -> list[FetchRequest.ForgottenTopic]:
+def _forgotten(gone: list[PartitionKey]) -> list[FetchRequest.ForgottenTopic]:
     topics: dict[bytes, FetchRequest.ForgottenTopic] = {}
     for topic_id, partition in gone:
         topic = topics.get(topic_id)

@@ -1,7 +1,7 @@
 """Death notices: when the keeper is the only process that is left, it reports the end of the others
 to the other hosts, in a sealed datagram from the socket that it holds for gossip.
 
-While it runs, the controller maintains instructions for the keeper (`Orders`, a file in run/): the
+While it runs, the controller maintains instructions for the keeper (`Instructions`, a file in run/): the
 recipients, and the relevant epochs. The keeper sends two notices, each as soon as the kernel has
 reported the end of the processes:
 
@@ -42,7 +42,7 @@ MAGIC = b"mqp1"
 MAC_BYTES = 32
 NOTICE_BYTES_MAX = 200
 REPEATS_MS = (0, 30, 100, 300, 700)  # times of sending after the processes' end: datagrams get lost
-ORDERS_NAME = "death-orders"
+INSTRUCTIONS_NAME = "death-orders"  # as in earlier versions: the running keeper may be of one
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):
@@ -57,7 +57,7 @@ class Notice(msgspec.Struct, array_like=True, frozen=True):
     led: bool = False  # the controller process that has ended led the metadata quorum in `controller_epoch`
 
 
-class Orders(msgspec.Struct, frozen=True):
+class Instructions(msgspec.Struct, frozen=True):
     """The keeper's instructions. `incarnation`: that of the keeper that may follow them. `addresses`: those
     of the other hosts, voters first; numeric, because the keeper does not resolve names.
     """
@@ -97,23 +97,23 @@ def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
         return None
 
 
-def write_orders(run_dir: Path, orders: Orders | None) -> None:
+def write_instructions(run_dir: Path, instructions: Instructions | None) -> None:
     """Replaces the file; None removes it. It need not be durable: if the host loses its memory, its keeper
     has ended, too. Raises OSError.
     """
-    path = run_dir / ORDERS_NAME
-    if orders is None:
+    path = run_dir / INSTRUCTIONS_NAME
+    if instructions is None:
         path.unlink(missing_ok=True)
         return
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(msgspec.json.encode(orders))
+    temporary.write_bytes(msgspec.json.encode(instructions))
     os.replace(temporary, path)
 
 
-def read_orders(run_dir: Path, incarnation: int) -> Orders | None:
+def read_instructions(run_dir: Path, incarnation: int) -> Instructions | None:
     """Returns the instructions; None: there are none for this keeper."""
     try:
-        orders = msgspec.json.decode((run_dir / ORDERS_NAME).read_bytes(), type=Orders)
+        instructions = msgspec.json.decode((run_dir / INSTRUCTIONS_NAME).read_bytes(), type=Instructions)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    return orders if orders.incarnation == incarnation else None
+    return instructions if instructions.incarnation == incarnation else None

@@ -16,7 +16,7 @@ INFORMED_MAX = 64
 
 def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
     """The notice that the keeper sends once this host's controller process and its broker have ended, for
-    Orders. None: no other host relies on them yet. `before`: the previous result.
+    Instructions. None: no other host relies on them yet. `before`: the previous result.
 
     While no leader is known the previous result remains valid: N1, N2.
     """

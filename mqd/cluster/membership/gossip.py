@@ -321,7 +321,7 @@ class GossipCore:
             room -= sum(map(len, updates)) - sum(map(len, first))
             updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
         self._sequence += 1
-        self.emit(SendDatagram(host, port, self.seal.close(PacketOut(*head, [Raw(update) for update in updates]))))
+        self.emit(SendDatagram(host, port, self.seal.seal(PacketOut(*head, [Raw(update) for update in updates]))))
         self.counts["sent"] += 1
 
     def _arm_gossip(self) -> None:

@@ -115,7 +115,7 @@ class Left(msgspec.Struct, tag="l", array_like=True, frozen=True):
 
 
 class Load(msgspec.Struct, tag="o", array_like=True, frozen=True):
-    """A host's load; that with the highest (life, number) is the newest."""
+    """A host's load; the load with the highest (life, number) is the newest."""
 
     node_id: Node
     directory_id: Directory
@@ -123,7 +123,7 @@ class Load(msgspec.Struct, tag="o", array_like=True, frozen=True):
     number: Count
     broker_epoch: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
     metadata_version: Annotated[int, Meta(ge=-1, le=(1 << 62) - 1)] = -1
-    cpu_permille: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # of one core, so up to 1000 per core
+    cpu_permille: Annotated[int, Meta(ge=0, le=1 << 20)] = 0  # 1000 = one core fully used, so up to 1000 * cpu_count
     disk_used_bytes: Count = 0
     in_bytes_per_s: Count = 0
     out_bytes_per_s: Count = 0
@@ -225,7 +225,9 @@ class State(msgspec.Struct, tag="state", array_like=True, frozen=True):
 
 
 class StreamPing(msgspec.Struct, tag="ping", array_like=True, frozen=True):
-    """A probe over TCP, for networks that drop datagrams; StreamAck is the response of this host."""
+    """A probe over TCP, for networks that drop datagrams. `node_id`, `directory_id`: the probed host, which
+    responds with StreamAck.
+    """
 
     node_id: Node
     directory_id: Directory
@@ -263,7 +265,7 @@ def decode_stream(data: bytes) -> StreamMessage:
     try:
         return _decode_stream(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(f"not a message of gossip: {error}") from error
+        raise Refused(f"not a gossip message: {error}") from error
 
 
 class Seal:
@@ -271,19 +273,19 @@ class Seal:
 
     `cluster_key`: the secret that all hosts share; empty if no listener is reachable from other
     hosts (the seal then only distinguishes clusters). Two clusters with the same key do not accept
-    each other's datagrams, because the seal's key is also derived from the cluster id. `also`: other
-    keys that hosts may use while the cluster's key is being changed. Datagrams do not identify their
-    key; all keys are tried.
+    each other's datagrams, because the seal's key is also derived from the cluster id. `other_keys`:
+    those that hosts may also use while the cluster's key is being changed. Datagrams do not identify
+    their key; all keys are tried.
     """
 
-    def __init__(self, cluster_key: bytes, cluster_id: str, also: Sequence[bytes] = ()) -> None:
+    def __init__(self, cluster_key: bytes, cluster_id: str, other_keys: Sequence[bytes] = ()) -> None:
         self._cluster_id = cluster_id
-        self.use((cluster_key, *also))
+        self.set_keys((cluster_key, *other_keys))
 
-    def use(self, cluster_keys: Sequence[bytes]) -> None:
-        """Seals with the first key, opens data sealed with any of them."""
-        use = b"mqd gossip datagrams 1\0" + self._cluster_id.encode()
-        keys = [hmac.digest(key, use, hashlib.sha256) for key in cluster_keys]
+    def set_keys(self, cluster_keys: Sequence[bytes]) -> None:
+        """From now on, datagrams are sealed with the first key and opened with any of them."""
+        context = b"mqd gossip datagrams 1\0" + self._cluster_id.encode()
+        keys = [hmac.digest(key, context, hashlib.sha256) for key in cluster_keys]
         self._hmacs = [hmac.new(key, digestmod=hashlib.sha256) for key in keys]
 
     @staticmethod
@@ -292,7 +294,7 @@ class Seal:
         mac.update(body)
         return mac.digest()
 
-    def close(self, packet: PacketOut) -> bytes:
+    def seal(self, packet: PacketOut) -> bytes:
         body = encode(packet)
         return MAGIC + self._mac(self._hmacs[0], body) + body
 
@@ -301,7 +303,7 @@ class Seal:
         if not HEAD_BYTES < len(data) <= DATAGRAM_BYTES_MAX:
             raise Refused(f"{len(data)} bytes")
         if data[:4] != MAGIC:
-            raise Refused("not a datagram of mqd, or of another version")
+            raise Refused("not an mqd datagram, or one of another version")
         body = data[HEAD_BYTES:]
         if not any(hmac.compare_digest(self._mac(key, body), data[4:HEAD_BYTES]) for key in self._hmacs):
             raise Refused("not sealed with this cluster's key")

@@ -266,10 +266,10 @@ def test_a_keeper_proves_that_its_broker_is_dead(tmp_path: Path, victim_leads: b
         active = next(node_id for node_id in (1, 2, 3) if active_here in logs(node_id))
         victim = active if victim_leads else next(node_id for node_id in (1, 2, 3) if node_id != active)
         others = [node_id for node_id in (1, 2, 3) if node_id != victim]
-        orders = paths.run_dir(cluster.brokers[victim].data_dir) / death_notice.ORDERS_NAME
+        instructions = paths.run_dir(cluster.brokers[victim].data_dir) / death_notice.INSTRUCTIONS_NAME
         wait(
-            lambda: orders.exists() and json.loads(orders.read_bytes())["led"] == victim_leads,
-            "the controller leaves no orders",
+            lambda: instructions.exists() and json.loads(instructions.read_bytes())["led"] == victim_leads,
+            "the controller leaves no instructions",
         )
         # A worker takes tens of milliseconds to end, in which supervisord could start the next
         # controller, so that at no time all would have ended. So the keeper is stopped until all

@@ -113,7 +113,7 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
         ("/access/quota", {"user": "bob", "produce": "fast"}, "'fast' is not a rate"),
         ("/access/quota", {"user": "bob", "requests": "nan"}, "is not a number above 0"),
         ("/access/quota", {"ip": "10.0.0.1", "connections": "1.5"}, "is not a whole number"),
-        ("/access/quota/delete", {"user": "no-such"}, "has no such quota"),
+        ("/access/quota/delete", {"user": "no-such"}, "has none of these quotas"),
     ],
 )
 def test_invalid_changes_are_reported_in_the_preview(

@@ -251,7 +251,7 @@ def test_the_quota_command(mqd) -> None:
     )
     assert mqd("quota", "set", "--default", "--fetch", "1MiB", "--dry-run") == (
         0,
-        "the default of all clients could be limited: fetch 1.0 MB/s\n",
+        "the default for all clients could be limited: fetch 1.0 MB/s\n",
         "",
     )
     assert mqd("quota", "set", "--default", "--fetch", "500k")[0] == 0
@@ -274,7 +274,7 @@ def test_the_quota_command(mqd) -> None:
     for of, message in (
         (("--user", "alice"), "user alice"),
         (("app", "--user", "alice"), "client app of user alice"),
-        (("--default", "--default-user"), "the default of all clients of the default of all users"),
+        (("--default", "--default-user"), "the default for all clients of the default for all users"),
     ):
         assert mqd("quota", "set", *of, "--changes", "2.5") == (0, f"{message} is limited: changes 2.5/s\n", "")
     assert mqd("quota", "set", "--ip", "10.0.0.1", "--connections", "5")[:2] == (

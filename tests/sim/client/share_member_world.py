@@ -12,7 +12,19 @@ from typing import Any
 from mqd.client import requests
 from mqd.client.messages import KafkaError, local_error
 from mqd.client.share.core import SHARE_GROUP_HEARTBEAT, Settings, ShareCore
-from mqd.client.share.events import ACCEPT, GAP, REJECT, RELEASE, RENEW, Key, Limits, Place, Range, Send, Target
+from mqd.client.share.events import (
+    ACCEPT,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Key,
+    Limits,
+    Range,
+    Send,
+    Target,
+    TopicPartitionKey,
+)
 from mqd.client.share.session import SHARE_FETCH
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
@@ -82,7 +94,7 @@ class World:
         self.session_count = 0
         self.member_epoch = 0
         self.wire: dict[Target, collections.deque[Send]] = {}
-        self.unconfirmed: dict[tuple[Place, int], int] = {}  # acknowledgements without a result
+        self.unconfirmed: dict[tuple[TopicPartitionKey, int], int] = {}  # acknowledgements without a result
         self.accepted: collections.Counter[tuple[int, int]] = collections.Counter()
         self.is_waiting = False
         self.lost = 0
@@ -298,15 +310,15 @@ class World:
     def work(self, messages: list[Any]) -> None:
         self.random.shuffle(messages)
         for message in messages:
-            place, offset = (message.topic(), message.partition()), message.offset()
+            topic_partition, offset = (message.topic(), message.partition()), message.offset()
             if self.random.random() < 0.1:
-                assert self.core.acknowledge(place, offset, RENEW)
+                assert self.core.acknowledge(topic_partition, offset, RENEW)
                 self.core.flush(self.now_ms)
                 self.settle(100)
             kind = self.random.choices((ACCEPT, RELEASE, REJECT), (8, 2, 1))[0]
-            assert self.core.acknowledge(place, offset, kind), "C1: a record that was handed out is held"
-            assert not self.core.acknowledge(place, offset, kind), "C1: once"
-            self.unconfirmed[place, offset] = self.unconfirmed.get((place, offset), 0) + 1
+            assert self.core.acknowledge(topic_partition, offset, kind), "C1: a record that was handed out is held"
+            assert not self.core.acknowledge(topic_partition, offset, kind), "C1: once"
+            self.unconfirmed[topic_partition, offset] = self.unconfirmed.get((topic_partition, offset), 0) + 1
             self.take_outcomes()
         if self.random.random() < 0.5:
             self.core.flush(self.now_ms)
@@ -320,9 +332,9 @@ class World:
                 for offset in range(one.first, one.last + 1):
                     if one.type == RENEW:
                         continue
-                    due = self.unconfirmed.get((outcome.place, offset), 0)
+                    due = self.unconfirmed.get((outcome.topic_partition, offset), 0)
                     assert due > 0, f"C2: {outcome} of an acknowledgement that was not given, or was reported already"
-                    self.unconfirmed[outcome.place, offset] = due - 1
+                    self.unconfirmed[outcome.topic_partition, offset] = due - 1
 
     def move_a_leader(self) -> None:
         index = self.random.randrange(PARTITIONS)

@@ -73,7 +73,7 @@ class ClusterHost:
     def _new_control(self) -> None:
         self.keeper: object | None = None  # all of this lives as long as the keeper
         self._next: dict[int, int] = {}  # dead worker -> the generation it will have
-        self.orders: Notice | None = None  # the notice that the keeper sends when the controller has ended
+        self.instructions: Notice | None = None  # the notice that the keeper sends when the controller has ended
         self.controls: dict[Partition, Control] = {}
         self.slots: dict[int, tuple[bytes, int, int, int, int]] = {}
         self.broker_epoch = self.metadata_version = -1
@@ -375,11 +375,15 @@ class ClusterHost:
 
     def _prove(self, all_ended: bool) -> None:
         """As in mqd/keeper/proof.py."""
-        orders = self.orders
-        if orders is None or (orders.broker_epoch != self.broker_epoch if all_ended else not orders.led):
+        instructions = self.instructions
+        if instructions is None or (
+            instructions.broker_epoch != self.broker_epoch if all_ended else not instructions.led
+        ):
             return
         notice = msgspec.structs.replace(
-            orders, broker_epoch=orders.broker_epoch if all_ended else -1, sent_ms=self.clock.now() // 1_000_000
+            instructions,
+            broker_epoch=instructions.broker_epoch if all_ended else -1,
+            sent_ms=self.clock.now() // 1_000_000,
         )
         for wait_ms in REPEATS_MS:
             self.kernel.after(

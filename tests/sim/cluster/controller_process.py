@@ -83,7 +83,7 @@ class ControllerProcess:
         self._clients = 0
         self._proofs = DeathProofs(host.node)
         self._final_notice: Notice | None = None
-        host.orders = None
+        host.instructions = None
 
     def start(self) -> None:
         host = self.host
@@ -138,7 +138,7 @@ class ControllerProcess:
 
     def _broker_tick(self) -> None:
         self.on_broker(broker_core.Tick())
-        self._leave_orders()
+        self._leave_instructions()
         self.kernel.after(
             self.host.clock.true_delay(self.world.options.heartbeat_ms * 250_000), self.process, self._broker_tick
         )
@@ -240,7 +240,7 @@ class ControllerProcess:
         self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
         self._lease_ms = 0
         self._publish_lease()
-        self._leave_orders()
+        self._leave_instructions()
         for proof in self._proofs.on_active():
             self.on_metadata(metadata_core.PeerReceived(proof.node_id, proof))
 
@@ -261,10 +261,10 @@ class ControllerProcess:
 
     def _leader_changed(self, effect: events.LeaderChanged) -> None:
         self._gossip_controller()
-        self._leave_orders()
+        self._leave_instructions()
 
-    def _leave_orders(self) -> None:
-        self._final_notice = self.host.orders = final_notice(
+    def _leave_instructions(self) -> None:
+        self._final_notice = self.host.instructions = final_notice(
             self.quorum, self.metadata.committed, self.host.incarnation, self._final_notice
         )
 

@@ -253,7 +253,7 @@ class Coordinator:
 
     def _turn(self, partition: Partition, place: Place) -> None:
         shard = place.shard
-        unit = shard.next_unit(is_late=True) if shard is not None else None
+        unit = shard.next_unit(is_lazy_due=True) if shard is not None else None
         if unit is None:
             return
         self._number += 1

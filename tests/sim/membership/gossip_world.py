@@ -442,9 +442,9 @@ class World:
             case 1:
                 data = rng.randbytes(rng.randrange(1500))
             case 2:
-                data = Seal(b"other", "cluster").close(self.seal().open(data))
+                data = Seal(b"other", "cluster").seal(self.seal().open(data))
             case 3:
-                data = Seal(b"secret", "other").close(self.seal().open(data))
+                data = Seal(b"secret", "other").seal(self.seal().open(data))
         before = digest(core)
         effects = core.handle(events.DatagramReceived(data), host.local(self.now))
         if digest(core) != before:

@@ -12,7 +12,7 @@ import pytest
 
 from mqd.base import cluster_config
 from mqd.cluster.membership import death_notice
-from mqd.cluster.membership.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Notice, Orders
+from mqd.cluster.membership.death_notice import NOTICE_BYTES_MAX, REPEATS_MS, Instructions, Notice
 from mqd.cluster.membership.death_proofs import INFORMED_MAX, final_notice, recipients
 from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
@@ -72,15 +72,15 @@ class Datagrams:
 
 
 @pytest.fixture
-def orders() -> Orders:
-    return Orders(11, 3, 5, 7, "cluster", (("127.0.0.1", 1), ("::1", 2)))
+def instructions() -> Instructions:
+    return Instructions(11, 3, 5, 7, "cluster", (("127.0.0.1", 1), ("::1", 2)))
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_the_keeper_revokes_the_lease_then_sends_the_notice_repeatedly(
-    tmp_path: Path, orders: Orders, fails: bool
+    tmp_path: Path, instructions: Instructions, fails: bool
 ) -> None:
-    death_notice.write_orders(tmp_path, orders)
+    death_notice.write_instructions(tmp_path, instructions)
     control, later = Control(), []
     datagrams = Datagrams(control, fails)
     assert proof.notify_voters({}, tmp_path, control, datagrams, lambda wait_s, call: later.append((wait_s, call)))
@@ -104,8 +104,12 @@ def test_the_keeper_revokes_the_lease_then_sends_the_notice_repeatedly(
     [{"incarnation": 10}, {"broker_epoch": 4}, None],
     ids=["another keeper's", "another registration's", "none"],
 )
-def test_orders_that_are_not_for_now_are_not_followed(tmp_path: Path, orders: Orders, change: dict | None) -> None:
-    death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, **change) if change is not None else None)
+def test_instructions_that_are_not_for_now_are_not_followed(
+    tmp_path: Path, instructions: Instructions, change: dict | None
+) -> None:
+    death_notice.write_instructions(
+        tmp_path, msgspec.structs.replace(instructions, **change) if change is not None else None
+    )
     control = Control()
     assert (
         not proof.notify_voters({}, tmp_path, control, Datagrams(control), lambda wait_s, call: None)
@@ -115,15 +119,15 @@ def test_orders_that_are_not_for_now_are_not_followed(tmp_path: Path, orders: Or
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"incarnation": "x"}', bytes(range(256))])
 def test_damaged_orders_are_ignored(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / death_notice.ORDERS_NAME).write_bytes(content)
-    assert death_notice.read_orders(tmp_path, 11) is None
+    (tmp_path / death_notice.INSTRUCTIONS_NAME).write_bytes(content)
+    assert death_notice.read_instructions(tmp_path, 11) is None
 
 
-def test_orders_are_replaced_and_removed(tmp_path: Path, orders: Orders) -> None:
-    death_notice.write_orders(tmp_path, orders)
-    assert death_notice.read_orders(tmp_path, 11) == orders
-    death_notice.write_orders(tmp_path, None)
-    death_notice.write_orders(tmp_path, None)
+def test_instructions_are_replaced_and_removed(tmp_path: Path, instructions: Instructions) -> None:
+    death_notice.write_instructions(tmp_path, instructions)
+    assert death_notice.read_instructions(tmp_path, 11) == instructions
+    death_notice.write_instructions(tmp_path, None)
+    death_notice.write_instructions(tmp_path, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -146,9 +150,11 @@ def test_both_versions_understand_each_other() -> None:
 
 
 @pytest.mark.parametrize("led", [True, False])
-def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(tmp_path: Path, orders: Orders, led: bool) -> None:
+def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(
+    tmp_path: Path, instructions: Instructions, led: bool
+) -> None:
     """The host keeps its lease: its workers are alive."""
-    death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=led))
+    death_notice.write_instructions(tmp_path, msgspec.structs.replace(instructions, led=led))
     control = Control()
     control.leases.append((0, 0, 0))  # Datagrams requires an entry
     datagrams, later = Datagrams(control), []
@@ -167,8 +173,8 @@ def test_the_end_of_the_controller_alone_is_announced_only_if_it_led(tmp_path: P
         )
 
 
-def test_all_processes_ended_with_a_leading_controller(tmp_path: Path, orders: Orders) -> None:
-    death_notice.write_orders(tmp_path, msgspec.structs.replace(orders, led=True))
+def test_all_processes_ended_with_a_leading_controller(tmp_path: Path, instructions: Instructions) -> None:
+    death_notice.write_instructions(tmp_path, msgspec.structs.replace(instructions, led=True))
     datagrams = Datagrams(control := Control())
     assert proof.notify_voters({}, tmp_path, control, datagrams, lambda wait_s, call: None)
     found = death_notice.unseal(cluster_config.LOOPBACK_KEY, "cluster", datagrams.sent[0][0])

@@ -78,7 +78,7 @@ class Peer:
         self.sequence += 1
         raw = [Raw(encode_update(update)) for update in updates]
         return events.DatagramReceived(
-            SEAL.close(
+            SEAL.seal(
                 PacketOut(
                     to, to_life, self.number, directory(self.number), incarnation, self.sequence, *controller, body, raw
                 )
@@ -256,7 +256,7 @@ def test_invalid_datagrams_change_nothing() -> None:
         b"mqg2" + good[4:],
         good[:36],
         bytes(2000),
-        *(seal.close(SEAL.open(good)) for seal in other),
+        *(seal.seal(SEAL.open(good)) for seal in other),
     ]
     wrong += [good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :] for place in range(len(good))]
     for data in wrong:

@@ -128,16 +128,16 @@ def test_datagrams_while_a_key_is_being_replaced() -> None:
     old, new = Seal(b"o" * 32, "cluster"), Seal(b"n" * 32, "cluster")
     both = Seal(b"o" * 32, "cluster", [b"n" * 32])
     for seal in (old, new):
-        both.open(seal.close(packet))
-    old.open(both.close(packet))
+        both.open(seal.seal(packet))
+    old.open(both.seal(packet))
     with pytest.raises(Refused):
-        new.open(both.close(packet))
-    both.use([b"n" * 32, b"o" * 32])
-    new.open(both.close(packet))
-    both.open(old.close(packet))
-    both.use([b"n" * 32])
+        new.open(both.seal(packet))
+    both.set_keys([b"n" * 32, b"o" * 32])
+    new.open(both.seal(packet))
+    both.open(old.seal(packet))
+    both.set_keys([b"n" * 32])
     with pytest.raises(Refused):
-        both.open(old.close(packet))
+        both.open(old.seal(packet))
 
 
 @pytest.mark.parametrize("ours", range(3))

@@ -59,7 +59,7 @@ class World:
         for timer in self.shard.timers.take_due(0):
             name = self.shard.fire(timer)
             self.shard.handle_known(name, TimerFired(timer[1]), 0)
-        while self.shard.next_unit(is_late=True) is not None:
+        while self.shard.next_unit(is_lazy_due=True) is not None:
             self.shard.written()
         self.shard.check()
         return self.replies.get(self.number)
@@ -217,6 +217,6 @@ def test_pending_offsets_are_counted_until_their_transaction_ends() -> None:
     assert world.commit("g", *range(10), metadata="m" * 1000, producer_id=7).error == 0
     assert world.used() > before + 10_000
     world.shard.end_transaction(7, 0, 0, False, 0, lambda error: None)
-    while world.shard.next_unit(is_late=True) is not None:
+    while world.shard.next_unit(is_lazy_due=True) is not None:
         world.shard.written()
     assert world.used() == before

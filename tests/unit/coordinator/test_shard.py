@@ -201,7 +201,7 @@ def test_lazy_records_wait_for_others_and_delay_none() -> None:
     assert not world.shard.is_lazy and world.write() == [[(b"a1", b"v"), (b"b1", b"v")]]
     assert world.sent[1:] == [(2, "later")]
     world.do("a", Persist(record("a2"), is_lazy=True))
-    late = world.shard.next_unit(is_late=True)
+    late = world.shard.next_unit(is_lazy_due=True)
     assert late is not None and [batch.records for batch in late.batches] == [[(b"a2", b"v")]]
     world.do("a", Persist(record("a3"), is_lazy=True), Persist(record("a4")), Reply(3, ""))
     world.shard.check()

@@ -1,5 +1,6 @@
-"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. On a single host with one replica, either
-the leader is the preferred one or none is possible: ELECTION_NOT_NEEDED, as in Kafka.
+"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. With one host the leader is already the
+preferred one: ELECTION_NOT_NEEDED. If its log directory is offline, no leader is possible:
+PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE.
 
 The response to a request for all partitions (null) omits those that need no election, so on a single
 host it is empty.

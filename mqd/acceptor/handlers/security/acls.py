@@ -1,6 +1,6 @@
 """DescribeAcls, CreateAcls, DeleteAcls 1-3 (KIP-140, KIP-290): the cluster's ACLs, changed by the
-controller; answered when all workers of this host apply them. Without an authorizer each request is
-answered as by a Kafka broker without one.
+controller; answered when all workers of this host apply them. Without an authorizer the responses are
+those of a Kafka broker without one.
 
 As in Kafka, the number 0 (UNKNOWN) makes the whole request invalid, other unknown numbers only the
 rule or the filter.

@@ -332,7 +332,7 @@ def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_defa
 
 
 def _check_broker_name(state: MetadataState, name: str) -> None:
-    """ "" is the default of all brokers; otherwise a registered node id in decimal."""
+    """ "" is the default for all brokers; otherwise a registered node id in decimal."""
     if name and (not name.isascii() or not name.isdigit() or int(name) not in state.brokers or str(int(name)) != name):
         raise Refusal(
             ErrorCode.INVALID_REQUEST,

@@ -58,9 +58,9 @@ def test_records_lost_with_their_session_are_reported() -> None:
     scene = Scene()
     held = scene.hold()
     message = held[0]
-    place = message.topic(), message.partition()
-    session = scene.core.held[place][message.offset()][0]
-    assert scene.core.acknowledge(place, message.offset(), ACCEPT)
+    topic_partition = message.topic(), message.partition()
+    session = scene.core.held[topic_partition][message.offset()][0]
+    assert scene.core.acknowledge(topic_partition, message.offset(), ACCEPT)
     scene.core.flush(0)
     (send,) = scene.sent(SHARE_ACKNOWLEDGE)
     scene.respond(send, error=local_error(KafkaError._TRANSPORT, "gone"))
