@@ -9,8 +9,8 @@ from pathlib import Path
 from mqd.acceptor.dispatch import HANDLERS
 from mqd.protocol.messages import ApiVersionsRequest
 from tests.broker import Broker
-from tests.judge import page
 from tests.kafka_connection import KafkaConnection
+from tests.kafka_parity import page
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 API_VERSIONS = 18
@@ -22,7 +22,9 @@ WITH_LOOP_CAUSES = {
 
 
 def test_the_protocol_page_is_current() -> None:
-    assert (DOCS / "protocol.md").read_text() == page.page(), "run: python -m tests.judge.page > docs/protocol.md"
+    assert (DOCS / "protocol.md").read_text() == page.page(), (
+        "run: python -m tests.kafka_parity.page > docs/protocol.md"
+    )
 
 
 def test_the_protocol_page_says_what_a_broker_advertises(shared_broker: Broker) -> None:

@@ -15,10 +15,10 @@ from mqd.protocol import messages as m
 from perf.peers.peer import Unavailable
 from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaTools
-from tests.judge.brokers import both
-from tests.judge.compare import Table
-from tests.judge.model import Step, World
-from tests.judge.sides import Side
+from tests.kafka_parity.brokers import both
+from tests.kafka_parity.compare import Table
+from tests.kafka_parity.model import Step, World
+from tests.kafka_parity.sides import Side
 
 KIND, DESCRIBE, ALTER, INCREMENTAL, LIST = 16, 32, 33, 44, 74
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -99,17 +99,17 @@ def _shown(side: Side) -> tuple[object, ...]:
 @pytest.mark.slow
 def test_subscriptions_are_set_and_described_alike(tmp_path: Path) -> None:
     try:
-        with both(tmp_path, Table([])) as judge:
+        with both(tmp_path, Table([])) as comparison:
             differences = []
             for number, (name, operation, values) in enumerate(CHANGES):
                 for change in (
                     lambda side: _alter(side, name, operation, values),
                     lambda side: _replace(side, name, values),
                 ):
-                    kafka, mqd = change(judge.sides[0]), change(judge.sides[1])
+                    kafka, mqd = change(comparison.sides[0]), change(comparison.sides[1])
                     if kafka != mqd:
                         differences.append(f"{number} {name} {operation} {values}: Kafka {kafka}, mqd {mqd}")
-                    if (kafka := _shown(judge.sides[0])) != (mqd := _shown(judge.sides[1])):
+                    if (kafka := _shown(comparison.sides[0])) != (mqd := _shown(comparison.sides[1])):
                         differences.append(f"{number} {name} {values}: Kafka shows\n{kafka}\nmqd\n{mqd}")
     except Unavailable as reason:
         pytest.skip(f"Apache Kafka cannot be had: {reason}")

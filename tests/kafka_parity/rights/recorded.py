@@ -1,5 +1,5 @@
 """The recorded results of Apache Kafka 4.2: answers.json, written by `python -m
-tests.judge.rights`, verified by the slow tier.
+tests.kafka_parity.rights`, verified by the slow tier.
 """
 
 from __future__ import annotations

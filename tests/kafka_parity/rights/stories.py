@@ -9,7 +9,7 @@ from typing import Any
 from mqd.protocol import messages as m
 from mqd.protocol.records import Record, encode_batch
 from mqd.security.acl import Operation, Permission
-from tests.judge.rights.table import (
+from tests.kafka_parity.rights.table import (
     AUTHORIZATION,
     Ask,
     Granting,

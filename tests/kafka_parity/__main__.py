@@ -1,4 +1,4 @@
-"""python -m tests.judge [--api NAME] [--version N] [--seed N] [--cases N] [--case N] [--journal FILE]"""
+"""python -m tests.kafka_parity [--api NAME] [--version N] [--seed N] [--cases N] [--case N] [--journal FILE]"""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 
 from mqd.protocol import KNOWN
-from tests.judge.allowed import ALLOWED
-from tests.judge.brokers import both
-from tests.judge.compare import Table
-from tests.judge.journal import Journal
-from tests.judge.stories import WHOLE
+from tests.kafka_parity.allowed import ALLOWED
+from tests.kafka_parity.brokers import both
+from tests.kafka_parity.compare import Table
+from tests.kafka_parity.journal import Journal
+from tests.kafka_parity.stories import WHOLE
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.judge", description="mqd beside Apache Kafka, field by field"
+        prog="python -m tests.kafka_parity", description="mqd beside Apache Kafka, field by field"
     )
     parser.add_argument("--api", action="append", help="only this API (may be repeated: in this order)")
     parser.add_argument("--version", type=int, help="only this version of it")
@@ -28,7 +28,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=200, help="for each version of each API (default 200)")
     parser.add_argument("--case", type=int, help="only this one of them, with its requests printed")
     parser.add_argument(
-        "--journal", type=Path, help="continue the run whose journal this is: judge what is missing, and what differed"
+        "--journal",
+        type=Path,
+        help="continue the run whose journal this is: compare what is missing, and what differed",
     )
     arguments = parser.parse_args()
     # When terminated, it still stops the brokers that it started. An exception alone would be lost
@@ -39,12 +41,15 @@ def main() -> int:
     )
     table, journal, began = Table(ALLOWED), Journal(arguments.journal), time.monotonic()
     print(f"seed {arguments.seed}", flush=True)
-    with tempfile.TemporaryDirectory(prefix="judge-") as directory, both(Path(directory), table, journal) as judge:
+    with (
+        tempfile.TemporaryDirectory(prefix="parity-") as directory,
+        both(Path(directory), table, journal) as comparison,
+    ):
         if arguments.case is not None:
-            judge.trace = print
+            comparison.trace = print
         # ctrl-C shows the differences found so far
         with contextlib.suppress(KeyboardInterrupt):
-            pairs = [(KNOWN[key].name, key, version) for key, version in judge.versions()]
+            pairs = [(KNOWN[key].name, key, version) for key, version in comparison.versions()]
             if arguments.api:
                 pairs = [pair for api in arguments.api for pair in pairs if pair[0] == api]
             for name, key, version in pairs:
@@ -52,25 +57,25 @@ def main() -> int:
                     break
                 if arguments.version not in (None, version):
                     continue
-                judge.run(key, version, arguments.seed, arguments.cases, arguments.case)
+                comparison.run(key, version, arguments.seed, arguments.cases, arguments.case)
                 seconds = time.monotonic() - began
-                count = judge.report.cases.get((name, version), 0)
+                count = comparison.report.cases.get((name, version), 0)
                 print(
-                    f"{seconds:6.0f} s  {name} {version}: {count} cases, {len(judge.report.found)} differences",
+                    f"{seconds:6.0f} s  {name} {version}: {count} cases, {len(comparison.report.found)} differences",
                     flush=True,
                 )
-    for line in judge.report.lines():
+    for line in comparison.report.lines():
         print(line)
     print(
-        f"repeat one: python -m tests.judge --seed {arguments.seed} --cases {arguments.cases} --api API --version V --case N"
+        f"repeat one: python -m tests.kafka_parity --seed {arguments.seed} --cases {arguments.cases} --api API --version V --case N"
     )
     rotten = [] if arguments.api else journal.unmet(table)
     if rotten:
         print("allowed, but never met:", *rotten, sep="\n  ")
-    scarce = [] if arguments.api else judge.report.scarce(min(arguments.cases, WHOLE))
+    scarce = [] if arguments.api else comparison.report.scarce(min(arguments.cases, WHOLE))
     if scarce:
         print("too few cases:", *scarce, sep="\n  ")
-    return 1 if judge.report.found or rotten or scarce else 0
+    return 1 if comparison.report.found or rotten or scarce else 0
 
 
 if __name__ == "__main__":

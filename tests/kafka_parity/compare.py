@@ -15,8 +15,8 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import message_of
 from mqd.protocol.records import HEADER_BYTES, decode_batch_header
 from mqd.protocol.schema.language import OWN_TAG, Versions
-from tests.judge.model import PREFIX, World
-from tests.judge.sides import Outcome
+from tests.kafka_parity.model import PREFIX, World
+from tests.kafka_parity.sides import Outcome
 
 ANY = "any"
 RECENT_MS = 60_000
@@ -107,10 +107,10 @@ def differences(
     api_key: int, version: int, outcomes: tuple[Outcome, Outcome], worlds: tuple[World, World], table: Table
 ) -> list[Difference]:
     """The differences that are not allowed. The first outcome is Kafka's."""
-    return judged(api_key, version, outcomes, worlds, table)[0]
+    return compared(api_key, version, outcomes, worlds, table)[0]
 
 
-def judged(
+def compared(
     api_key: int, version: int, outcomes: tuple[Outcome, Outcome], worlds: tuple[World, World], table: Table
 ) -> tuple[list[Difference], list[Difference]]:
     """The differences that are not allowed, and those that are."""

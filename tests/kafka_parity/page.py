@@ -1,24 +1,24 @@
-"""`python -m tests.judge.page > docs/protocol.md`: mqd's APIs and versions, and every difference
-from Apache Kafka that the judge allows.
+"""`python -m tests.kafka_parity.page > docs/protocol.md`: mqd's APIs and versions, and every difference
+from Apache Kafka that are allowed.
 """
 
 from __future__ import annotations
 
 from mqd.protocol import table
-from tests.judge.allowed import ALLOWED, OPEN
-from tests.judge.compare import ANY, Allowed
-from tests.judge.stories import FEWER, LEFT_OUT, WHOLE
+from tests.kafka_parity.allowed import ALLOWED, OPEN
+from tests.kafka_parity.compare import ANY, Allowed
+from tests.kafka_parity.stories import FEWER, LEFT_OUT, WHOLE
 
 INTRODUCTION = """
 ## Differences from Apache Kafka 4.2
 
 Both get the same requests, and their responses are compared field by field
-(`python -m tests.judge`). The differences below are allowed, and no others; `*` is every API, or
+(`python -m tests.kafka_parity`). The differences below are allowed, and no others; `*` is every API, or
 the end of every path. "order" is the order of a list.
 
 """
 OPEN_INTRODUCTION = """
-### Still to be judged
+### Still to be decided
 
 These differ from Kafka and are neither fixed nor justified yet.
 
@@ -30,7 +30,7 @@ LEFT_OUT_INTRODUCTION = """
 FEWER_INTRODUCTION = f"""
 ### Fewer than {WHOLE} cases
 
-Each version of each API is judged in at least {WHOLE} distinct cases, except where there are no more:
+Each version of each API is compared in at least {WHOLE} distinct cases, except where there are no more:
 
 """
 

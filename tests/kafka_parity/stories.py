@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
-from tests.judge.model import NO_UUID, Batch, Case, Ref, Step, TopicSetup
-from tests.judge.values import GROUP, SHARE_MEMBER, STREAMS_MEMBER, TXN, A, B, Generator, idempotent_batches
+from tests.kafka_parity.model import NO_UUID, Batch, Case, Ref, Step, TopicSetup
+from tests.kafka_parity.values import GROUP, SHARE_MEMBER, STREAMS_MEMBER, TXN, A, B, Generator, idempotent_batches
 
 KEYS = {spec.name: key for key, spec in KNOWN.items()}
 ONE_ID, ONE_EPOCH = Ref("producer_id", "one"), Ref("producer_epoch", "one")
@@ -63,7 +63,7 @@ FEWER = {
 
 
 def step(name: str, version: int, request: object, **options: object) -> Step:
-    return Step(KEYS[name], version, request, judged=False, **options)
+    return Step(KEYS[name], version, request, under_test=False, **options)
 
 
 def look(name: str, version: int, request: object) -> Step:

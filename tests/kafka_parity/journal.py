@@ -1,5 +1,5 @@
 """A run's results, a line of JSON for each case, so that a run of hours can be interrupted and
-continued: a judged case is not repeated unless it showed a difference.
+continued: a compared case is not repeated unless it showed a difference.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.judge.compare import Allowed, Difference, Table
+from tests.kafka_parity.compare import Allowed, Difference, Table
 
 Case = tuple[str, int, int, int]  # API, version, seed, number
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from mqd.protocol import ProtocolError, decode_response, encode_request, with_length
 from mqd.protocol.messages import ApiVersionsRequest
-from tests.judge.model import Step, World
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.kafka_parity.model import Step, World
 
 CLIENT_ID = "judge"
 API_VERSIONS, PRODUCE, JOIN_GROUP, SYNC_GROUP, ADD_PARTITIONS, DESCRIBE_SHARE_OFFSETS = 18, 0, 11, 14, 24, 90

@@ -1,4 +1,4 @@
-"""Proof that the judge finds differences: it compares mqd with another mqd whose responses have one
+"""Proof that the comparison finds differences: it compares mqd with another mqd whose responses have one
 planted difference each, and must find every one; without any it must find none.
 """
 
@@ -12,12 +12,12 @@ import pytest
 from mqd.protocol import codec, decode_response
 from mqd.protocol.framing import encode_response_header
 from tests.broker import Broker
-from tests.judge.allowed import ALLOWED
-from tests.judge.brokers import SETTINGS
-from tests.judge.compare import Table
-from tests.judge.runner import Judge
-from tests.judge.sides import Side
-from tests.judge.stories import KEYS
+from tests.kafka_parity.allowed import ALLOWED
+from tests.kafka_parity.brokers import SETTINGS
+from tests.kafka_parity.compare import Table
+from tests.kafka_parity.runner import Comparison
+from tests.kafka_parity.sides import Side
+from tests.kafka_parity.stories import KEYS
 
 pytestmark = pytest.mark.slow
 SEED, CASES = 1, 40
@@ -42,7 +42,7 @@ def _set(name: str, change: Callable[[object], object], *path: str) -> Callable[
 class Planted(NamedTuple):
     api: str
     version: int
-    field: str  # where the judge must find it
+    field: str  # where the comparison must find it
     plant: Callable[[object], None] | None  # None: the frame is truncated
 
 
@@ -93,14 +93,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, Bro
     ):
         for broker in (one, other):
             side = Side("mqd", broker.port)
-            judge = Judge(side, side, Table(ALLOWED))
-            judge.sides, judge.shared = (side,), judge.shared[:1]
-            judge.prepare()
+            comparison = Comparison(side, side, Table(ALLOWED))
+            comparison.sides, comparison.shared = (side,), comparison.shared[:1]
+            comparison.prepare()
             side.close()
         yield one, other
 
 
-def _judged(pair: tuple[Broker, Broker], planted: Planted, tag: str, plants: bool) -> tuple[Judge, Side]:
+def _compared(pair: tuple[Broker, Broker], planted: Planted, tag: str, plants: bool) -> tuple[Comparison, Side]:
     key = KEYS[planted.api]
 
     def tamper(api_key: int, version: int, frame: bytes) -> bytes:
@@ -115,26 +115,26 @@ def _judged(pair: tuple[Broker, Broker], planted: Planted, tag: str, plants: boo
     one, other = (Side("mqd", broker.port) for broker in pair)
     if plants:
         other = Side("planted", pair[1].port, tamper)
-    judge = Judge(one, other, Table(ALLOWED))
-    judge.tag = tag
-    judge.know_library()
-    judge.run(key, planted.version, SEED, CASES)
+    comparison = Comparison(one, other, Table(ALLOWED))
+    comparison.tag = tag
+    comparison.know_library()
+    comparison.run(key, planted.version, SEED, CASES)
     one.close()
     other.close()
-    return judge, other
+    return comparison, other
 
 
 @pytest.mark.parametrize("number", range(len(PLANTED)), ids=[f"{one.api}-{one.version}-{one.field}" for one in PLANTED])
 def test_a_planted_difference_is_found(pair: tuple[Broker, Broker], number: int) -> None:
     planted = PLANTED[number]
-    judge, other = _judged(pair, planted, f"p{number}.", plants=True)
+    comparison, other = _compared(pair, planted, f"p{number}.", plants=True)
     assert other.tampered, "the plant changed no answer"
-    fields = {difference.field for difference in judge.report.found if difference.api == planted.api}
+    fields = {difference.field for difference in comparison.report.found if difference.api == planted.api}
     assert planted.field in fields, sorted(fields)
 
 
 @pytest.mark.parametrize("api", ["Produce", "Fetch", "Metadata", "JoinGroup", "EndTxn", "DescribeConfigs"])
 def test_nothing_is_found_without_a_planted_difference(pair: tuple[Broker, Broker], api: str) -> None:
     planted = next(one for one in PLANTED if one.api == api)
-    judge, _ = _judged(pair, planted, f"n{api}.", plants=False)
-    assert not judge.report.found, list(judge.report.lines())
+    comparison, _ = _compared(pair, planted, f"n{api}.", plants=False)
+    assert not comparison.report.found, list(comparison.report.lines())

@@ -1,4 +1,4 @@
-"""`python -m tests.judge.rights`: runs the whole table against Apache Kafka, and records the
+"""`python -m tests.kafka_parity.rights`: runs the whole table against Apache Kafka, and records the
 results.
 """
 
@@ -7,10 +7,10 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from tests.judge.rights.recorded import record
-from tests.judge.rights.sides import apache_kafka, plain
-from tests.judge.rights.table import TOKEN_OWNER, advertised, asking, prepare, prepare_token, rows, run
 from tests.kafka_connection import KafkaConnection
+from tests.kafka_parity.rights.recorded import record
+from tests.kafka_parity.rights.sides import apache_kafka, plain
+from tests.kafka_parity.rights.table import TOKEN_OWNER, advertised, asking, prepare, prepare_token, rows, run
 
 with (
     tempfile.TemporaryDirectory() as directory,

@@ -1,8 +1,8 @@
 """The allowed differences from Apache Kafka, each with its reason. docs/protocol.md lists them
-(`python -m tests.judge.page`); an entry that the whole run never meets fails it.
+(`python -m tests.kafka_parity.page`); an entry that the whole run never meets fails it.
 """
 
-from tests.judge.compare import Allowed
+from tests.kafka_parity.compare import Allowed
 
 HASHED = "Kafka responds in the order of its hash tables, or errors first; mqd in the request's order, or by name"
 CRASHED = "Kafka fails with an internal exception on such a request; mqd reports what is wrong with it"

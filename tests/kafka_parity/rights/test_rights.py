@@ -31,10 +31,11 @@ from perf.peers.peer import Unavailable
 from tests.broker import Broker
 from tests.cluster import Cluster
 from tests.interaction.security.secured import set_password
-from tests.judge.rights import stories
-from tests.judge.rights.recorded import Found, recorded
-from tests.judge.rights.sides import SETTINGS, apache_kafka, plain
-from tests.judge.rights.table import (
+from tests.kafka_connection import KafkaConnection
+from tests.kafka_parity.rights import stories
+from tests.kafka_parity.rights.recorded import Found, recorded
+from tests.kafka_parity.rights.sides import SETTINGS, apache_kafka, plain
+from tests.kafka_parity.rights.table import (
     PASSWORD,
     TOKEN_OWNER,
     USER,
@@ -49,7 +50,6 @@ from tests.judge.rights.table import (
     rows,
     run,
 )
-from tests.kafka_connection import KafkaConnection
 from tests.local_connection import LocalConnection
 from tests.other_user import LOGIN, OtherUser, why_not
 from tests.ports import free_port
@@ -153,7 +153,7 @@ def is_newest(row: Row) -> bool:
 
 def test_tcp(broker: Users) -> None:
     with asking(broker.admin) as admin, asking(broker.operator) as operator:
-        # for a new API, record Apache Kafka's results: python -m tests.judge.rights
+        # for a new API, record Apache Kafka's results: python -m tests.kafka_parity.rights
         assert not {row.name for row in rows(advertised(admin))} - recorded().keys()
         assert_as_recorded(admin, broker.alice, is_newest, before=operator)
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from mqd.protocol import messages as m
 from tests.compat.kafka_tools import KafkaCluster, KafkaTools
-from tests.judge.rights.table import PASSWORD, TOKEN_OWNER, USER
 from tests.kafka_connection import KafkaConnection
+from tests.kafka_parity.rights.table import PASSWORD, TOKEN_OWNER, USER
 from tests.ports import free_port
 
 SETTINGS = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
     "auto.create.topics.enable": "false",
-    "delegation.token.secret.key": "a secret of the judge",
+    "delegation.token.secret.key": "a secret of the parity tests",
     "group.initial.rebalance.delay.ms": "0",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",

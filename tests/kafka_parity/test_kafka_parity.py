@@ -1,4 +1,4 @@
-"""mqd compared with Apache Kafka: a share of the cases. `python -m tests.judge` runs every API and version."""
+"""mqd compared with Apache Kafka: a share of the cases. `python -m tests.kafka_parity` runs every API and version."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mqd.protocol import messages as m
 from mqd.protocol.schema.language import Versions
 from perf.peers import apache_kafka, maven
 from perf.peers.peer import Unavailable
-from tests.judge.allowed import ALLOWED, OPEN
-from tests.judge.brokers import both
-from tests.judge.compare import OF_A_REPETITION, Allowed, Difference, Table, differences
-from tests.judge.journal import Journal
-from tests.judge.model import World
-from tests.judge.runner import Judge, Report, divides, is_missing
-from tests.judge.sides import Outcome
-from tests.judge.stories import KEYS, generate
-from tests.judge.witnesses import FIRST_NUMBER, WITNESSES, directed
+from tests.kafka_parity.allowed import ALLOWED, OPEN
+from tests.kafka_parity.brokers import both
+from tests.kafka_parity.compare import OF_A_REPETITION, Allowed, Difference, Table, differences
+from tests.kafka_parity.journal import Journal
+from tests.kafka_parity.model import World
+from tests.kafka_parity.runner import Comparison, Report, divides, is_missing
+from tests.kafka_parity.sides import Outcome
+from tests.kafka_parity.stories import KEYS, generate
+from tests.kafka_parity.witnesses import FIRST_NUMBER, WITNESSES, directed
 
 QUICK = (
     ("Fetch", 12),
@@ -34,17 +34,17 @@ QUICK = (
     ("EndTxn", 3),
     ("ListGroups", 5),
 )
-SEED = int(os.environ.get("JUDGE_SEED", "1"))
+SEED = int(os.environ.get("PARITY_SEED", "1"))
 
 
 def _table() -> Table:
     return Table(ALLOWED + OPEN)
 
 
-def _assert_alike(judge: Judge) -> None:
-    lines = list(judge.report.lines())
+def _assert_alike(comparison: Comparison) -> None:
+    lines = list(comparison.report.lines())
     print(f"seed {SEED}", *lines, sep="\n")
-    assert not judge.report.found, "\n".join(line for line in lines if line.startswith("DIFFERENT"))
+    assert not comparison.report.found, "\n".join(line for line in lines if line.startswith("DIFFERENT"))
 
 
 def test_a_share_of_the_hot_apis(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_a_share_of_the_hot_apis(tmp_path: Path) -> None:
         maven.jars(apache_kafka.POM, offline_only=True)
     except Unavailable as reason:
         pytest.skip(f"Apache Kafka cannot be had: {reason}")
-    with both(tmp_path, _table()) as judge:
+    with both(tmp_path, _table()) as comparison:
         for name, version in QUICK:
-            judge.run(KEYS[name], version, SEED, 5)
+            comparison.run(KEYS[name], version, SEED, 5)
         for name, version in sorted({(one.api, version) for one in WITNESSES for version in one.versions}):
-            judge.run(KEYS[name], version, SEED, 0)
-        _assert_alike(judge)
-        met = judge.table.used_entries()
+            comparison.run(KEYS[name], version, SEED, 0)
+        _assert_alike(comparison)
+        met = comparison.table.used_entries()
     assert [one for one in WITNESSES if not any(map(one.is_for, met))] == [], "lines that their witness does not meet"
 
 
@@ -78,7 +78,7 @@ def test_each_witness_belongs_to_one_line_of_the_table() -> None:
             assert all(version in Versions.parse(line.versions) for version in one.versions), one
 
 
-def test_directed_cases_are_judged_beside_those_of_every_seed_and_do_not_count_as_theirs() -> None:
+def test_directed_cases_are_compared_beside_those_of_every_seed_and_do_not_count_as_theirs() -> None:
     numbers = [number for number, _ in directed(KEYS["Produce"], 11)]
     assert numbers[:2] == [FIRST_NUMBER, FIRST_NUMBER + 1]
     journal = Journal()
@@ -86,7 +86,7 @@ def test_directed_cases_are_judged_beside_those_of_every_seed_and_do_not_count_a
     assert Report(journal).scarce(3) == ["Produce 11: 1 cases"]
 
 
-def test_steps_after_a_failure_of_one_side_alone_are_not_judged() -> None:
+def test_steps_after_a_failure_of_one_side_alone_are_not_compared() -> None:
     field = "responses[].partition_responses[].error_code"
     assert divides(Difference("Produce", 9, field, -1, 76))
     assert divides(Difference("Produce", 9, field, 49, 0))

@@ -17,14 +17,14 @@ from mqd.protocol import KNOWN, SUPPORTED
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.schema.language import Versions
-from tests.judge.compare import OF_A_REPETITION, Difference, Table, judged, learn
-from tests.judge.journal import Case as Number
-from tests.judge.journal import Journal
-from tests.judge.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
-from tests.judge.sides import Outcome, Side
-from tests.judge.stories import FEWER, KEYS, LEFT_OUT, generate
-from tests.judge.values import LIBRARY
-from tests.judge.witnesses import FIRST_NUMBER, directed
+from tests.kafka_parity.compare import OF_A_REPETITION, Difference, Table, compared, learn
+from tests.kafka_parity.journal import Case as Number
+from tests.kafka_parity.journal import Journal
+from tests.kafka_parity.model import NO_UUID, PREFIX, Batch, Case, Ref, Step, World
+from tests.kafka_parity.sides import Outcome, Side
+from tests.kafka_parity.stories import FEWER, KEYS, LEFT_OUT, generate
+from tests.kafka_parity.values import LIBRARY
+from tests.kafka_parity.witnesses import FIRST_NUMBER, directed
 
 ROUND = 25
 MADE = ("¤c", "¤d", "x" * 249)  # topics created by cases of CreateTopics
@@ -115,7 +115,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-class Judge:
+class Comparison:
     def __init__(self, kafka: Side, mqd: Side, table: Table, journal: Journal | None = None) -> None:
         self.sides, self.table = (kafka, mqd), table
         self.shared = (World(""), World(""))
@@ -125,7 +125,7 @@ class Judge:
         self._known: set[Difference] = set()  # found by this run: queries do not wait for it again
         self.trace: Callable[[str], None] | None = None
         self._repeats = [False, False]
-        self.tag = ""  # precedes every prefix: for brokers that have judged before
+        self.tag = ""  # precedes every prefix: for brokers that have been compared before
 
     # -- the prepared state ------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class Judge:
     # -- cases -------------------------------------------------------------------------------------
 
     def versions(self) -> list[tuple[int, int]]:
-        """Every API and version that both advertise, and that can be judged."""
+        """Every API and version that both advertise, and that can be compared."""
         spoken = []
         for side in self.sides:
             body = side.call(Step(18, 0, m.ApiVersionsRequest()), World("")).body
@@ -200,9 +200,9 @@ class Judge:
             for number, case in made
             if (not journal.is_done((api, version, seed, number)) if only is None else only == number)
         ]
-        self._judge(api, version, seed, numbered)
+        self._compare(api, version, seed, numbered)
 
-    def _judge(self, api: str, version: int, seed: int, numbered: list[tuple[int, Case]]) -> None:
+    def _compare(self, api: str, version: int, seed: int, numbered: list[tuple[int, Case]]) -> None:
         journal = self.report.journal
         for start in range(0, len(numbered), ROUND):
             batch = numbered[start : start + ROUND]
@@ -255,7 +255,7 @@ class Judge:
             deadline = time.monotonic() + SETTLE_S
             while True:
                 outcomes = self._both(step, worlds)
-                seen, allowed = judged(step.api_key, step.version, outcomes, worlds, self.table)
+                seen, allowed = compared(step.api_key, step.version, outcomes, worlds, self.table)
                 seen = [_hashable(difference) for difference in seen]
                 if not step.settles or time.monotonic() > deadline or self._known.issuperset(seen):
                     break

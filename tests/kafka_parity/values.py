@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from mqd.protocol import KNOWN
 from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema.language import FIXED, INTEGERS, OWN_TAG, Field, Struct
-from tests.judge.compare import IDENTITIES
-from tests.judge.model import NO_UUID, Batch, Ref
+from tests.kafka_parity.compare import IDENTITIES
+from tests.kafka_parity.model import NO_UUID, Batch, Ref
 
 A, B, MISSING, LIBRARY = "¤a", "¤b", "¤missing", "library"  # two partitions, one, none, the shared one
 GROUP = "¤g"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tests.broker import Broker
 from tests.compat.kafka_tools import KafkaTools
-from tests.judge.compare import Table
-from tests.judge.journal import Journal
-from tests.judge.runner import Judge
-from tests.judge.sides import Side
+from tests.kafka_parity.compare import Table
+from tests.kafka_parity.journal import Journal
+from tests.kafka_parity.runner import Comparison
+from tests.kafka_parity.sides import Side
 
 # The same on both. No auto-creation of topics: Kafka creates them a moment later.
 SETTINGS = {
@@ -38,17 +38,17 @@ SETTINGS = {
 
 
 @contextmanager
-def both(directory: Path, table: Table, journal: Journal | None = None) -> Iterator[Judge]:
-    """A judge with new brokers. Raises perf.peers.peer.Unavailable where Kafka is not available."""
+def both(directory: Path, table: Table, journal: Journal | None = None) -> Iterator[Comparison]:
+    """A comparison of new brokers. Raises perf.peers.peer.Unavailable where Kafka is not available."""
     (directory / "kafka").mkdir()
     tools = KafkaTools(directory / "kafka")
     settings = {name.replace(".", "_"): value for name, value in SETTINGS.items()}
     with tools.broker(**settings) as bootstrap, Broker(directory / "mqd", workers=1, config=SETTINGS) as broker:
         kafka, mqd = Side("Apache Kafka", int(bootstrap.rpartition(":")[2])), Side("mqd", broker.port)
-        judge = Judge(kafka, mqd, table, journal)
+        comparison = Comparison(kafka, mqd, table, journal)
         try:
-            judge.prepare()
-            yield judge
+            comparison.prepare()
+            yield comparison
         finally:
             kafka.close()
             mqd.close()

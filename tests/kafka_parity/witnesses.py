@@ -1,6 +1,6 @@
 """Directed cases: the states that lines of the table of allowed differences are about, where the
 generator seldom produces them. They follow the generated cases of their API and version, and the
-quick tier judges all of them: a line that none of its witnesses meets any more is removed.
+quick tier compares all of them: a line that none of its witnesses meets any more is removed.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from collections.abc import Callable
 
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
-from tests.judge import stories
-from tests.judge.compare import ANY, OF_A_REPETITION, Allowed
-from tests.judge.model import Batch, Case, Ref, Step, TopicSetup
-from tests.judge.values import GROUP, LIBRARY, SHARE_MEMBER, TXN, A, B
+from tests.kafka_parity import stories
+from tests.kafka_parity.compare import ANY, OF_A_REPETITION, Allowed
+from tests.kafka_parity.model import Batch, Case, Ref, Step, TopicSetup
+from tests.kafka_parity.values import GROUP, LIBRARY, SHARE_MEMBER, TXN, A, B
 
 FIRST_NUMBER = 100_000  # of a directed case: beyond those of every seed
 
 
 @dataclasses.dataclass(frozen=True)
 class Witness:
-    """`requests` returns the judged requests in a version; `before` prepares, `after` queries the
+    """`requests` returns the requests under test in a version; `before` prepares, `after` queries the
     results.
     """
 
@@ -32,7 +32,7 @@ class Witness:
     mqd: object = ANY
     before: tuple[Step, ...] = ()
     after: tuple[Step, ...] = ()
-    of: str = ""  # the API of the line, if it is not the judged one
+    of: str = ""  # the API of the line, if it is not the one under test
 
     def is_for(self, entry: Allowed) -> bool:
         return (entry.api, entry.field, entry.kafka, entry.mqd) == (
@@ -46,8 +46,8 @@ class Witness:
         key = stories.KEYS[self.api]
         connection = stories.SHARE_CONNECTION if self.api in ("ShareFetch", "ShareAcknowledge") else 0
         saves = stories.SAVES.get(self.api, ())
-        judged = [Step(key, version, request, saves, connection) for request in self.requests(version)]
-        return Case(key, version, (TopicSetup(A, 2), TopicSetup(B, 1)), (*self.before, *judged, *self.after))
+        tested = [Step(key, version, request, saves, connection) for request in self.requests(version)]
+        return Case(key, version, (TopicSetup(A, 2), TopicSetup(B, 1)), (*self.before, *tested, *self.after))
 
 
 def directed(api_key: int, version: int) -> list[tuple[int, Case]]:
@@ -145,8 +145,8 @@ def _waiting(name: str) -> tuple[Step, ...]:
     """One more member, which waits until the leader rejoins."""
     member, key = Ref("member_id", name), stories.KEYS["JoinGroup"]
     return (
-        Step(key, 4, _joining(""), ((member, "member_id"),), judged=False),
-        Step(key, 4, _joining(member), judged=False),
+        Step(key, 4, _joining(""), ((member, "member_id"),), under_test=False),
+        Step(key, 4, _joining(member), under_test=False),
     )
 
 
@@ -264,7 +264,7 @@ WITNESSES = (
         before=(stories.commit_offsets(), *(
             Step(stories.KEYS["OffsetCommit"], 8, m.OffsetCommitRequest(f"¤g{number}", topics=[
                 m.OffsetCommitRequest.Topic(A, partitions=[m.OffsetCommitRequest.Partition(0, 5, -1, "")])
-            ]), judged=False)
+            ]), under_test=False)
             for number in range(6)
         )),
     ),

@@ -1,4 +1,4 @@
-"""Differences found by the judge and fixed, tested on a running broker: each response equals
+"""Differences found by the comparison and fixed, tested on a running broker: each response equals
 Kafka's.
 """
 
@@ -13,9 +13,9 @@ from mqd.protocol import encode_request, with_length
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode
 from tests.broker import Broker
-from tests.judge.model import Batch, Step, World
-from tests.judge.sides import Side
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
+from tests.kafka_parity.model import Batch, Step, World
+from tests.kafka_parity.sides import Side
 
 NO_UUID = bytes(16)
 WRONG_NAMES = ["", "..", "bad name!", "x" * 250]
@@ -53,7 +53,7 @@ def test_a_refused_endpoint_type_is_not_repeated(shared_broker: Broker, endpoint
 
 
 @pytest.mark.parametrize(("name", "error"), [("judge-there", 36), ("bad name!", 17), ("judge-twice", 39)])
-def test_a_name_is_judged_before_its_assignments(shared_broker: Broker, name: str, error: int) -> None:
+def test_a_name_is_checked_before_its_assignments(shared_broker: Broker, name: str, error: int) -> None:
     twice = [m.CreateTopicsRequest.Assignment(0, [1]), m.CreateTopicsRequest.Assignment(0, [1])]
     with KafkaConnection(port=shared_broker.port) as kafka:
         kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-there", 1, 1)]))
@@ -128,14 +128,14 @@ def test_the_last_of_duplicate_configurations_is_used(shared_broker: Broker) -> 
     assert [topic.error_code for topic in made.topics] == [0, ErrorCode.INVALID_CONFIG]
 
 
-def test_a_number_beside_assignments_is_judged_before_them(shared_broker: Broker) -> None:
+def test_a_number_beside_assignments_is_checked_before_them(shared_broker: Broker) -> None:
     twice = [m.CreateTopicsRequest.Assignment(0, [1]), m.CreateTopicsRequest.Assignment(0, [1])]
     with KafkaConnection(port=shared_broker.port) as kafka:
         made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-number", -1, 3, twice)]))
     assert made.topics[0].error_code == ErrorCode.INVALID_REQUEST
 
 
-def test_a_replication_factor_is_judged_before_the_partitions(shared_broker: Broker) -> None:
+def test_a_replication_factor_is_checked_before_the_partitions(shared_broker: Broker) -> None:
     with KafkaConnection(port=shared_broker.port) as kafka:
         made = kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-factor", 0, -2)]))
     assert made.topics[0].error_code == ErrorCode.INVALID_REPLICATION_FACTOR
@@ -259,12 +259,12 @@ def test_a_wrong_value_of_a_broker_is_an_invalid_request(shared_broker: Broker) 
     assert found == [invalid, invalid, invalid, ErrorCode.INVALID_CONFIG, invalid, invalid]
 
 
-def test_an_operation_is_judged_before_the_name_of_the_group(shared_broker: Broker) -> None:
+def test_an_operation_is_checked_before_the_name_of_the_group(shared_broker: Broker) -> None:
     found = [_altered(shared_broker, 32, "", [("flush.ms", operation, "1")]) for operation in (2, 0)]
     assert found == [ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST]
 
 
-def test_a_configuration_is_judged_before_the_assignments(shared_broker: Broker) -> None:
+def test_a_configuration_is_checked_before_the_assignments(shared_broker: Broker) -> None:
     twice = [m.CreateTopicsRequest.Assignment(0, [1]), m.CreateTopicsRequest.Assignment(0, [1])]
     configs = [m.CreateTopicsRequest.Config("retention.ms", "soon")]
     with KafkaConnection(port=shared_broker.port) as kafka:
@@ -378,7 +378,9 @@ def test_such_a_batch_refuses_the_whole_request(shared_broker: Broker, topic: st
         (Batch(damage="crc"), ErrorCode.INVALID_REQUIRED_ACKS),
     ],
 )
-def test_the_form_of_a_batch_is_judged_before_acks(shared_broker: Broker, topic: str, batch: Batch, error: int) -> None:
+def test_the_form_of_a_batch_is_checked_before_acks(
+    shared_broker: Broker, topic: str, batch: Batch, error: int
+) -> None:
     (found,) = _produced(shared_broker, topic, [batch.build(World(""))], acks=2, version=6)
     assert found.error_code == error
 

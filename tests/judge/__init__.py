@@ -1,1 +1,0 @@
-"""The wire judge: mqd compared with Apache Kafka, field by field. See README.md."""

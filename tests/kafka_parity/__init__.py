@@ -1,0 +1,1 @@
+"""mqd compared with Apache Kafka, field by field. See README.md."""
