@@ -17,7 +17,7 @@ class Fifo(NamedTuple):
 
 
 def parse_fifo(text: str) -> Fifo:
-    """Raises ValueError."""
+    """Raises ValueError, with the reason, if the text is not a valid setting."""
     if text in ("", "key"):
         return Fifo(text == "key")
     header = text.removeprefix(HEADER).encode()

@@ -25,7 +25,7 @@ class OffsetReset(NamedTuple):
 
 
 def parse_offset_reset(text: str) -> OffsetReset:
-    """Raises ValueError."""
+    """Raises ValueError if the text is not a valid setting."""
     if text == "latest":
         return OffsetReset(LATEST)
     if text == "earliest":

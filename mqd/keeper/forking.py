@@ -7,7 +7,7 @@ supervisord gives it, and so is what `ps` shows. It has its parent's memory, whi
 that it does not receive from the keeper anyway, and its parent's memory layout. supervisord has no
 threads (mqd.keeper.supervise).
 
-Another supervisord (`mqd up --print-supervisord`), or another Python, executes the programs.
+Another supervisord (`mqd up --print-supervisord`), or another Python, starts the programs by exec.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Conversion:
         self._before_ns = 0  # the time of the last page
 
     def metrics(self, page: str, now_ns: int) -> list[Metric]:
-        """Raises ValueError."""
+        """Raises ValueError if the page cannot be parsed."""
         found = [self._metric(family, now_ns) for family in text_string_to_metric_families(page) if family.samples]
         self._before_ns = now_ns
         return found

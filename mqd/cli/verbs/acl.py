@@ -206,7 +206,7 @@ def _authorizer(settings: Settings) -> "Authorizer":
 
 
 def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, host: str) -> "Verdict":
-    """Raises ValueError."""
+    """Raises ValueError unless the query names one operation and one resource."""
     from mqd.cli import acl_text
     from mqd.security.acl import Operation, PatternType
 

@@ -189,7 +189,7 @@ class _Reader:
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """Raises ValueError."""
+    """Raises ValueError if the bytes are malformed."""
     reader = _Reader(data)
     version = reader.number(">h")
     topics = frozenset(reader.string() for _ in range(reader.count(2)))

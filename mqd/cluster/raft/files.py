@@ -136,7 +136,7 @@ def encode_checkpoint(meta: SnapshotMeta, state: bytes) -> bytes:
 
 
 def decode_checkpoint(data: bytes) -> CheckpointHead:
-    """Raises ValueError."""
+    """Raises ValueError if the bytes are damaged."""
     try:
         if data[:8] == b"MQDMETA1":
             _, crc, size = _CHECKPOINT_1.unpack_from(data)
@@ -164,7 +164,7 @@ def encode_vote(vote: VoteState) -> bytes:
 
 
 def decode_vote(data: bytes) -> VoteState:
-    """Raises ValueError."""
+    """Raises ValueError if the bytes are damaged."""
     try:
         magic, crc, size = _VOTE.unpack_from(data)
         body = data[_VOTE.size :]

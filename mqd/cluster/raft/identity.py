@@ -25,7 +25,7 @@ def directory_text(directory_id: bytes) -> str:
 
 
 def directory_bytes(text: str) -> bytes:
-    """Raises ValueError."""
+    """Raises ValueError if the text is not a directory id."""
     found = urlsafe_b64decode(text + "=" * (-len(text) % 4))
     if len(found) != 16:
         raise ValueError(f"{text!r} is not a directory id")

@@ -72,7 +72,7 @@ def encode_state(state: MetadataState) -> bytes:
 
 
 def decode_state(data: bytes, offset: int) -> MetadataState:
-    """Raises ValueError."""
+    """Raises ValueError if the bytes are damaged, or of another offset."""
     try:
         state = MetadataState.from_snapshot(_snapshot_decoder.decode(data))
     except Exception as error:  # any error here means that the bytes are invalid

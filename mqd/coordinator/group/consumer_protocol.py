@@ -74,7 +74,7 @@ class _Reader:
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """Raises ValueError."""
+    """Raises ValueError if the bytes are malformed."""
     reader = _Reader(data)
     version = reader.number(_I16)
     if version < 0:

@@ -29,7 +29,7 @@ class Run(NamedTuple):
     deliveries: int
 
     def validate(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError if offsets, state or delivery count are out of range."""
         if not 0 <= self.first <= self.last < OFFSET_MAX:
             raise ValueError(f"a state batch of the invalid range of offsets {self.first} to {self.last}")
         if self.state not in STATES or self.deliveries < 0:

@@ -81,7 +81,7 @@ def relayed(request: object, version: int, address: Address = LOCAL, answer: obj
     frame = encode_request(request, version, 4711, "app")
     header, decoded = decode_request(frame)
 
-    async def here(part: object) -> object:
+    async def respond_locally(part: object) -> object:
         requests = [(topic.name, one.partition_index) for topic in part.topics for one in topic.partitions]
         return ListOffsetsResponse(
             topics=[
@@ -91,7 +91,7 @@ def relayed(request: object, version: int, address: Address = LOCAL, answer: obj
         )
 
     return peers, asyncio.run(
-        Relaying(FakeBroker(), FakeBroker.coordinators, peers).respond(address, header, decoded, frame, here)
+        Relaying(FakeBroker(), FakeBroker.coordinators, peers).respond(address, header, decoded, frame, respond_locally)
     )  # type: ignore[arg-type]
 
 

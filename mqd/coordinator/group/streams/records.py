@@ -235,7 +235,7 @@ def _with_epochs(role: TaskSet, epochs: Epochs) -> list[Any]:
 
 
 def tasks_of(listed: list[Any]) -> TaskSet:
-    """Raises ValueError."""
+    """Raises ValueError if a task is listed twice, or a partition is below 0."""
     found: TaskSet = {}
     for one in listed:
         partitions = one.partitions
