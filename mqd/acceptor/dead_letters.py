@@ -283,7 +283,7 @@ class DeadLetters:
             outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
             self._report(writer, step, str(error) or "time-out")
         except Exception:
-            log.exception("dead letters cannot be moved; retrying", group=writer.group_id, step=step.kind)
+            log.exception("dead letters cannot be written; retrying", group=writer.group_id, step=step.kind)
             outcome = Outcome(step.token, is_done=False)
         if self._writers.get(writer.name) is writer:
             self._handle(writer, outcome)

@@ -100,7 +100,6 @@ class Step:
     settles: bool = False  # a query that is repeated until both agree: metadata is propagated with a delay
     awaits: str = ""  # a path in the response: the request is repeated until it has a value
     damage: str = ""  # to the frame: "cut", "extra"
-    under_test: bool = True  # False: preparation; still compared, under its own API
 
     def __repr__(self) -> str:
         extra = "".join(f" {name}" for name in ("settles", "damage") if getattr(self, name))

@@ -63,7 +63,7 @@ FEWER = {
 
 
 def step(name: str, version: int, request: object, **options: object) -> Step:
-    return Step(KEYS[name], version, request, under_test=False, **options)
+    return Step(KEYS[name], version, request, **options)
 
 
 def look(name: str, version: int, request: object) -> Step:
