@@ -1,5 +1,5 @@
 """A pure folder of native/ built separately for tests, with planted bugs that can be switched on
-(its planted.h). The broker's own build has none.
+(its planted_bugs.h). The broker's own build has none.
 
 The library is built in .build/NAME/HASH of the source tree; the hash covers all inputs, so that
 parallel runs share it.
@@ -44,7 +44,7 @@ def build(name: str, room: str, headers: Sequence[str], below: Sequence[str] = (
     """A module with `ffi` and `lib`. `headers`: headers of the folder to declare, without those
     that they include. `below`: files of other folders that it needs.
     """
-    planted = f"{room}/planted.h"
+    planted = f"{room}/planted_bugs.h"
     declarations = _declarations(headers, planted)
     sources = [*sorted((NATIVE / room).glob("*.c")), NATIVE / "base" / "assert.c", *(NATIVE / one for one in below)]
     builder = FFI()

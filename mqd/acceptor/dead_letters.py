@@ -61,7 +61,7 @@ from mqd.log.lookup import records_at
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_name
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import (
     AddOffsetsToTxnRequest,
     AddPartitionsToTxnRequest,

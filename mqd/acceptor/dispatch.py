@@ -20,7 +20,7 @@ from mqd.base import logging
 from mqd.native import PrincipalKind
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.errors import ProtocolError, TrailingBytes
-from mqd.protocol.framing import API_VERSIONS_KEY, SUPPORTED, RequestHeader, UnsupportedVersion
+from mqd.protocol.headers import API_VERSIONS_KEY, SUPPORTED, RequestHeader, UnsupportedVersion
 
 HANDLERS: dict[int, str] = {
     0: "records.produce",

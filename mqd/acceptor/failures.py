@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema.language import BLOBS, Field, Struct
 

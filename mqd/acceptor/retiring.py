@@ -18,7 +18,7 @@ from mqd.acceptor.interbroker.transactions import LIST_VERSION
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import RETIRE_NOT
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     CreatePartitionsResponse,
     DescribeProducersRequest,

@@ -18,7 +18,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.failures import Failure, failed_response
 from mqd.base.views import VIEW_OF
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import message_class
 from mqd.security.acl import CLUSTER_NAME, Operation, ResourceType
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from mqd.acceptor.broker import Context
 from mqd.native import QuotaKind
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 
 MUTATION_UNITS = 1_000_000  # units that one changed partition costs (mqd/controller/quotas.py)
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36

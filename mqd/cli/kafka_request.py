@@ -15,7 +15,7 @@ from mqd.cli import client_security
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.librdkafka import require_broker, unreachable
 from mqd.protocol import decode_response, encode_request, with_length
-from mqd.protocol.framing import API_VERSIONS_KEY, KNOWN
+from mqd.protocol.headers import API_VERSIONS_KEY, KNOWN
 from mqd.protocol.messages import message_class
 from mqd.security import client
 

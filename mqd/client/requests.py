@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from mqd.client.messages import KafkaError, failure
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,

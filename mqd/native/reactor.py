@@ -236,11 +236,11 @@ class Reactor:
         """The I/O backend in use."""
         return Backend(lib.mqd_reactor_backend(self._reactor))
 
-    def is_quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing is connected or to be flushed, and nothing has happened for a second.
         EventKind.RESUMED ends it.
         """
-        return bool(lib.mqd_reactor_is_quiet(self._reactor))
+        return bool(lib.mqd_reactor_is_idle(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
         """Sets the limits of attachments by shared memory for this worker, and of their memory;

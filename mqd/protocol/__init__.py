@@ -1,7 +1,7 @@
 """The Kafka wire protocol, sans I/O: bytes in, structs out, and back.
 
 schema/      every message, defined once                messages.py   their classes
-codec.py     (message, version) compiled on first use   framing.py    headers, and SUPPORTED versions
+codec.py     (message, version) compiled on first use   headers.py    headers, and SUPPORTED versions
 api.py       whole frames, as broker and as client      errors.py     ProtocolError; the table of Kafka's error codes
 records.py   record batches (magic 2)                   table.py      SUPPORTED as Markdown
 """
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response, with_length
     from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError
-    from mqd.protocol.framing import KNOWN, SUPPORTED, ApiSpec, RequestHeader, UnsupportedVersion
+    from mqd.protocol.headers import KNOWN, SUPPORTED, ApiSpec, RequestHeader, UnsupportedVersion
 
 # Imported on first use: users of the error codes alone should not pay for the codec.
 _HOMES = {
     "api": ("decode_request", "decode_response", "encode_request", "encode_response", "with_length"),
     "errors": ("ERRORS", "ErrorCode", "ProtocolError"),
-    "framing": ("KNOWN", "SUPPORTED", "ApiSpec", "RequestHeader", "UnsupportedVersion"),
+    "headers": ("KNOWN", "SUPPORTED", "ApiSpec", "RequestHeader", "UnsupportedVersion"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

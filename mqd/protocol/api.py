@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mqd.protocol import codec
-from mqd.protocol.framing import (
+from mqd.protocol.headers import (
     KNOWN,
     SUPPORTED,
     ApiSpec,

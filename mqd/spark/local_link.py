@@ -16,7 +16,7 @@ from typing import Any
 from mqd.native import NativeError
 from mqd.native.client import CORRELATION_ID_END, Client
 from mqd.protocol.api import encode_request
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.shm import rendezvous
 from mqd.spark.encoding import MqdWriteError
 from mqd.spark.options import KafkaSettings

@@ -145,7 +145,7 @@ class Upkeep:
     # -- work that continues while nothing is connected ----------------------------------------------
 
     def on_resumed(self) -> None:
-        """The reactor is no longer quiet."""
+        """The reactor is no longer idle."""
         self._periodic_work.on_resumed()
         self.on_rolled()
 
@@ -182,9 +182,9 @@ class Upkeep:
             self._local.apply(self._reactor)
 
     def on_applied(self) -> None:
-        """The configuration may have changed, which does not make a quiet reactor resume."""
+        """The configuration may have changed, which does not make an idle reactor resume."""
         self.limit_connections()
-        if self._periodic_work.is_quiet():
+        if self._periodic_work.is_idle():
             self._periodic_work.on_resumed()
 
     def limit_connections(self) -> None:

@@ -1,11 +1,11 @@
-"""Ticks for the periodic work of a worker. They pause while its reactor is quiet: nothing is
-connected, nothing is to be flushed (native/server/api.h:mqd_reactor_is_quiet). An idle worker then
-sleeps for QUIET_S.
+"""Ticks for the periodic work of a worker. They pause while its reactor is idle: nothing is
+connected, nothing is to be flushed (native/server/api.h:mqd_reactor_is_idle). An idle worker then
+sleeps for IDLE_S.
 
     async for _ in periodic_work.ticks(1.0):
         work()
 
-The work runs at least once after the reactor has become quiet, so that it sees the last change, and
+The work runs at least once after the reactor has become idle, so that it sees the last change, and
 as soon as the reactor resumes. Concurrency: the event loop's thread.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 
 from mqd.base import clock
 
-QUIET_S = 60.0
+IDLE_S = 60.0
 
 
 def never() -> bool:
@@ -23,24 +23,24 @@ def never() -> bool:
 
 
 class PeriodicWork:
-    """`is_quiet()`: whether the reactor is quiet."""
+    """`is_idle()`: whether the reactor is idle."""
 
-    def __init__(self, is_quiet: Callable[[], bool] = never):
-        self._is_quiet = is_quiet
+    def __init__(self, is_idle: Callable[[], bool] = never):
+        self._is_idle = is_idle
         self._resumed = asyncio.Event()
         self.resumed_count = 0
 
-    def is_quiet(self) -> bool:
-        return self._is_quiet()
+    def is_idle(self) -> bool:
+        return self._is_idle()
 
     def on_resumed(self) -> None:
-        """The reactor is no longer quiet (MQD_EVENT_RESUMED)."""
+        """The reactor is no longer idle (MQD_EVENT_RESUMED)."""
         self.resumed_count += 1
         self._resumed.set()
 
     async def ticks(self, period_s: float, is_needed: Callable[[], bool] = never) -> AsyncIterator[None]:
         """Ticks without end, at multiples of the period. `is_needed()`: whether there is work although
-        the reactor is quiet.
+        the reactor is idle.
         """
         pace = Pace(self, is_needed)
         while True:
@@ -57,10 +57,10 @@ class Pace:
     def __init__(self, periodic_work: PeriodicWork, is_needed: Callable[[], bool] = never):
         self._periodic_work = periodic_work
         self._is_needed = is_needed
-        self._seen = -1  # the reactor's resumed_count at the last call, if it was quiet then; otherwise -1
+        self._seen = -1  # the reactor's resumed_count at the last call, if it was idle then; otherwise -1
 
     def seconds(self, period_s: float) -> float:
         seen, self._seen = self._seen, -1
-        if self._periodic_work.is_quiet() and not self._is_needed():
+        if self._periodic_work.is_idle() and not self._is_needed():
             self._seen = self._periodic_work.resumed_count
-        return QUIET_S if self._seen >= 0 and self._seen == seen else clock.seconds_to_tick(period_s)
+        return IDLE_S if self._seen >= 0 and self._seen == seen else clock.seconds_to_tick(period_s)

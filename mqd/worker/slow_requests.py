@@ -6,7 +6,7 @@ from typing import Any
 
 from mqd import native
 from mqd.base import logging
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.worker.catalog import Catalog
 
 JOIN_GROUP, SYNC_GROUP = 11, 14

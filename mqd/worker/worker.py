@@ -186,7 +186,7 @@ class Worker:
             min(self._credits.granted, connection_max), broker_number(config, "max.connections")
         )
         self._local.apply(self._reactor)
-        self._periodic_work = PeriodicWork(self._reactor.is_quiet)
+        self._periodic_work = PeriodicWork(self._reactor.is_idle)
         self._commands = ReactorCommands(self._reactor, loop, self._on_event)
         self._partitions = PartitionSet(
             self._index,

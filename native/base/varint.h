@@ -1,6 +1,6 @@
 /* Zigzag varints in records, from bytes that come from a peer or a disk.
  *
- * Both functions return the address after the number, or NULL when it is truncated or out of range.
+ * All functions return the address after the number, or NULL when it is truncated or out of range.
  * Encodings longer than necessary are accepted: they mean the same number. The caller's `at` must
  * be at most `end`. Source: Kafka's protocol guide, "Record" (the encoding is Protocol Buffers').
  */

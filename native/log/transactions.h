@@ -3,19 +3,20 @@
  *
  * A transaction begins with its first batch here and ends with a marker, the control batch that its
  * coordinator writes (KIP-98). Until the marker is below the high watermark its first offset bounds
- * the last stable offset. Before it may begin, the coordinator must have verified that it knows
- * this partition (KIP-890): the sender of that query passes back the guard that it was given. A
- * marker in between removes the guard, so that a batch that was verified before the end cannot
- * begin a transaction that would never end.
+ * the last stable offset. Before the transaction may begin, its coordinator must have confirmed that
+ * the partition belongs to it (KIP-890); the process that asked passes the guard back. A marker in
+ * between removes the guard, so that a batch that was verified before the end cannot begin a
+ * transaction that would never end.
  *
  * Invariants
- *   T1  `oldest`..`newest` holds every transaction by first_offset; `ended_first`..`ended_last`
- *       those with a marker, by last_offset.
+ *   T1  `oldest`..`newest` links all transactions in order of first_offset;
+ *       `ended_first`..`ended_last` those that have a marker, in order of last_offset.
  *   T2  remove undoes begin, and resume undoes end, in reverse order.
  *   T3  at most MQD_VERIFICATION_COUNT_MAX guards; the oldest is dropped first, and its sender must
  *       retry. A guard is never 0 and never used twice.
- * Bounds: 40 bytes a transaction; one ongoing per producer, so the coordinators bound it. 48 KiB of
- * guards, allocated while there are any. Concurrency: the partition's owner alone.
+ * Bounds: 40 bytes a transaction; at most one ongoing transaction per producer, so the
+ * coordinators' limits on producers bound their number. 48 KiB of guards, allocated while there are
+ * any. Concurrency: the partition's owner alone.
  */
 #ifndef MQD_TRANSACTIONS_H
 #define MQD_TRANSACTIONS_H
@@ -23,7 +24,7 @@
 #include "native.h"
 
 #define MQD_VERIFICATION_COUNT_MAX 1024
-/* a longer batch is not a marker, neither when written nor when found in a log */
+/* a longer batch is not accepted as a marker, either when written or when read from a log */
 #define MQD_MARKER_BYTES_MAX 512
 
 struct mqd_marker {
@@ -59,7 +60,7 @@ void mqd_transactions_resume(struct mqd_transactions *transactions, uint32_t lin
 void mqd_transactions_remove(struct mqd_transactions *transactions, uint32_t link);
 /* Forgets transactions whose marker is below the high watermark: they are decided. */
 void mqd_transactions_forget_decided(struct mqd_transactions *transactions, int64_t high_watermark);
-/* INT64_MAX = none. The first includes transactions that have ended but are not decided. */
+/* INT64_MAX = none. first_unstable includes transactions that have ended but are not decided. */
 int64_t mqd_transactions_first_unstable(const struct mqd_transactions *transactions);
 int64_t mqd_transactions_first_ongoing(const struct mqd_transactions *transactions);
 static inline int64_t mqd_transaction_first_offset(const struct mqd_transactions *transactions, uint32_t link)

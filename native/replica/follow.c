@@ -1,5 +1,5 @@
 /* The follower's side of the replication core, and leader epochs. See replica/rules.h. */
-#include "replica/planted.h"
+#include "replica/planted_bugs.h"
 #include "replica/rules.h"
 
 #define OFFSET_OUT_OF_RANGE 1
@@ -59,7 +59,7 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
 {
     if (replica->role != MQD_REPLICA_FOLLOWER)
         return 0;
-    if (replica->flush_on_ack && replica->durable < replica->log_end && !PLANTED(replica, COUNT_UNFLUSHED))
+    if (replica->flush_on_ack && replica->durable < replica->log_end && !PLANTED_BUG(replica, COUNT_UNFLUSHED))
         return 0;
     *out = (struct mqd_replica_fetch){.node_id = replica->node_id,
                                       .broker_epoch = replica->broker_epoch,
@@ -83,7 +83,7 @@ void mqd_replica_step(const struct mqd_replica *replica, const struct mqd_replic
                       const struct mqd_replica_response *response, const struct mqd_epoch *epochs, uint32_t epoch_count,
                       struct mqd_replica_step *out)
 {
-    bool current = fetch->current_leader_epoch == replica->leader_epoch || PLANTED(replica, FETCH_EPOCH);
+    bool current = fetch->current_leader_epoch == replica->leader_epoch || PLANTED_BUG(replica, FETCH_EPOCH);
     if (replica->role != MQD_REPLICA_FOLLOWER || !current || fetch->fetch_offset != replica->log_end)
         *out = (struct mqd_replica_step){MQD_REPLICA_IGNORE, -1};
     else if (response->error == OFFSET_OUT_OF_RANGE)

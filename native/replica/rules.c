@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "replica/planted.h"
+#include "replica/planted_bugs.h"
 #include "replica/rules.h"
 
 #define OFFSET_OUT_OF_RANGE 1
@@ -24,7 +24,7 @@
 
 static bool counts_durable(const struct mqd_replica *replica)
 {
-    return replica->flush_on_ack && !PLANTED(replica, COUNT_UNFLUSHED);
+    return replica->flush_on_ack && !PLANTED_BUG(replica, COUNT_UNFLUSHED);
 }
 
 void mqd_replica_init(struct mqd_replica *replica)
@@ -67,13 +67,14 @@ static void check_invariants(const struct mqd_replica *replica)
 /* */
 static bool in_maximal_set(const struct mqd_replica *replica, const struct mqd_replica_follower *follower)
 {
-    return follower->member.in_sync || (replica->proposing && follower->proposed && !PLANTED(replica, COMMITTED_ONLY));
+    return follower->member.in_sync ||
+           (replica->proposing && follower->proposed && !PLANTED_BUG(replica, COMMITTED_ONLY));
 }
 
 #ifdef MQD_PLANTED
 static bool counts_spare_for(const struct mqd_replica *replica, const struct mqd_replica_follower *member)
 {
-    for (uint32_t i = 0; i < replica->follower_count && PLANTED(replica, COUNT_SPARES) && replica->set_max; i++)
+    for (uint32_t i = 0; i < replica->follower_count && PLANTED_BUG(replica, COUNT_SPARES) && replica->set_max; i++)
         if (!in_maximal_set(replica, &replica->followers[i]) && replica->followers[i].position > member->position)
             return true;
     return false;
@@ -87,7 +88,7 @@ static bool counts_spare_for(const struct mqd_replica *replica, const struct mqd
 static int raise_high_watermark(struct mqd_replica *replica)
 {
     if (replica->role != MQD_REPLICA_LEADER ||
-        (replica->in_sync_count < replica->min_insync && !PLANTED(replica, HW_BELOW_MIN)))
+        (replica->in_sync_count < replica->min_insync && !PLANTED_BUG(replica, HW_BELOW_MIN)))
         return 0;
     int64_t least = counts_durable(replica) ? replica->durable : replica->log_end;
     for (uint32_t i = 0; i < replica->follower_count; i++) {
@@ -173,7 +174,7 @@ static uint8_t role_in(const struct mqd_replica *replica, const struct mqd_repli
     const struct mqd_replica_member *self = member_of(assignment, assignment->node_id);
     if (!self || assignment->leader < 0)
         return MQD_REPLICA_NONE;
-    if (self->broker_epoch != assignment->broker_epoch && !PLANTED(replica, SERVE_UNREGISTERED))
+    if (self->broker_epoch != assignment->broker_epoch && !PLANTED_BUG(replica, SERVE_UNREGISTERED))
         return MQD_REPLICA_NONE;
     return assignment->leader == assignment->node_id ? MQD_REPLICA_LEADER : MQD_REPLICA_FOLLOWER;
 }
@@ -251,14 +252,14 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
                        : assignment->acks_replicas > replica->min_insync ? assignment->acks_replicas
                                                                          : replica->min_insync;
     replica->role = role;
-    take_members(replica, assignment, !fresh || PLANTED(replica, KEEP_STATE), now_ms);
+    take_members(replica, assignment, !fresh || PLANTED_BUG(replica, KEEP_STATE), now_ms);
     for (uint32_t i = 0; i < replica->follower_count && role == MQD_REPLICA_LEADER; i++)
         note_behind(replica, &replica->followers[i], now_ms); /* lag_records_max may have changed */
     if (replica->high_watermark > replica->log_end)
         replica->high_watermark = replica->log_end;
     if (fresh && role == MQD_REPLICA_LEADER)
         replica->epoch_start = replica->log_end;
-    if (new_epoch && role == MQD_REPLICA_FOLLOWER && PLANTED(replica, TRUNCATE_TO_HW))
+    if (new_epoch && role == MQD_REPLICA_FOLLOWER && PLANTED_BUG(replica, TRUNCATE_TO_HW))
         changed |= PLANTED_CUT;
     if (fresh || replica->in_sync_count >= replica->min_insync)
         replica->holding = 0;
@@ -275,10 +276,10 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
 
 int mqd_replica_check_append(const struct mqd_replica *replica, int acks_all, int64_t lease_deadline_ns, int64_t now_ns)
 {
-    if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !PLANTED(replica, LEASE)))
+    if (replica->role != MQD_REPLICA_LEADER || (now_ns >= lease_deadline_ns && !PLANTED_BUG(replica, LEASE)))
         return NOT_LEADER_OR_FOLLOWER;
     if (acks_all && replica->in_sync_count < replica->min_insync && !replica->holding &&
-        !PLANTED(replica, ACK_BELOW_MIN))
+        !PLANTED_BUG(replica, ACK_BELOW_MIN))
         return NOT_ENOUGH_REPLICAS;
     return 0;
 }
@@ -295,7 +296,8 @@ int mqd_replica_check_latest(const struct mqd_replica *replica)
 {
     if (replica->role != MQD_REPLICA_LEADER)
         return NOT_LEADER_OR_FOLLOWER;
-    return replica->high_watermark < replica->epoch_start && !PLANTED(replica, LATEST_EARLY) ? OFFSET_NOT_AVAILABLE : 0;
+    return replica->high_watermark < replica->epoch_start && !PLANTED_BUG(replica, LATEST_EARLY) ? OFFSET_NOT_AVAILABLE
+                                                                                                 : 0;
 }
 
 /* ---- fetches of followers ---- */
@@ -308,10 +310,10 @@ static int32_t fetch_error(const struct mqd_replica *replica, const struct mqd_r
         return NOT_LEADER_OR_FOLLOWER;
     if (!follower || fetch->node_id == replica->node_id)
         return REPLICA_NOT_AVAILABLE;
-    if (fetch->current_leader_epoch != replica->leader_epoch && !PLANTED(replica, FETCH_EPOCH))
+    if (fetch->current_leader_epoch != replica->leader_epoch && !PLANTED_BUG(replica, FETCH_EPOCH))
         return fetch->current_leader_epoch < replica->leader_epoch ? FENCED_LEADER_EPOCH : UNKNOWN_LEADER_EPOCH;
     if ((fetch->broker_epoch < follower->fetched_broker_epoch || fetch->broker_epoch < follower->member.broker_epoch) &&
-        !PLANTED(replica, BROKER_EPOCH))
+        !PLANTED_BUG(replica, BROKER_EPOCH))
         return STALE_BROKER_EPOCH;
     return 0;
 }
@@ -323,7 +325,7 @@ static void compare_logs(const struct mqd_replica *replica, const struct mqd_rep
 {
     int32_t found;
     int64_t end_offset;
-    if (fetch->last_fetched_epoch < 0 || PLANTED(replica, TRUNCATE_TO_HW))
+    if (fetch->last_fetched_epoch < 0 || PLANTED_BUG(replica, TRUNCATE_TO_HW))
         return;
     mqd_replica_epoch_end(epochs, epoch_count, replica->log_end, fetch->last_fetched_epoch, &found, &end_offset);
     if (found < 0) { /* above all epochs with records */
@@ -407,11 +409,11 @@ static bool may_join(const struct mqd_replica *replica, const struct mqd_replica
     if (!follower->member.eligible || follower->position < 0 || follower->position < replica->high_watermark ||
         follower->behind_ms != INT64_MAX)
         return false;
-    if (follower->fetched_broker_epoch != follower->member.broker_epoch && !PLANTED(replica, BROKER_EPOCH))
+    if (follower->fetched_broker_epoch != follower->member.broker_epoch && !PLANTED_BUG(replica, BROKER_EPOCH))
         return false;
     return (follower->position >= replica->epoch_start &&
             caught_up_within(replica, follower, now_ms, replica->lag_ms_max / 2)) ||
-           PLANTED(replica, EXPAND_EARLY);
+           PLANTED_BUG(replica, EXPAND_EARLY);
 }
 
 /* ---- spares: R-6 ---- */
@@ -425,7 +427,7 @@ static bool counts_in_set(const struct mqd_replica_follower *follower)
 
 static bool is_slow(const struct mqd_replica *replica, const struct mqd_replica_follower *follower, int64_t now_ms)
 {
-    return !caught_up_within(replica, follower, now_ms, MQD_REPLICA_SLOW_MS) || PLANTED(replica, SWAP_OFTEN);
+    return !caught_up_within(replica, follower, now_ms, MQD_REPLICA_SLOW_MS) || PLANTED_BUG(replica, SWAP_OFTEN);
 }
 
 /* Whether `one` is a better member than `other`. In order of importance: it is not slow; it is the
@@ -449,7 +451,7 @@ static bool is_spare(const struct mqd_replica *replica, const struct mqd_replica
         follower->proposed)
         return false;
     return (may_join(replica, follower, now_ms) && caught_up_within(replica, follower, now_ms, within_ms)) ||
-           (PLANTED(replica, SWAP_UNCHECKED) && follower->member.eligible && follower->position >= 0);
+           (PLANTED_BUG(replica, SWAP_UNCHECKED) && follower->member.eligible && follower->position >= 0);
 }
 
 static struct mqd_replica_follower *best_spare(struct mqd_replica *replica, int64_t now_ms, int64_t within_ms)
@@ -482,16 +484,16 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 {
     bool waits = replica->high_watermark < replica->log_end, exchanged = false;
     int64_t rested_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
-    if (rested_ms < MQD_REPLICA_SWAP_MS && !PLANTED(replica, SWAP_OFTEN))
+    if (rested_ms < MQD_REPLICA_SWAP_MS && !PLANTED_BUG(replica, SWAP_OFTEN))
         return false;
     struct mqd_replica_follower *member, *spare;
     while (waits && (member = worst_member(replica, now_ms)) != NULL && is_slow(replica, member, now_ms) &&
            (spare = best_spare(replica, now_ms, MQD_REPLICA_SLOW_MS / 2)) != NULL &&
-           (spare->position > member->position || PLANTED(replica, SWAP_UNCHECKED))) {
+           (spare->position > member->position || PLANTED_BUG(replica, SWAP_UNCHECKED))) {
         member->proposed = 0;
-        spare->proposed = !PLANTED(replica, SWAP_IN_TWO);
+        spare->proposed = !PLANTED_BUG(replica, SWAP_IN_TWO);
         exchanged = true;
-        if (PLANTED(replica, SWAP_UNCHECKED))
+        if (PLANTED_BUG(replica, SWAP_UNCHECKED))
             break;
     }
     spare = replica->followers;

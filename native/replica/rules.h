@@ -114,7 +114,7 @@ struct mqd_replica_follower {
 struct mqd_replica {
 /* MQD_CDEF_OFF */
 #ifdef MQD_PLANTED
-    uint32_t planted; /* disabled rules: replica/planted.h */
+    uint32_t planted; /* disabled rules: replica/planted_bugs.h */
 #endif
     /* MQD_CDEF_ON */
     uint8_t role;

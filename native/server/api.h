@@ -270,7 +270,7 @@ enum mqd_event_kind {
      * spent as in spent_us. text: `error` bytes of the client id, then the principal. `log_dir` =
      * number of slow requests before it that were not reported */
     MQD_EVENT_SLOW,
-    MQD_EVENT_RESUMED /* mqd_reactor_is_quiet was true and no longer is */
+    MQD_EVENT_RESUMED /* mqd_reactor_is_idle was true and no longer is */
 };
 /* the parts of a slow request's time; server/slow/slow.c */
 enum mqd_spent {
@@ -301,7 +301,7 @@ int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          
 int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = returned one, 0 = none */
 /* 1: nothing is connected, nothing is to be flushed, and nothing has happened for a second. Any
  * thread. MQD_EVENT_RESUMED is sent when that ends. */
-int mqd_reactor_is_quiet(const struct mqd_reactor *reactor);
+int mqd_reactor_is_idle(const struct mqd_reactor *reactor);
 
 /* The files of the segments from `first` to `last` were replaced by those of `first`
  * (swap_install): the owner shortens its segment list and readers list the segments again. With

@@ -17,7 +17,7 @@ static struct mqd_description *free_description(struct mqd_reactor *r)
     return NULL;
 }
 
-void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
+void mqd_describe_on_request(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from)
 {
     struct mqd_descriptor response = {.kind = MQD_LINK_DESCRIBED, .slot = descriptor->slot, .token = descriptor->token};
     struct mqd_owned *owned = descriptor->slot < MQD_PARTITION_SLOT_COUNT ? r->owned[descriptor->slot] : NULL;

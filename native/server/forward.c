@@ -275,7 +275,7 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_check_on_response(r, descriptor, from);
         break;
     case MQD_LINK_DESCRIBE:
-        mqd_describe_on(r, descriptor, from);
+        mqd_describe_on_request(r, descriptor, from);
         break;
     case MQD_LINK_ROLL:
         mqd_owner_on_roll(r, descriptor->slot);

@@ -169,7 +169,7 @@ static ssize_t send_file(struct mqd_reactor *r, struct mqd_connection *c, const 
     return n < 0 && errno == EAGAIN ? 0 : n;
 }
 
-void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range)
+void mqd_output_log_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range)
 {
     mqd_log(r, 3, c->id, UINT32_MAX, "a segment file ended %u bytes before its published end; closing the connection",
             range->size_bytes);
@@ -191,7 +191,7 @@ static int send_range(struct mqd_reactor *r, struct mqd_connection *c, struct mq
     if (n == 0 && !file_end)
         return 0;
     if (n == 0) { /* the file is shorter than published, so it is damaged; the rest of the response cannot be sent */
-        mqd_output_short_file(r, c, range);
+        mqd_output_log_short_file(r, c, range);
         return -1;
     }
     mqd_stat(r, MQD_COUNT_BYTES_OUT, (uint64_t)n);
@@ -223,7 +223,7 @@ void mqd_output_send(struct mqd_reactor *r, struct mqd_connection *c)
     while (c->writable && (c->chunk_count || mqd_output_pending_bytes(c))) {
         int result = c->tls ? mqd_secure_send(r, c) : send_next(r, c);
         if (result < 0) {
-            mqd_connection_close(r, c, "the client closed the connection while it was being answered");
+            mqd_connection_close(r, c, "the connection failed while a response was being sent");
             return;
         }
         if (result == 0)

@@ -35,7 +35,7 @@
  * be accepted */
 #define SERVE_POLL_NS 2000000
 #define HOUSEKEEPING_MS 1000
-#define QUIET_HOUSEKEEPING_MS 60000 /* so that the state of idle producers still expires */
+#define IDLE_HOUSEKEEPING_MS 60000 /* so that the state of idle producers still expires */
 #define STOP_MS_MAX 10000
 #define STOP_RESPONSE_MS_MAX 1000
 #define SCRATCH_KEEP_BYTES (1u << 20)
@@ -232,10 +232,10 @@ static bool nothing_due(const struct mqd_reactor *r)
 
 static int64_t housekeeping_due_ms(const struct mqd_reactor *r)
 {
-    return r->housekeeping_ms + (r->quiet ? QUIET_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
+    return r->housekeeping_ms + (r->idle ? IDLE_HOUSEKEEPING_MS : HOUSEKEEPING_MS);
 }
 
-/* A turn that was not caused by housekeeping ends the quiet state, and the main thread is
+/* A turn that was not caused by housekeeping ends the idle state, and the main thread is
  * notified. */
 static void note_turn(struct mqd_reactor *r, int event_count)
 {
@@ -243,8 +243,8 @@ static void note_turn(struct mqd_reactor *r, int event_count)
         return;
     r->active = true;
     struct mqd_event event = {.kind = MQD_EVENT_RESUMED, .slot = UINT32_MAX};
-    if (r->quiet && mqd_reactor_emit(r, &event)) /* if the event does not fit, the next turn tries again */
-        mqd_store_release(&r->quiet, 0u);
+    if (r->idle && mqd_reactor_emit(r, &event)) /* if the event does not fit, the next turn tries again */
+        mqd_store_release(&r->idle, 0u);
 }
 
 static void housekeeping(struct mqd_reactor *r, int event_count)
@@ -271,13 +271,13 @@ static void housekeeping(struct mqd_reactor *r, int event_count)
         if (r->owned[slot] && r->owned[slot]->truncating != MQD_TRUNCATION_UNDER_WAY)
             producers += mqd_partition_expire_producers(r->owned[slot]->partition, r->wall_ms);
     mqd_set_gauge(r, MQD_GAUGE_PRODUCERS, producers);
-    mqd_store_release(&r->quiet, (uint32_t)(!r->active && nothing_due(r)));
+    mqd_store_release(&r->idle, (uint32_t)(!r->active && nothing_due(r)));
     r->active = false;
 }
 
-int mqd_reactor_is_quiet(const struct mqd_reactor *r)
+int mqd_reactor_is_idle(const struct mqd_reactor *r)
 {
-    return (int)mqd_load_acquire(&r->quiet);
+    return (int)mqd_load_acquire(&r->idle);
 }
 
 void mqd_reactor_turn(struct mqd_reactor *r, const struct mqd_poll_event *events, int count)

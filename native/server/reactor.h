@@ -157,7 +157,7 @@ struct mqd_reactor {
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
     bool active;         /* something else has happened since the last housekeeping */
-    uint32_t quiet;      /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
+    uint32_t idle;       /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
     uint32_t turn_bytes; /* received since the last write; above a limit batches are written immediately (L2 cache) */
 
     struct mqd_topics topics;
@@ -453,7 +453,7 @@ void mqd_output_schedule(struct mqd_reactor *r, struct mqd_connection *c);
 /* the first chunk has been sent */
 void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
 /* reports that a segment file ends before the rest of `range` */
-void mqd_output_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
+void mqd_output_log_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
 
 /* server/dispatch.c */
 void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
@@ -501,7 +501,7 @@ void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch);
 
 /* server/describe.c */
-void mqd_describe_on(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
+void mqd_describe_on_request(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_describe_acceptor_died(struct mqd_reactor *r);
 

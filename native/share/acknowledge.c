@@ -26,9 +26,9 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
     } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RELEASE) {
-        if (count < (uint32_t)share->settings.delivery_limit || PLANTED(share, UNLIMITED)) /* S3 */
+        if (count < (uint32_t)share->settings.delivery_limit || PLANTED_BUG(share, UNLIMITED)) /* S3 */
             state = MQD_SHARE_AVAILABLE;
-        if (PLANTED(share, UNCOUNT) && count > 0)
+        if (PLANTED_BUG(share, UNCOUNT) && count > 0)
             count--;
         if (state == MQD_SHARE_AVAILABLE && mqd_share_backoff_ms(share, count) > 0) {
             state = MQD_SHARE_DELAYED;
@@ -92,9 +92,9 @@ static int check_held(const struct mqd_share *share, uint64_t member, const stru
         if (cell_state(cell) != MQD_SHARE_ACQUIRED)
             return MQD_SHARE_INVALID_RECORD_STATE;
         const struct mqd_share_row *row = row_of(share, cell_row(cell));
-        if (row->member != member && !PLANTED(share, ANY_MEMBER)) /* S1 */
+        if (row->member != member && !PLANTED_BUG(share, ANY_MEMBER)) /* S1 */
             return MQD_SHARE_INVALID_RECORD_STATE;
-        if (row->deadline_ms <= now_ms && !PLANTED(share, LATE))
+        if (row->deadline_ms <= now_ms && !PLANTED_BUG(share, LATE))
             return MQD_SHARE_INVALID_RECORD_STATE;
     }
     return 0;
@@ -105,7 +105,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
     uint32_t old = cell_row(cell);
-    if (PLANTED(share, KEEP_PLACE))
+    if (PLANTED_BUG(share, KEEP_PLACE))
         return;
     if (*row != ROW_NONE && offset - row_of(share, *row)->last > ROW_HOLE_MAX)
         *row = ROW_NONE;
@@ -133,7 +133,7 @@ static void apply(struct mqd_share *share, const struct mqd_share_acknowledgemen
             renew(share, page, offset, &row, now_ms);
         else
             finish(share, page, offset, records,
-                   type == MQD_SHARE_GAP && PLANTED(share, GAP_LETTER) ? MQD_SHARE_REJECT : type, now_ms);
+                   type == MQD_SHARE_GAP && PLANTED_BUG(share, GAP_LETTER) ? MQD_SHARE_REJECT : type, now_ms);
     }
 }
 
@@ -149,10 +149,10 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
         int error = again ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)
             return error;
-        if (PLANTED(share, PARTLY) && index + 1 < count)
+        if (PLANTED_BUG(share, PARTLY) && index + 1 < count)
             apply(share, &list[index], now_ms);
     }
-    for (uint32_t index = PLANTED(share, PARTLY) && count ? count - 1 : 0; index < count; index++)
+    for (uint32_t index = PLANTED_BUG(share, PARTLY) && count ? count - 1 : 0; index < count; index++)
         apply(share, &list[index], now_ms);
     mqd_share_advance(share);
     return 0;
@@ -213,7 +213,7 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
         uint32_t records = equal_cells(page, offset, last);
         if (is_mine && !is_lock)
             make_available(share, page, offset, records);
-        else if (is_mine || (PLANTED(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
+        else if (is_mine || (PLANTED_BUG(share, ANY_ROW) && cell_state(cell) != MQD_SHARE_AVAILABLE))
             finish(share, page, offset, records, MQD_SHARE_RELEASE, now_ms);
         released += is_mine ? records : 0;
         offset += records;
@@ -240,7 +240,7 @@ uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int6
 static bool is_early(const struct mqd_share *share, uint32_t queue)
 {
     (void)share;
-    return queue != LOCKS && PLANTED(share, EARLY_RETRY);
+    return queue != LOCKS && PLANTED_BUG(share, EARLY_RETRY);
 }
 
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max)

@@ -19,7 +19,7 @@ static bool has_room(const struct mqd_share *share)
 
 static bool may_open(const struct mqd_share *share)
 {
-    return (share->open_count < share->settings.open_max || PLANTED(share, WINDOW)) && has_room(share); /* S7 */
+    return (share->open_count < share->settings.open_max || PLANTED_BUG(share, WINDOW)) && has_room(share); /* S7 */
 }
 
 int64_t mqd_share_next(struct mqd_share *share)
@@ -38,7 +38,7 @@ int64_t mqd_share_next(struct mqd_share *share)
             break;
     }
     share->first_maybe = offset;
-    if (offset > mqd_share_hashed(share) && !PLANTED(share, UNSEEN)) /* F1 */
+    if (offset > mqd_share_hashed(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
         offset = mqd_share_hashed(share);
     return offset < share->end || may_open(share) ? offset : -1;
 }
@@ -130,7 +130,7 @@ static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, ui
     if (half < 2)
         half = 2;
     if (count > 0 && count + 1 >= limit)
-        return PLANTED(share, NOT_ALONE) ? UINT32_MAX : 1;
+        return PLANTED_BUG(share, NOT_ALONE) ? UINT32_MAX : 1;
     if (count < half)
         return UINT32_MAX;
     uint32_t shift = count - half + 1;
@@ -199,7 +199,7 @@ static uint32_t new_max(const struct taking *t, int64_t last)
     const struct mqd_share *share = t->share;
     int64_t most = last - share->end + 1, span = MQD_SHARE_SPAN_MAX - (share->end - share->start);
     int64_t open = (int64_t)share->settings.open_max - share->open_count;
-    if (most > open && !PLANTED(share, WINDOW)) /* S7 */
+    if (most > open && !PLANTED_BUG(share, WINDOW)) /* S7 */
         most = open;
     if (most > span)
         most = span;
@@ -324,7 +324,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
         int64_t first = batch->first > position ? batch->first : position;
         if (position < first && !skip(share, position, first - 1))
             break;
-        bool skipped = batch->skipped && !PLANTED(share, DELIVER_SKIPPED); /* S8 */
+        bool skipped = batch->skipped && !PLANTED_BUG(share, DELIVER_SKIPPED); /* S8 */
         if (skipped ? !skip(share, first, batch->last)
                     : !(share->fifo ? take_in_order(&t, batch, first) : take(&t, first, batch->last)))
             break;

@@ -169,7 +169,7 @@ static void split_one(struct mqd_share *share)
             continue;
         }
         *link = slot->chain;
-        if (PLANTED(share, LOST_KEY))
+        if (PLANTED_BUG(share, LOST_KEY))
             continue;
         slot->chain = *bucket_at(fifo, added);
         *bucket_at(fifo, added) = place;
@@ -227,7 +227,7 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
 {
     if ((share->fifo ? share->fifo->id : 0) == share->settings.fifo)
         return true;
-    if (share->fifo && share->settings.fifo && PLANTED(share, OLD_KEYS))
+    if (share->fifo && share->settings.fifo && PLANTED_BUG(share, OLD_KEYS))
         return true;
     mqd_share_fifo_free(share);
     for (int64_t offset = share->start; share->waiting_count && offset < share->end; offset++) {
@@ -258,7 +258,7 @@ void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset)
 static void link_last(struct mqd_share *share, struct slot *first, struct slot *slot, int64_t offset)
 {
     uint64_t cell = cell_of(share, offset);
-    struct slot *before = PLANTED(share, NOT_LAST) ? first : slot_of(share->fifo, first->tail);
+    struct slot *before = PLANTED_BUG(share, NOT_LAST) ? first : slot_of(share->fifo, first->tail);
     slot->tail = LATER;
     slot->next = before->next;
     before->next = place_of(offset);
@@ -302,7 +302,7 @@ static void promote_next(struct mqd_share *share, const struct slot *first, uint
     *link = first->next;
     next->tail = first->tail;
     next->chain = first->chain;
-    if (cell_state(cell_of(share, offset)) == MQD_SHARE_WAITING && !PLANTED(share, FORGOTTEN))
+    if (cell_state(cell_of(share, offset)) == MQD_SHARE_WAITING && !PLANTED_BUG(share, FORGOTTEN))
         make_available(share, offset);
 }
 
@@ -314,7 +314,7 @@ static void unlink_later(struct mqd_share *share, uint32_t first, uint32_t place
     uint32_t before = first;
     while (slot_of(fifo, before)->next != place) {
         before = slot_of(fifo, before)->next;
-        if (before == NONE && PLANTED(share, LOST_KEY))
+        if (before == NONE && PLANTED_BUG(share, LOST_KEY))
             return;
         MQD_ASSERT(before != NONE, "F1: %lld is not linked", (long long)offset_of(share, place));
     }
@@ -327,7 +327,7 @@ static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t plac
 {
     struct mqd_share_fifo *fifo = share->fifo;
     uint32_t *link = link_of(fifo, slot->hash);
-    if (*link == NONE && PLANTED(share, LOST_KEY))
+    if (*link == NONE && PLANTED_BUG(share, LOST_KEY))
         return;
     MQD_ASSERT(*link != NONE, "F1: the key of %lld is not found", (long long)offset_of(share, place));
     slot->hash = 0;
@@ -346,10 +346,10 @@ void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t cou
 {
     uint32_t state = cell_state(cell), old_state = cell_state(old);
     bool ends = (cell_finished(cell) && !cell_finished(old)) ||
-                (PLANTED(share, LETTER_PASSED) && state == MQD_SHARE_ARCHIVING) ||
-                (PLANTED(share, OVERTAKE) && old_state == MQD_SHARE_ACQUIRED);
+                (PLANTED_BUG(share, LETTER_PASSED) && state == MQD_SHARE_ARCHIVING) ||
+                (PLANTED_BUG(share, OVERTAKE) && old_state == MQD_SHARE_ACQUIRED);
     bool freed = state == MQD_SHARE_AVAILABLE && (old_state == MQD_SHARE_ACQUIRED || old_state == MQD_SHARE_DELAYED) &&
-                 !PLANTED(share, LATER_FREED);
+                 !PLANTED_BUG(share, LATER_FREED);
     for (int64_t offset = first; (ends || freed) && offset < first + count; offset++) {
         struct slot *slot = slot_find(share->fifo, offset);
         if (slot && ends)
@@ -386,7 +386,7 @@ void mqd_share_fifo_check(const struct mqd_share *share)
 {
     struct mqd_share_fifo *fifo = share->fifo;
     uint32_t keys = 0, linked = 0, open = 0;
-    if (!fifo || PLANTED_ANY(share))
+    if (!fifo || PLANTED_ANY_BUG(share))
         return;
     for (uint32_t index = 0; fifo->buckets[0] && index < bucket_count(fifo); index++)
         for (uint32_t place = *bucket_at(fifo, index); place != NONE; place = slot_of(fifo, place)->chain, keys++) {

@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "share/planted.h"
+#include "share/planted_bugs.h"
 #include "share/state.h"
 
 #define PAGE_BITS 10
@@ -63,7 +63,7 @@ static inline bool cell_finished(uint64_t cell)
  * letter is written (L1). */
 static inline uint32_t archived_state(const struct mqd_share *share)
 {
-    return share->settings.dead_letters && !PLANTED(share, NO_LETTER) ? MQD_SHARE_ARCHIVING : MQD_SHARE_ARCHIVED;
+    return share->settings.dead_letters && !PLANTED_BUG(share, NO_LETTER) ? MQD_SHARE_ARCHIVING : MQD_SHARE_ARCHIVED;
 }
 /* Acquired, or waiting for the end of its backoff. */
 static inline bool cell_has_row(uint64_t cell)
@@ -148,7 +148,7 @@ uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t of
 static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
 {
     (void)share;
-    return count < MQD_SHARE_QUEUE_COUNT && !PLANTED(share, ONE_QUEUE) ? count : MQD_SHARE_QUEUE_COUNT - 1;
+    return count < MQD_SHARE_QUEUE_COUNT && !PLANTED_BUG(share, ONE_QUEUE) ? count : MQD_SHARE_QUEUE_COUNT - 1;
 }
 /* Returns the row to which offsets from first to last, released after `count` deliveries, are
  * added; it is in the queue of this count until its backoff ends. */

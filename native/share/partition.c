@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "share/planted.h"
+#include "share/planted_bugs.h"
 #include "share/sessions.h"
 #include "wire/kafka_errors.h"
 
@@ -190,7 +190,7 @@ int mqd_share_partition_next_request(struct mqd_share_partition *partition, int6
         if (!partition->write_pending && !take_write(partition))
             return 0;
         partition->in_flight = MQD_SHARE_WRITE;
-        if (PLANTED_RULE(partition, EARLY_RESPONSE))
+        if (PLANTED_PARTITION_BUG(partition, EARLY_RESPONSE))
             respond_all(partition, &partition->covered, 0);
     }
     return partition->in_flight;
@@ -211,7 +211,7 @@ void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t d
 {
     partition->in_flight = 0;
     partition->due_ms = due_ms;
-    if (PLANTED_RULE(partition, LOST_WRITE))
+    if (PLANTED_PARTITION_BUG(partition, LOST_WRITE))
         partition->write_pending = 0;
 }
 
@@ -277,7 +277,7 @@ static void on_written(struct mqd_share_partition *partition)
     partition->verifies = partition->reports;
     if (partition->body.capacity_bytes > BODY_KEEP_BYTES)
         mqd_buffer_free(&partition->body);
-    if (PLANTED_RULE(partition, RESPOND_WAITING))
+    if (PLANTED_PARTITION_BUG(partition, RESPOND_WAITING))
         respond_all(partition, &partition->waiting, 0);
     respond_all(partition, &partition->covered, 0);
 }
@@ -298,7 +298,7 @@ void mqd_share_partition_on_response(struct mqd_share_partition *partition, cons
     if (good && is_retriable(response.error)) {
         partition->due_ms = now_ms + partition->backoff_ms;
         partition->backoff_ms = partition->backoff_ms * 2 < BACKOFF_MS_MAX ? partition->backoff_ms * 2 : BACKOFF_MS_MAX;
-        if (PLANTED_RULE(partition, LOST_WRITE))
+        if (PLANTED_PARTITION_BUG(partition, LOST_WRITE))
             partition->write_pending = 0;
         return;
     }

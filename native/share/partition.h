@@ -58,7 +58,7 @@ struct mqd_share_waiter {
 struct mqd_share_partition {
     struct mqd_share state; /* while ACTIVE */
 #ifdef MQD_PLANTED_PARTITION
-    uint32_t planted_rules; /* broken rules: share/planted.h */
+    uint32_t planted_rules; /* broken rules: share/planted_bugs.h */
 #endif
     struct mqd_share_name name; /* the group's bytes are the owner's */
     struct mqd_share_pool *pool;

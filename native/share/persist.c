@@ -34,8 +34,8 @@ static int64_t list_page(struct mqd_share *share, struct mqd_share_page *page, i
         uint64_t *cell = &page->cells[offset & PAGE_MASK];
         if (!(*cell & CELL_CHANGED))
             continue;
-        bool listed = PLANTED(share, LISTED_ACQUIRED) && cell_state(*cell) == MQD_SHARE_ACQUIRED;
-        if (!listed && !append(out, count, max, offset, cell_key(*cell)) && !PLANTED(share, LOSE_CHANGES)) /* S6 */
+        bool listed = PLANTED_BUG(share, LISTED_ACQUIRED) && cell_state(*cell) == MQD_SHARE_ACQUIRED;
+        if (!listed && !append(out, count, max, offset, cell_key(*cell)) && !PLANTED_BUG(share, LOSE_CHANGES)) /* S6 */
             return offset;
         *cell &= ~CELL_CHANGED;
     }
@@ -102,7 +102,7 @@ static bool is_loadable(const struct mqd_share *share, const struct mqd_share_ru
 static bool load_run(struct mqd_share *share, const struct mqd_share_run *run)
 {
     bool is_archiving = run->state == MQD_SHARE_ARCHIVING;
-    bool is_retried = is_archiving && PLANTED(share, LETTER_RETRIED);
+    bool is_retried = is_archiving && PLANTED_BUG(share, LETTER_RETRIED);
     uint32_t state = is_retried ? MQD_SHARE_AVAILABLE : (uint32_t)run->state;
     uint64_t cell = cell_make(state, (uint32_t)run->count, 0, 0);
     for (int64_t offset = run->first > share->start ? run->first : share->start; offset <= run->last;) {

@@ -181,7 +181,7 @@ void mqd_share_advance(struct mqd_share *share)
     while (share->start < share->end) {
         struct mqd_share_page *page = page_of(share, share->start);
         uint64_t cell = cell_of(share, share->start);
-        if (PLANTED(share, PASS_ACQUIRED) && cell_state(cell) == MQD_SHARE_ACQUIRED) {
+        if (PLANTED_BUG(share, PASS_ACQUIRED) && cell_state(cell) == MQD_SHARE_ACQUIRED) {
             uint32_t row = cell_row(cell);
             mqd_share_cells_set(share, page, share->start, 1, cell = MQD_SHARE_ACKNOWLEDGED);
             mqd_share_row_release(share, row, 1);
@@ -315,7 +315,7 @@ uint32_t mqd_share_row_make(struct mqd_share *share, uint64_t member, int64_t of
 int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count)
 {
     int64_t first = share->settings.backoff_ms, most = share->settings.backoff_ms_max;
-    uint32_t doublings = count > 1 && !PLANTED(share, SAME_BACKOFF) ? count - 1 : 0;
+    uint32_t doublings = count > 1 && !PLANTED_BUG(share, SAME_BACKOFF) ? count - 1 : 0;
     int64_t backoff_ms = doublings < 31 ? first << doublings : first ? most : 0;
     return backoff_ms < most ? backoff_ms : most;
 }

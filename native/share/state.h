@@ -107,7 +107,7 @@ struct mqd_share_queue {
 struct mqd_share {
 /* MQD_CDEF_OFF */
 #ifdef MQD_PLANTED
-    uint32_t planted; /* broken rules: share/planted.h */
+    uint32_t planted; /* broken rules: share/planted_bugs.h */
 #endif
     /* MQD_CDEF_ON */
     struct mqd_share_pool *pool;

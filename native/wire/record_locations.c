@@ -1,5 +1,5 @@
-/* Positions of keys and values in stored batches: for a coordinator that reads a whole partition
- * when it starts, a million records in a short time.
+/* Positions of keys and values in stored batches. Used by a coordinator when it starts, to read a
+ * whole partition quickly.
  *
  * Plain batches only: uncompressed, not transactional, not control. At any other batch the walk
  * stops, and its caller handles that batch. Every length is checked against the available bytes; a

@@ -13,7 +13,7 @@ import pytest
 
 from mqd.protocol import SUPPORTED, ErrorCode, decode_response, encode_request, encode_response
 from mqd.protocol.api import decode_request
-from mqd.protocol.framing import decode_request_header
+from mqd.protocol.headers import decode_request_header
 from mqd.protocol.messages import (
     AlterConfigsRequest,
     ApiVersionsRequest,

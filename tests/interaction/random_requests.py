@@ -15,7 +15,7 @@ import random
 import struct
 import time
 
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.records import Record, encode_batch
 from mqd.protocol.schema.language import Field, Struct

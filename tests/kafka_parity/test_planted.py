@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from mqd.protocol import codec, decode_response
-from mqd.protocol.framing import encode_response_header
+from mqd.protocol.headers import encode_response_header
 from tests.broker import Broker
 from tests.kafka_parity.allowed import ALLOWED
 from tests.kafka_parity.brokers import SETTINGS

@@ -30,7 +30,7 @@ from kio.static.constants import EntityType
 from mqd.protocol import KNOWN, SUPPORTED, ProtocolError, codec
 from mqd.protocol.api import decode_request, decode_response, encode_request, encode_response
 from mqd.protocol.errors import ERRORS
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import message_class, message_of
 from mqd.protocol.schema import FAMILIES
 from mqd.protocol.schema.language import INTEGERS, OWN_TAG, Field, Struct

@@ -25,7 +25,7 @@ from mqd.coordinator.share.core import ReadSummary, SharePartition
 from mqd.coordinator.share.deletion import UNINITIALIZED, StartOffsets, TopicPartition, deletable, lowest
 from mqd.coordinator.share.records import split_name
 from mqd.protocol.api import decode_request, encode_response
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import ShareStartsRequest, ShareStartsResponse
 
 SHARE_STARTS, VERSION = 20_000, 0

@@ -29,7 +29,7 @@ from mqd.coordinator.share.records import core_name, epoch_starts, listed
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import DeleteShareGroupStateRequest, InitializeShareGroupStateRequest, message_class
 
 INITIALIZE, READ, WRITE, DELETE, READ_SUMMARY = 83, 84, 85, 86, 87

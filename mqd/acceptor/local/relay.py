@@ -39,7 +39,7 @@ from mqd.native import PrincipalKind
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError
-from mqd.protocol.framing import RequestHeader, encode_response_header
+from mqd.protocol.headers import RequestHeader, encode_response_header
 from mqd.protocol.messages import EnvelopeRequest, EnvelopeResponse, ListOffsetsRequest, ListOffsetsResponse
 from mqd.security.principal import ANONYMOUS
 

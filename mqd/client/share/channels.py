@@ -16,7 +16,7 @@ from mqd.client.share.events import Send
 from mqd.client.shm.attachment import Attachment
 from mqd.client.tcp.connection import Connection, NoCommonVersion
 from mqd.protocol.errors import ProtocolError
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.security.client import ClientSecurity, NotAuthenticated
 
 OnResponse = Callable[[Any, KafkaError | None], None]

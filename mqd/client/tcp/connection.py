@@ -22,7 +22,7 @@ from typing import Any
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request, with_length
 from mqd.protocol.errors import ProtocolError, error_name
-from mqd.protocol.framing import KNOWN
+from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import ApiVersionsRequest
 from mqd.security.client import ClientSecurity, NotAuthenticated
 

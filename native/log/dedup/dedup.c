@@ -7,7 +7,7 @@
 
 #include "base/big_endian.h"
 #include "base/error.h"
-#include "log/dedup/planted.h"
+#include "log/dedup/planted_bugs.h"
 #include "wire/kafka_errors.h"
 #include "wire/record_scan.h"
 
@@ -110,7 +110,7 @@ static int16_t take_record(struct mqd_dedup *dedup, const struct mqd_record *rec
         note_old(taken, offset);
         return 0;
     case MQD_ID_UNDECIDED:
-        if (PLANTED_DEDUP(UNDECIDED_FREE))
+        if (PLANTED_DEDUP_BUG(UNDECIDED_FREE))
             break;
         return refuse(dedup, base_offset, taken, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
                       "a record has the id of one in a transaction that has not ended; the client may retry");
@@ -160,7 +160,7 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
     int more;
     *taken = (struct mqd_dedup_taken){.old_offset = -1, .old_end = -1};
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION) {
-        taken->message = "a topic with dedup.window.ms takes batches that are not compressed";
+        taken->message = "a topic with dedup.window.ms accepts only uncompressed batches";
         return MQD_KAFKA_INVALID_RECORD;
     }
     advance(dedup, now_ms);
@@ -172,8 +172,8 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
     }
     if (more < 0)
         return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD, records.reason);
-    /* all ids are known, and there are no sequence numbers that the log must keep, so nothing will
-     * be written */
+    /* nothing was left out, so the batch is written as it is; or all of it was left out and there are
+     * no sequence numbers that the log must keep, so nothing is written */
     if (!taken->left_out || (taken->left_out == (uint32_t)batch->record_count && batch->producer_id < 0))
         return 0;
     if (write_rest(dedup, batch, bytes, base_offset, taken) < 0)
@@ -196,12 +196,12 @@ void mqd_dedup_learn(struct mqd_dedup *dedup, const struct mqd_batch *batch, con
     struct mqd_record record;
     struct mqd_id_hash hash;
     if (batch->attributes & (MQD_ATTRIBUTE_COMPRESSION | MQD_ATTRIBUTE_CONTROL) ||
-        !(batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME) || PLANTED_DEDUP(LEARN_NOTHING))
+        !(batch->attributes & MQD_ATTRIBUTE_LOG_APPEND_TIME) || PLANTED_DEDUP_BUG(LEARN_NOTHING))
         return;
     advance(dedup, batch->max_timestamp_ms);
     begin(batch, bytes, &records);
     while (mqd_records_next(&records, &record) == 1) {
-        if (!id_of(dedup, &record, &hash) || (PLANTED_DEDUP(LEARN_FIRST) && is_known(dedup, &hash)))
+        if (!id_of(dedup, &record, &hash) || (PLANTED_DEDUP_BUG(LEARN_FIRST) && is_known(dedup, &hash)))
             continue;
         if (mqd_ids_count(&dedup->ids) >= dedup->ids.count_max)
             mqd_ids_drop(&dedup->ids);

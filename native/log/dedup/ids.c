@@ -9,7 +9,7 @@
 #include "base/assert.h"
 #include "base/error.h"
 #include "log/compaction/map.h"
-#include "log/dedup/planted.h"
+#include "log/dedup/planted_bugs.h"
 
 #define CHUNK_ENTRIES 4096u
 #define SLOT_COUNT_MIN 64u
@@ -175,7 +175,7 @@ static bool reserve_slot(struct mqd_ids *ids)
 static void clear_slot(struct mqd_ids *ids, uint32_t i)
 {
     uint32_t mask = ids->slot_count - 1;
-    for (uint32_t j = (i + 1) & mask; ids->slots[j] && !PLANTED_DEDUP(HOLES); j = (j + 1) & mask) {
+    for (uint32_t j = (i + 1) & mask; ids->slots[j] && !PLANTED_DEDUP_BUG(HOLES); j = (j + 1) & mask) {
         uint32_t wanted = home(ids, *low_of(ids, entry_in(ids, j)));
         if (((j - wanted) & mask) >= ((j - i) & mask)) {
             ids->slots[i] = ids->slots[j];
@@ -270,9 +270,9 @@ void mqd_ids_decide(struct mqd_ids *ids, int64_t high_watermark)
     for (uint32_t i = ids->transaction_count; i-- > 0;) {
         const struct mqd_ids_transaction *transaction = &ids->transactions[i];
         if (transaction->marker_offset < 0 ||
-            (transaction->marker_offset >= high_watermark && !PLANTED_DEDUP(DECIDE_EARLY)))
+            (transaction->marker_offset >= high_watermark && !PLANTED_DEDUP_BUG(DECIDE_EARLY)))
             continue;
-        for (uint32_t j = 0; !transaction->commit && !PLANTED_DEDUP(ABORTED_USED) && j < transaction->count; j++)
+        for (uint32_t j = 0; !transaction->commit && !PLANTED_DEDUP_BUG(ABORTED_USED) && j < transaction->count; j++)
             if (transaction->entries[j] >= ids->head)
                 forget(ids, transaction->entries[j]);
         remove_transaction(ids, i);
@@ -288,7 +288,7 @@ enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_ha
     if (!look_up(ids, hash, &entry))
         return MQD_ID_FREE;
     *offset = offset_of(ids, entry);
-    for (uint32_t i = 0; i < ids->transaction_count && !PLANTED_DEDUP(UNDECIDED_USED); i++)
+    for (uint32_t i = 0; i < ids->transaction_count && !PLANTED_DEDUP_BUG(UNDECIDED_USED); i++)
         if (contains(&ids->transactions[i], entry))
             return ids->transactions[i].producer_id == producer_id && ids->transactions[i].marker_offset < 0
                        ? MQD_ID_USED
@@ -366,7 +366,7 @@ void mqd_ids_drop(struct mqd_ids *ids)
 
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms)
 {
-    while (ids->mark_count && mark_at(ids, 0)->last_ms <= before_ms + (PLANTED_DEDUP(EARLY) ? 100 : 0)) {
+    while (ids->mark_count && mark_at(ids, 0)->last_ms <= before_ms + (PLANTED_DEDUP_BUG(EARLY) ? 100 : 0)) {
         uint64_t until = ids->mark_count > 1 ? mark_at(ids, 1)->from : ids->tail;
         while (ids->head < until)
             mqd_ids_drop(ids);
@@ -377,7 +377,7 @@ void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms)
 
 void mqd_ids_cut(struct mqd_ids *ids, int64_t offset)
 {
-    if (PLANTED_DEDUP(CUT_NOTHING))
+    if (PLANTED_DEDUP_BUG(CUT_NOTHING))
         return;
     while (ids->tail > ids->head && offset_of(ids, ids->tail - 1) >= offset) {
         forget(ids, ids->tail - 1);
@@ -391,7 +391,7 @@ void mqd_ids_cut(struct mqd_ids *ids, int64_t offset)
         struct mqd_ids_transaction *transaction = &ids->transactions[i];
         while (transaction->count && transaction->entries[transaction->count - 1] >= ids->tail)
             transaction->count--;
-        if (transaction->marker_offset >= offset && !PLANTED_DEDUP(CUT_ENTRIES))
+        if (transaction->marker_offset >= offset && !PLANTED_DEDUP_BUG(CUT_ENTRIES))
             transaction->marker_offset = -1;
         if (!transaction->count)
             remove_transaction(ids, i);

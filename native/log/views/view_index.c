@@ -8,7 +8,7 @@
 
 #include "base/atomic.h"
 #include "base/big_endian.h"
-#include "log/views/planted.h"
+#include "log/views/planted_bugs.h"
 #include "wire/filter.h"
 #include "wire/kafka_errors.h"
 
@@ -72,13 +72,13 @@ static uint64_t size_of(const struct piece *piece)
 
 static struct piece **place_of(const struct mqd_view_index *index, uint64_t file, uint64_t view, uint32_t number)
 {
-    file *= !PLANTED_VIEW(FILE);
-    view *= !PLANTED_VIEW(FILTER);
+    file *= !PLANTED_VIEW_BUG(FILE);
+    view *= !PLANTED_VIEW_BUG(FILTER);
     uint64_t hash = file * 0x9e3779b97f4a7c15ull + view * 0xc2b2ae3d27d4eb4full + number * 0x165667b19e3779f9ull;
     hash ^= hash >> 32;
     struct piece **at = &index->buckets[hash * 0x9e3779b97f4a7c15ull >> 50];
-    while (*at && (((*at)->file != file && !PLANTED_VIEW(FILE)) || ((*at)->view != view && !PLANTED_VIEW(FILTER)) ||
-                   (*at)->number != number))
+    while (*at && (((*at)->file != file && !PLANTED_VIEW_BUG(FILE)) ||
+                   ((*at)->view != view && !PLANTED_VIEW_BUG(FILTER)) || (*at)->number != number))
         at = &(*at)->next;
     return at;
 }
@@ -124,7 +124,7 @@ static bool is_current(const struct mqd_view_read *read, const struct piece *pie
 /* X1 */
 static bool is_unchanged(const struct mqd_view_read *read)
 {
-    return PLANTED_VIEW(MIXED) || !read->generation_at || mqd_load_acquire(read->generation_at) == read->generation;
+    return PLANTED_VIEW_BUG(MIXED) || !read->generation_at || mqd_load_acquire(read->generation_at) == read->generation;
 }
 
 static bool append(struct mqd_filtered *out, const uint8_t *bytes, uint64_t size_bytes)
@@ -179,8 +179,8 @@ static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, 
     if (index->buckets) {
         struct piece **at = place_of(index, read->file, read->view, *position / index->piece_bytes), *piece = *at;
         if (piece && *position >= piece->begin && *position < piece->end &&
-            (piece->end <= read->limit || PLANTED_VIEW(LIMIT))) {
-            if (PLANTED_VIEW(STALE) || is_current(read, piece)) {
+            (piece->end <= read->limit || PLANTED_VIEW_BUG(LIMIT))) {
+            if (PLANTED_VIEW_BUG(STALE) || is_current(read, piece)) {
                 index->figures.used++;
                 taken = take_piece(read, piece);
                 *position = piece->end;
@@ -220,8 +220,8 @@ static void cache_piece(struct mqd_view_index *index, const struct mqd_view_read
         index->buckets = calloc(BUCKET_COUNT, sizeof *index->buckets);
     if (index->buckets && is_unchanged(read)) {
         struct piece **at = place_of(index, read->file, read->view, piece->number), *known = *at;
-        if (known && (known->end == piece->begin || (PLANTED_VIEW(GAP) && known->end < piece->begin)) &&
-            (PLANTED_VIEW(JOIN) || is_current(read, known)) && is_unchanged(read)) {
+        if (known && (known->end == piece->begin || (PLANTED_VIEW_BUG(GAP) && known->end < piece->begin)) &&
+            (PLANTED_VIEW_BUG(JOIN) || is_current(read, known)) && is_unchanged(read)) {
             struct piece *both = join_pieces(index, known, piece);
             free(piece);
             piece = both;
@@ -365,7 +365,7 @@ static int trim_selection(struct mqd_view_read *read, uint64_t began)
     int16_t error = mqd_filter_append(read->filter, read->filter_bytes, copy, size_bytes, read->from_offset,
                                       room_left(read), out, &consumed_bytes);
     free(copy);
-    if (error || (consumed_bytes < size_bytes && !PLANTED_VIEW(TRIM)))
+    if (error || (consumed_bytes < size_bytes && !PLANTED_VIEW_BUG(TRIM)))
         return -error;
     out->next_offset = all.next_offset;
     out->has_empty = all.has_empty;
@@ -382,7 +382,8 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
     uint64_t consumed_bytes = 0, began = out->size_bytes, room = room_left(read);
     int16_t error = read_piece(index, read, *position, buffer, &last, &size_bytes);
     *position += size_bytes;
-    if (PLANTED_VIEW(BORDER) && last && (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
+    if (PLANTED_VIEW_BUG(BORDER) && last &&
+        (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
         size_bytes = last;
     if (!error) /* may exceed output_bytes_max: the cache needs the whole selection */
         error = mqd_filter_append(read->filter, read->filter_bytes, (*buffer)->bytes, size_bytes, read->from_offset,
@@ -394,7 +395,7 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
     uint64_t selected_bytes = out->size_bytes - began;
     bool whole = consumed_bytes == size_bytes;
     if (whole && selected_bytes <= index->selected_bytes_max &&
-        (PLANTED_VIEW(WITHIN) || read->from_offset <= first_offset(*buffer))) {
+        (PLANTED_VIEW_BUG(WITHIN) || read->from_offset <= first_offset(*buffer))) {
         struct piece *piece = piece_of(index, read, *buffer, last, *position, began);
         if (piece)
             cache_piece(index, read, piece);

@@ -2,8 +2,9 @@
  * member reaches them, from pages that are in memory.
  *
  *   small batches    immediately, each time that an acquisition needs them
- *   larger batches   a share-partition keeps one such batch until the state knows all its keys; a
- *                    thread of the worker's pool decompresses it, and then the slot is woken
+ *   larger batches   a share-partition keeps one such batch until the keys of all its records are in
+ *                    the state. A thread of the worker's pool decompresses it; then the slot is
+ *                    woken, and the acquisitions that wait there continue
  *
  * The key is the record's own key, or the value of the last header with the configured name. Only
  * hashes are kept. */
@@ -22,7 +23,7 @@
 #define TOO_LARGE (-1)
 #define KEEP_BYTES (64u << 10) /* memory kept between acquisitions */
 
-static const struct mqd_share_record here[1];
+static const struct mqd_share_record in_shared_buffer[1];
 
 static uint32_t hash_of(const uint8_t *key, int32_t key_bytes)
 {
@@ -101,8 +102,8 @@ void mqd_share_keys_forget(struct mqd_share_owned *owned)
     owned->keys = NULL;
 }
 
-static bool is_of(const struct mqd_share_keys *keys, const struct mqd_share_owned *owned,
-                  const struct mqd_share_batch *batch)
+static bool keys_match_batch(const struct mqd_share_keys *keys, const struct mqd_share_owned *owned,
+                             const struct mqd_share_batch *batch)
 {
     return keys->first == batch->first && keys->last == batch->last &&
            keys->fifo == owned->partition.state.settings.fifo && keys->leader_epoch == owned->partition.leader_epoch;
@@ -111,7 +112,7 @@ static bool is_of(const struct mqd_share_keys *keys, const struct mqd_share_owne
 /* Takes the keys of a larger batch; false: they have not been read yet. */
 static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *batch, int16_t *error)
 {
-    if (!owned->keys || owned->reads_keys || !is_of(owned->keys, owned, batch))
+    if (!owned->keys || owned->reads_keys || !keys_match_batch(owned->keys, owned, batch))
         return false;
     batch->records = owned->keys->records;
     batch->record_count = owned->keys->count;
@@ -164,11 +165,11 @@ static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint
     return keys->codec && !mqd_codec_available(keys->codec) ? MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE : 0;
 }
 
-/* Reads the keys of one batch. Sets batch->records to `here` if they were appended to shares->keys.
- * It remains NULL if a thread reads them, or if they need owned->keys, which an earlier batch uses
- * (`is_kept_used`). */
+/* Reads the keys of one batch. Sets batch->records to `in_shared_buffer` if they were appended to
+ * shares->keys. It remains NULL if a thread reads them, or if they need owned->keys, which an
+ * earlier batch uses (`is_kept_batch_in_use`). */
 static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
-                        uint32_t position, uint32_t size_bytes, bool is_kept_used)
+                        uint32_t position, uint32_t size_bytes, bool is_kept_batch_in_use)
 {
     struct mqd_share_keys *keys = &r->shares->keys;
     uint32_t before = keys->count;
@@ -178,14 +179,14 @@ static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, in
     error = size_bytes > INLINE_BYTES_MAX ? TOO_LARGE : read_batch(keys, INLINE_RECORDS_BYTES_MAX);
     if (error == TOO_LARGE) {
         keys->count = before;
-        if (is_kept_used)
+        if (is_kept_batch_in_use)
             return 0;
         error = read_larger(r, owned, batch);
         if (!error)
             take_larger(owned, batch, &error);
         return error;
     }
-    batch->records = here;
+    batch->records = in_shared_buffer;
     batch->record_count = keys->count - before;
     return error;
 }
@@ -195,31 +196,31 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
 {
     struct mqd_share_keys *keys = &r->shares->keys;
     const struct mqd_share_group_settings *settings = &owned->partition.settings;
-    int64_t hashed = mqd_share_hashed(&owned->partition.state);
+    int64_t keys_from = mqd_share_hashed(&owned->partition.state);
     uint32_t read_bytes = 0, at = 0;
     int16_t error = 0;
-    bool is_kept_used = false;
-    if (hashed == MQD_SHARE_NEVER)
+    bool is_kept_batch_in_use = false;
+    if (keys_from == MQD_SHARE_NEVER)
         return 0;
-    if (owned->keys && !owned->reads_keys && owned->keys->last < hashed)
+    if (owned->keys && !owned->reads_keys && owned->keys->last < keys_from)
         mqd_share_keys_forget(owned);
     keys->count = 0;
     keys->header_bytes = settings->fifo_header_bytes;
     memcpy(keys->header, settings->fifo_header, settings->fifo_header_bytes);
     for (uint32_t i = 0; i < count && read_bytes < ROUND_BYTES_MAX && !error; i++) {
         uint32_t size_bytes = places[i + 1] - places[i];
-        if (batches[i].skipped || batches[i].last < hashed)
+        if (batches[i].skipped || batches[i].last < keys_from)
             continue;
         if (!take_larger(owned, &batches[i], &error)) {
-            error = read_one(r, owned, fd, &batches[i], places[i], size_bytes, is_kept_used);
+            error = read_one(r, owned, fd, &batches[i], places[i], size_bytes, is_kept_batch_in_use);
             read_bytes += size_bytes;
         }
         if (!batches[i].records)
             break;
-        is_kept_used |= batches[i].records != here;
+        is_kept_batch_in_use |= batches[i].records != in_shared_buffer;
     }
     for (uint32_t i = 0; i < count; i++)
-        if (batches[i].records == here) {
+        if (batches[i].records == in_shared_buffer) {
             batches[i].records = &keys->records[at];
             at += batches[i].record_count;
         }

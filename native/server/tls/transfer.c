@@ -56,7 +56,7 @@ static ssize_t read_range(struct mqd_reactor *r, struct mqd_connection *c, struc
         n = pread(mqd_segment_ref_fd(range->segment), at, count, (off_t)range->position);
     while (n < 0 && errno == EINTR);
     if (n == 0) {
-        mqd_output_short_file(r, c, range);
+        mqd_output_log_short_file(r, c, range);
         return -1;
     }
     if (n < 0)

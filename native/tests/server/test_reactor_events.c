@@ -74,9 +74,9 @@ BOTH(no_more_commands_are_accepted_than_there_is_room_for_responses)
 BOTH(the_end_of_idleness_is_reported)
 {
     struct bench *b = bench_start(backend, NULL);
-    for (int i = 0; i < LIMIT_MS / 10 && !mqd_reactor_is_quiet(b->reactors[0]); i++)
+    for (int i = 0; i < LIMIT_MS / 10 && !mqd_reactor_is_idle(b->reactors[0]); i++)
         usleep(10000);
-    CHECK(mqd_reactor_is_quiet(b->reactors[0]));
+    CHECK(mqd_reactor_is_idle(b->reactors[0]));
     struct client client = client_open(b, 0);
     struct mqd_event event = {.kind = MQD_EVENT_NONE};
     while (event.kind != MQD_EVENT_RESUMED) {
@@ -85,7 +85,7 @@ BOTH(the_end_of_idleness_is_reported)
         mqd_reactor_next_event(b->reactors[0], &event);
     }
     usleep(2500000); /* two housekeeping periods: a connection alone keeps it awake */
-    CHECK(!mqd_reactor_is_quiet(b->reactors[0]));
+    CHECK(!mqd_reactor_is_idle(b->reactors[0]));
     client_close(&client);
     bench_stop(b);
 }

@@ -11,7 +11,7 @@ import pytest
 
 from mqd.coordinator.internal_topic import partition_for
 from mqd.protocol.errors import ErrorCode as E
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import (
     CreateTopicsRequest,
     FindCoordinatorRequest,

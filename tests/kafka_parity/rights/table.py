@@ -19,7 +19,7 @@ import msgspec
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.records import Record, encode_batch
 from mqd.security.acl import Operation, Permission, ResourceType
 from tests.unit.acceptor.rights_cases import (

@@ -24,7 +24,7 @@ from mqd.acceptor.local.relay import RELAYED
 from mqd.protocol import KNOWN
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import message_class
 from mqd.security.acl import Operation, Permission
 from perf.peers.peer import Unavailable

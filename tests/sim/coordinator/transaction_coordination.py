@@ -59,7 +59,7 @@ from mqd.coordinator.transaction.cores import Transactions
 from mqd.coordinator.transaction.events import WriteMarkers
 from mqd.coordinator.transaction.records import State
 from mqd.native import SlotState
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from tests.sim.event_loop import SimLoop
 from tests.sim.kernel import MILLISECOND, Violation
 from tests.sim.replica.native_producers import parsed

@@ -1,5 +1,5 @@
 """native/replica/ built separately for the simulator, with planted bugs that can be switched on
-(native/replica/planted.h).
+(native/replica/planted_bugs.h).
 """
 
 from __future__ import annotations

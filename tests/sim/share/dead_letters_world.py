@@ -4,7 +4,7 @@ transactions. Acceptors and workers die, leaders move and lose the end of the lo
 then written, responses are lost, and an administrator resets the offsets. Checked: L1, every rejected or exhausted record has one committed letter.
 
 Planted bugs: PLANTED of this file, in the writer or in its use, and the rules of
-native/share/planted.h.
+native/share/planted_bugs.h.
 """
 
 from __future__ import annotations

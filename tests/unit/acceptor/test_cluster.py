@@ -26,7 +26,7 @@ from mqd.coordinator.topics import CONSUMER_OFFSETS, TRANSACTION_STATE
 from mqd.coordinator.transaction.events import AddPartitions, VerifyPartitions
 from mqd.native import SlotRole, SlotState, SlotView
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     AddPartitionsToTxnResponse,
     DescribeClusterRequest,

@@ -16,7 +16,7 @@ from mqd.acceptor import dispatch
 from mqd.acceptor.broker import CloseConnection
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode, ProtocolError
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import MetadataRequest, OffsetCommitRequest, message_class, message_of
 from mqd.protocol.schema.language import BLOBS, Struct
 from tests.unit.acceptor.handler_broker import HandlerBroker

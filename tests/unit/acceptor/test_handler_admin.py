@@ -18,7 +18,7 @@ from mqd.cluster.raft.events import QuorumSettings
 from mqd.controller import quotas
 from mqd.native import QuotaKind
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import (
     AlterClientQuotasRequest,
     AlterPartitionReassignmentsRequest,

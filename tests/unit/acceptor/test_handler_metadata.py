@@ -24,7 +24,7 @@ from mqd.cluster.metadata.features import (
 from mqd.protocol import codec
 from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import (
     ApiVersionsRequest,
     ApiVersionsResponse,

@@ -9,7 +9,7 @@ from mqd.acceptor.handlers.groups.offset_fetch import handle
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 
 

@@ -21,7 +21,7 @@ from mqd.acceptor.dispatch import HANDLERS
 from mqd.native import PrincipalKind
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.security.acl import CLUSTER_NAME, Operation, Permission
 from tests.unit.acceptor.handler_broker import HandlerBroker
 from tests.unit.acceptor.rights_cases import (

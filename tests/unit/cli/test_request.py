@@ -17,7 +17,7 @@ from mqd.cli import moves
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.kafka_request import Broker, with_retries
 from mqd.protocol.api import decode_request, encode_response, with_length
-from mqd.protocol.framing import SUPPORTED, RequestHeader
+from mqd.protocol.headers import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsResponse, ListGroupsRequest, ListGroupsResponse
 
 LIST_GROUPS = 16

@@ -11,7 +11,7 @@ from typing import Any
 
 from mqd.client import requests
 from mqd.protocol.api import decode_request, encode_response
-from mqd.protocol.framing import SUPPORTED
+from mqd.protocol.headers import SUPPORTED
 from mqd.protocol.messages import ApiVersionsResponse, MetadataResponse
 
 

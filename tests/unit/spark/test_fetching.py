@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow: pip install 'mqd[spark]'")
 
 from mqd.protocol.api import encode_response  # noqa: E402
-from mqd.protocol.framing import RequestHeader  # noqa: E402
+from mqd.protocol.headers import RequestHeader  # noqa: E402
 from mqd.protocol.messages import FetchResponse  # noqa: E402
 from mqd.spark import fetching, reading  # noqa: E402
 from mqd.spark.fetching import VERSION_MAX, VERSION_MIN, PartitionResponse, parse_response  # noqa: E402

@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow: pip install 'mqd[spark]'")
 
 from mqd.protocol.api import decode_request, encode_response, with_length  # noqa: E402
-from mqd.protocol.framing import SUPPORTED  # noqa: E402
+from mqd.protocol.headers import SUPPORTED  # noqa: E402
 from mqd.protocol.messages import (
     ApiVersionsResponse,
     DescribeLogDirsResponse,

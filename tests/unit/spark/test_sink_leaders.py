@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow", reason="the sink comes with pyarrow: pip install 
 
 from mqd.protocol.api import encode_response  # noqa: E402
 from mqd.protocol.errors import ErrorCode  # noqa: E402
-from mqd.protocol.framing import RequestHeader  # noqa: E402
+from mqd.protocol.headers import RequestHeader  # noqa: E402
 from mqd.protocol.messages import MetadataResponse, ProduceResponse  # noqa: E402
 from mqd.spark import producing, wire  # noqa: E402
 from mqd.spark.encoding import Batch, MqdWriteError  # noqa: E402

@@ -10,34 +10,34 @@ import pytest
 
 from mqd.worker import periodic_work as module
 from mqd.worker.maintenance import Upkeep
-from mqd.worker.periodic_work import QUIET_S, Pace, PeriodicWork
+from mqd.worker.periodic_work import IDLE_S, Pace, PeriodicWork
 
 PERIOD_S = 1.0
 
 
 def test_the_work_runs_once_more_before_it_pauses() -> None:
-    is_quiet = [False]
-    pace = Pace(PeriodicWork(lambda: is_quiet[0]))
+    is_idle = [False]
+    pace = Pace(PeriodicWork(lambda: is_idle[0]))
     assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
-    is_quiet[0] = True
+    is_idle[0] = True
     assert pace.seconds(PERIOD_S) <= PERIOD_S * 1.1
-    assert pace.seconds(PERIOD_S) == QUIET_S
+    assert pace.seconds(PERIOD_S) == IDLE_S
 
 
 def test_work_that_arises_meanwhile_runs_before_the_next_pause() -> None:
     periodic_work = PeriodicWork(lambda: True)
     pace = Pace(periodic_work)
-    assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
+    assert [pace.seconds(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
     periodic_work.on_resumed()
-    assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
+    assert [pace.seconds(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
 
 
 def test_work_that_is_needed_does_not_pause() -> None:
     is_needed = [True]
     pace = Pace(PeriodicWork(lambda: True), lambda: is_needed[0])
-    assert all(pace.seconds(PERIOD_S) < QUIET_S for _ in range(3))
+    assert all(pace.seconds(PERIOD_S) < IDLE_S for _ in range(3))
     is_needed[0] = False
-    assert [pace.seconds(PERIOD_S) == QUIET_S for _ in range(2)] == [False, True]
+    assert [pace.seconds(PERIOD_S) == IDLE_S for _ in range(2)] == [False, True]
 
 
 def test_all_work_resumes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +71,10 @@ async def _until_still() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("is_quiet", [True, False])
-def test_a_changed_configuration_ends_a_pause(is_quiet: bool) -> None:
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_changed_configuration_ends_a_pause(is_idle: bool) -> None:
     subject: Upkeep = object.__new__(Upkeep)
-    periodic_work = PeriodicWork(lambda: is_quiet)
+    periodic_work = PeriodicWork(lambda: is_idle)
     vars(subject).update(_periodic_work=periodic_work, limit_connections=lambda: None)
     subject.on_applied()
-    assert periodic_work.resumed_count == is_quiet
+    assert periodic_work.resumed_count == is_idle

@@ -7,7 +7,7 @@ on a change that never happens.
 from mqd.acceptor.broker import Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AddRaftVoterRequest, AddRaftVoterResponse
 
 NO_ID = b"\0" * 16

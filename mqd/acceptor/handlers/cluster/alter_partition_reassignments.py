@@ -12,7 +12,7 @@ the moves, PLAN only returns them, in the response's field of the same number.
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse
 
 FACTOR_CHANGE_SINCE = 1

@@ -9,7 +9,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.rights import DENIED
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
 from mqd.security.acl import Operation, ResourceType
 

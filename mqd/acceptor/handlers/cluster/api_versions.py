@@ -16,7 +16,7 @@ from mqd.cluster.metadata.features import FEATURES, has_share_groups, has_stream
 from mqd.native import Control
 from mqd.protocol import codec
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import SUPPORTED, RequestHeader
+from mqd.protocol.headers import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsRequest, ApiVersionsResponse
 
 BODY_VERSIONS = range(5)

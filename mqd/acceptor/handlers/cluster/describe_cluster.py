@@ -3,7 +3,7 @@
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.security.authorized import of_cluster
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeClusterRequest, DescribeClusterResponse
 
 ENDPOINT_BROKERS, ENDPOINT_CONTROLLERS = 1, 2

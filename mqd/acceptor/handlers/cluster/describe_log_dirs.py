@@ -19,7 +19,7 @@ from mqd.acceptor.broker_state import OWNER_NONE
 from mqd.cluster.host.messages import PartitionImage
 from mqd.log import moving, segments
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 
 # identifies the broker of a directory; every directory in use has it

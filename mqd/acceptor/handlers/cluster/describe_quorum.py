@@ -11,7 +11,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.rules.topics import METADATA_TOPIC
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeQuorumRequest, DescribeQuorumResponse
 
 NO_ID = b"\0" * 16

@@ -9,7 +9,7 @@ host it is empty.
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ElectLeadersRequest, ElectLeadersResponse
 
 PREFERRED, UNCLEAN = 0, 1

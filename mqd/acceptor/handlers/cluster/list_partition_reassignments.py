@@ -4,7 +4,7 @@ DescribeLogDirs shows moves between log directories of one host.
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.host.messages import PartitionImage
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse
 
 

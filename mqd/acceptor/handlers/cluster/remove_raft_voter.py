@@ -4,7 +4,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.cluster.add_raft_voter import NO_ID
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 
 TIMEOUT_MS = 30_000  # the request has no field for it

@@ -9,7 +9,7 @@ replicas and gets no new ones (DRAIN), or gets replicas again (TAKE_PART).
 from mqd.acceptor.broker import Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 TIMEOUT_MS = 30_000  # the request has no field for it

@@ -6,7 +6,7 @@ from mqd.acceptor.broker import Context
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.rules.settings import SAFE_DOWNGRADE, UPGRADE
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import UpdateFeaturesRequest, UpdateFeaturesResponse
 
 

@@ -8,7 +8,7 @@ import asyncio
 from mqd.acceptor.broker import Broker, Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
 
 TIMEOUT_MS = 30_000  # the request has no field for it

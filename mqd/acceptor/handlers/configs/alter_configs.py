@@ -15,7 +15,7 @@ from mqd.cluster.host.messages import ConfigOperation
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.configs import RESOURCE_GROUP
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterConfigsRequest, AlterConfigsResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -9,7 +9,7 @@ from mqd.cluster.host.messages import ClientQuota
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.settings import CLIENT_ID, IP, USER
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 
 EXACT, DEFAULT, ANY = 0, 1, 2

@@ -8,7 +8,7 @@ from mqd.acceptor.handlers.configs.config_entries import Entry
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.cluster.metadata.rules.topics import Refusal, check_topic_name
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeConfigsRequest, DescribeConfigsResponse
 
 RESOURCE_TYPES = {

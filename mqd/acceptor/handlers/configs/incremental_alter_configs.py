@@ -5,7 +5,7 @@ configurations.
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.configs import alter_configs
 from mqd.cluster.host.messages import ConfigOperation
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
 OPERATIONS = {0: "set", 1: "delete", 2: "append", 3: "subtract"}

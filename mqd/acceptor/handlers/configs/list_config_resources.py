@@ -6,7 +6,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs.broker_loggers import RESOURCE_BROKER_LOGGER
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListConfigResourcesRequest, ListConfigResourcesResponse
 
 _KNOWN = (RESOURCE_TOPIC, RESOURCE_BROKER, RESOURCE_BROKER_LOGGER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP)

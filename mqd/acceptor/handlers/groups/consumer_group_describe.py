@@ -9,7 +9,7 @@ from mqd.acceptor.handlers.groups.describing import describe, topics_of_members
 from mqd.acceptor.handlers.groups.group_requests import coordinator, has_consumer_groups, rebalance_of
 from mqd.coordinator.group.consumer.events import ConsumerDescribe
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse
 
 

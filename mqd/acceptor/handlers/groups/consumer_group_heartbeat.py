@@ -9,7 +9,7 @@ from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -8,7 +8,7 @@ from mqd.acceptor.handlers.security.authorized import GROUP_OPERATIONS
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeGroupsRequest, DescribeGroupsResponse
 from mqd.security.acl import ResourceType
 

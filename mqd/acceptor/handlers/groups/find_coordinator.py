@@ -12,7 +12,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.records import split_name
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import FindCoordinatorRequest, FindCoordinatorResponse
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2

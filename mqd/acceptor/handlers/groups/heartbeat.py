@@ -7,7 +7,7 @@ from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import Heartbeat
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import HeartbeatRequest, HeartbeatResponse
 
 

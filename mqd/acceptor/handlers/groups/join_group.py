@@ -9,7 +9,7 @@ from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import JoinGroup
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import JoinGroupRequest, JoinGroupResponse
 
 INSTANCE_ID_MAX = 249  # a constant of Kafka's clients

@@ -6,7 +6,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import request_group
 from mqd.coordinator.group.classic.events import LeaveGroup
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import LeaveGroupRequest, LeaveGroupResponse
 
 _VERSION_MEMBERS = 3

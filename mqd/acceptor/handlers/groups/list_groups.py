@@ -6,7 +6,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import coordinator
 from mqd.coordinator.group.group import Group
 from mqd.coordinator.internal_topic import CoordinatorError
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListGroupsRequest, ListGroupsResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -10,7 +10,7 @@ from mqd.acceptor.handlers.topics.topic_names import exists, name_of
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import OffsetCommitRequest, OffsetCommitResponse
 
 _VERSION_TOPIC_IDS = 10

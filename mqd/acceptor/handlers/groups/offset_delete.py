@@ -8,7 +8,7 @@ from mqd.acceptor.handlers.topics.topic_names import exists
 from mqd.coordinator.group.offsets import DeleteOffsets, OffsetsDeleted
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import OffsetDeleteRequest, OffsetDeleteResponse
 
 TIMEOUT_S = 5.0

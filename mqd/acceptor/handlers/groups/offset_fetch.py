@@ -19,7 +19,7 @@ from mqd.acceptor.handlers.topics.topic_names import name_of
 from mqd.coordinator.group.offsets import FetchOffsets, OffsetsFetched
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import OffsetFetchRequest, OffsetFetchResponse
 from mqd.security.acl import Operation, ResourceType
 

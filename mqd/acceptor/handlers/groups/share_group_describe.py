@@ -4,7 +4,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.describing import describe, topics_of_members
 from mqd.acceptor.handlers.groups.group_requests import has_share_groups
 from mqd.coordinator.group.share.events import ShareDescribe
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ShareGroupDescribeRequest, ShareGroupDescribeResponse
 
 

@@ -6,7 +6,7 @@ from mqd.coordinator.group.consumer.requests import is_too_long, too_long
 from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -21,7 +21,7 @@ from mqd.coordinator.group.group import Group
 from mqd.coordinator.group.share.events import AlterOffsets, DeleteOffsets
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsResponse,

@@ -4,7 +4,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.describing import describe
 from mqd.acceptor.handlers.groups.group_requests import has_streams_groups
 from mqd.coordinator.group.streams.events import StreamsDescribe
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import StreamsGroupDescribeRequest, StreamsGroupDescribeResponse
 
 

@@ -15,7 +15,7 @@ from mqd.coordinator.group.streams.requests import internal_topic_names, problem
 from mqd.coordinator.group.streams.topology import MISSING_INTERNAL_TOPICS, NewTopic
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     CreateTopicsRequest,
     CreateTopicsResponse,

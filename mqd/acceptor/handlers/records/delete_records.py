@@ -8,7 +8,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.base import config as configuration
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1

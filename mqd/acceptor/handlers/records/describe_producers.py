@@ -11,7 +11,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeProducersRequest, DescribeProducersResponse
 
 TIMEOUT_S = 10.0

@@ -3,7 +3,7 @@ decoding has already refused.
 """
 
 from mqd.acceptor.broker import CloseConnection, Context
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 
 
 async def handle(context: Context, header: RequestHeader, request: object) -> None:

@@ -6,7 +6,7 @@ from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.broker_state import log
 from mqd.log import lookup
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
 

@@ -6,7 +6,7 @@ The reactor handles versions 3-13.
 
 from mqd.acceptor.broker import CloseConnection, Context
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ProduceRequest, ProduceResponse
 
 

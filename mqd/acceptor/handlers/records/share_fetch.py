@@ -5,7 +5,7 @@ groups; elsewhere they come here, and are refused.
 from mqd.acceptor.broker import CloseConnection, Context
 from mqd.acceptor.handlers.groups.group_requests import has_share_groups
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     ShareAcknowledgeRequest,
     ShareAcknowledgeResponse,

@@ -11,7 +11,7 @@ from typing import Any
 from mqd.acceptor.broker import CloseConnection, Context
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     CreateAclsRequest,
     CreateAclsResponse,

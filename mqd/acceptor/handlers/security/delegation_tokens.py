@@ -15,7 +15,7 @@ from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import DelegationToken
 from mqd.native import PrincipalKind
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     CreateDelegationTokenRequest,
     CreateDelegationTokenResponse,

@@ -6,7 +6,7 @@ from mqd.acceptor.authentication import IllegalState, Refused, UnsupportedMechan
 from mqd.acceptor.broker import CloseConnection, Context
 from mqd.native import PrincipalKind
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     SaslAuthenticateRequest,
     SaslAuthenticateResponse,

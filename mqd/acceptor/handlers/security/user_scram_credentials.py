@@ -10,7 +10,7 @@ from mqd.acceptor.rights import DENIED
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import ScramCredential
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,

@@ -15,7 +15,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.throttle import TopicChanges
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import CreatePartitionsRequest, CreatePartitionsResponse
 
 RETIRE, RETIRE_MOVING_KEYS, RELEASE, STATUS = 1, 2, 3, 4

@@ -14,7 +14,7 @@ from mqd.base.views import VIEW_OF
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import CreateTopicsRequest, CreateTopicsResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -7,7 +7,7 @@ from mqd.acceptor.broker import Context
 from mqd.acceptor.throttle import TopicChanges
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode, error_message
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DeleteTopicsRequest, DeleteTopicsResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -6,7 +6,7 @@ from mqd.acceptor.handlers.topics.metadata import is_served, offline_replicas
 from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host.messages import PartitionImage, TopicImage
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
 from mqd.security.acl import Operation, ResourceType
 

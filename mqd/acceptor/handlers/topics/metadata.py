@@ -15,7 +15,7 @@ from mqd.acceptor.handlers.topics.topic_names import absent_error
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import MetadataRequest, MetadataResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -7,7 +7,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.transaction.events import AddPartitions
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
 PRODUCER_FENCED_SINCE = 2

@@ -14,7 +14,7 @@ from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.transaction import checks
 from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from mqd.security.acl import Operation, ResourceType
 

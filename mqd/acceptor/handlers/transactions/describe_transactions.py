@@ -4,7 +4,7 @@ from mqd.acceptor.broker import Context
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.transaction.events import Describe, Description
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DescribeTransactionsRequest, DescribeTransactionsResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -15,7 +15,7 @@ from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.transaction import events, joint
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import EndTxnRequest, EndTxnResponse
 
 VERSION_2_SINCE = 5

@@ -13,7 +13,7 @@ from mqd.acceptor.producer_ids import allocate
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.transaction import events, joint
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import InitProducerIdRequest, InitProducerIdResponse
 
 PRODUCER_FENCED_SINCE = 4

@@ -12,7 +12,7 @@ from mqd.coordinator.transaction.events import Description
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.coordinator.transaction.records import STATE_NAMES
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import ListTransactionsRequest, ListTransactionsResponse
 from mqd.security.acl import Operation, ResourceType
 

@@ -11,7 +11,7 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.topics import GROUPS
 from mqd.coordinator.transaction import checks
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
 ADDS_SINCE = 5

@@ -25,7 +25,7 @@ from mqd.coordinator.transaction.core import Transaction
 from mqd.coordinator.transaction.events import VERSION_2, AbortByAdministrator, Partition
 from mqd.coordinator.transaction.joint import JointTransaction
 from mqd.protocol.errors import ErrorCode
-from mqd.protocol.framing import RequestHeader
+from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from mqd.protocol.redirected import origin_of
 

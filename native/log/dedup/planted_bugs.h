@@ -1,6 +1,6 @@
 /* Planted bugs: rules of log/dedup/ that a test breaks, one bit each, to verify that its model
  * detects each one. Only the test's own build has them (MQD_PLANTED_DEDUP); in the broker
- * PLANTED_DEDUP() is false and costs nothing. */
+ * PLANTED_DEDUP_BUG() is false and costs nothing. */
 #ifndef MQD_DEDUP_PLANTED_H
 #define MQD_DEDUP_PLANTED_H
 
@@ -18,9 +18,9 @@ enum mqd_dedup_planted {
     MQD_PLANTED_HOLES = 512          /* I2: a slot is cleared where it is in the middle of a probe */
 };
 extern uint32_t mqd_dedup_planted;
-#define PLANTED_DEDUP(rule) ((mqd_dedup_planted & MQD_PLANTED_##rule) != 0)
+#define PLANTED_DEDUP_BUG(rule) ((mqd_dedup_planted & MQD_PLANTED_##rule) != 0)
 #else
-#define PLANTED_DEDUP(rule) false
+#define PLANTED_DEDUP_BUG(rule) false
 #endif
 
 #endif

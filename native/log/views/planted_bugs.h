@@ -1,5 +1,5 @@
 /* Planted bugs: rules of log/views/ that a test breaks, one bit each, to verify that its simulator
- * detects each one. Only the test's own build has them (MQD_PLANTED); in the broker PLANTED_VIEW()
+ * detects each one. Only the test's own build has them (MQD_PLANTED); in the broker PLANTED_VIEW_BUG()
  * is false and costs nothing. */
 #ifndef MQD_VIEW_PLANTED_H
 #define MQD_VIEW_PLANTED_H
@@ -20,9 +20,9 @@ enum mqd_view_planted {
 };
 extern uint32_t mqd_view_planted;
 /* MQD_PLANTED_OFF */
-#define PLANTED_VIEW(rule) ((mqd_view_planted & MQD_PLANTED_##rule) != 0)
+#define PLANTED_VIEW_BUG(rule) ((mqd_view_planted & MQD_PLANTED_##rule) != 0)
 #else
-#define PLANTED_VIEW(rule) false
+#define PLANTED_VIEW_BUG(rule) false
 #endif
 
 #endif

@@ -1,5 +1,5 @@
 /* Planted bugs: rules of share/state.h that tests break, one bit each, to verify that each one is
- * detected. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED() is false and
+ * detected. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED_BUG() is false and
  * costs nothing. */
 #ifndef MQD_SHARE_PLANTED_H
 #define MQD_SHARE_PLANTED_H
@@ -37,11 +37,11 @@ enum mqd_share_planted {
     MQD_PLANTED_FORGOTTEN = 67108864     /* the next record of a key is not made Available */
 };
 /* MQD_PLANTED_OFF */
-#define PLANTED(share, rule) (((share)->planted & MQD_PLANTED_##rule) != 0)
-#define PLANTED_ANY(share) ((share)->planted != 0)
+#define PLANTED_BUG(share, rule) (((share)->planted & MQD_PLANTED_##rule) != 0)
+#define PLANTED_ANY_BUG(share) ((share)->planted != 0)
 #else
-#define PLANTED(share, rule) false
-#define PLANTED_ANY(share) false
+#define PLANTED_BUG(share, rule) false
+#define PLANTED_ANY_BUG(share) false
 #endif
 
 #ifdef MQD_PLANTED_PARTITION /* alone: share/state.h keeps its usual layout */
@@ -50,9 +50,9 @@ enum mqd_share_partition_planted {
     MQD_PLANTED_RESPOND_WAITING = 2, /* P2: changes made during a WRITE are confirmed with it */
     MQD_PLANTED_LOST_WRITE = 4       /* P1: a WRITE whose outcome is unknown is not repeated */
 };
-#define PLANTED_RULE(partition, rule) (((partition)->planted_rules & MQD_PLANTED_##rule) != 0)
+#define PLANTED_PARTITION_BUG(partition, rule) (((partition)->planted_rules & MQD_PLANTED_##rule) != 0)
 #else
-#define PLANTED_RULE(partition, rule) false
+#define PLANTED_PARTITION_BUG(partition, rule) false
 #endif
 
 #endif

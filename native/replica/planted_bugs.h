@@ -1,5 +1,5 @@
 /* Planted bugs: rules of replica/rules.h that the simulator disables, one bit each, to verify that
- * it detects each one. Only its own build has them (MQD_PLANTED); in the broker PLANTED() is false
+ * it detects each one. Only its own build has them (MQD_PLANTED); in the broker PLANTED_BUG() is false
  * and costs nothing. */
 #ifndef MQD_REPLICA_PLANTED_H
 #define MQD_REPLICA_PLANTED_H
@@ -31,10 +31,10 @@ enum mqd_replica_planted {
  * watermark. */
 enum { MQD_PLANTED_CHANGED_CUT = 32 };
 /* MQD_PLANTED_OFF */
-#define PLANTED(replica, rule) (((replica)->planted & MQD_PLANTED_##rule) != 0)
+#define PLANTED_BUG(replica, rule) (((replica)->planted & MQD_PLANTED_##rule) != 0)
 #define PLANTED_CUT MQD_PLANTED_CHANGED_CUT
 #else
-#define PLANTED(replica, rule) false
+#define PLANTED_BUG(replica, rule) false
 #define PLANTED_CUT 0
 #endif
 

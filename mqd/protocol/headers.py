@@ -1,4 +1,4 @@
-"""Headers, and the table of supported APIs.
+"""Request and response headers, and the table of supported APIs.
 
 A frame here excludes the 4-byte length word. Request header v1: api_key int16, api_version
 int16, correlation_id int32, client_id nullable string (int16 length, in flexible versions too); v2
