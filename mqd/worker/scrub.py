@@ -453,7 +453,7 @@ def _read(fd: int, position: int, size: int) -> memoryview | None:
 
 
 def _scan_copy(data: memoryview, next_offset: int) -> native.ScanResult:
-    """Scans a file in memory, because the native walk needs a file."""
+    """Scans a file in memory, because the native scan needs a file."""
     copy = os.memfd_create("mqd-scrub", os.MFD_CLOEXEC)
     try:
         done = 0

@@ -416,7 +416,7 @@ TEST(a_compressed_batch_is_refused)
     uint32_t size_bytes = encode(bytes, &id, 1, -1, 0);
     bytes[22] |= 1;
     CHECK_EQUAL(stage(partition, bytes, size_bytes, NOW, 0, &result), 87);
-    CHECK_CONTAINS(result.message, "not compressed");
+    CHECK_CONTAINS(result.message, "uncompressed");
     mqd_partition_close(partition, 0);
 }
 
