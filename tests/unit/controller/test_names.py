@@ -96,25 +96,25 @@ def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None
     run(scenario(), resolver)
 
 
-def test_hung_lookups_delay_neither_orders_nor_gossips_input(
+def test_hung_lookups_delay_neither_instructions_nor_gossips_input(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = (("dead.example", 1), ("unknown.example", 2), ("sound.example", 3))
-    orders: list[death_notice.Orders | None] = []
+    instructions: list[death_notice.Instructions | None] = []
     monkeypatch.setattr(death_proofs, "recipients", lambda *_arguments: places)
     monkeypatch.setattr(
         death_proofs,
         "final_notice",
         lambda *_arguments: SimpleNamespace(node_id=1, broker_epoch=2, controller_epoch=3, led=True),
     )
-    monkeypatch.setattr(death_notice, "write_orders", lambda _directory, written: orders.append(written))
+    monkeypatch.setattr(death_notice, "write_instructions", lambda _directory, written: instructions.append(written))
 
     async def scenario() -> None:
         fed: list[str] = []
         one = object.__new__(HostGossip)
         one._shell = SimpleNamespace(quorum=SimpleNamespace(core=None), core=SimpleNamespace(committed=None))  # type: ignore[assignment]
         one._recipients, one._resolved, one._lookups = (), {}, {}
-        one._incarnation, one._cluster_id, one._run_dir, one._orders, one._final_notice = (
+        one._incarnation, one._cluster_id, one._run_dir, one._instructions, one._final_notice = (
             1,
             "cluster",
             Path("/nowhere"),
@@ -127,11 +127,15 @@ def test_hung_lookups_delay_neither_orders_nor_gossips_input(
             (lambda: fed.append("load")),
         )  # type: ignore[method-assign]
         feeding = asyncio.create_task(one._feed())
-        await until(lambda: fed and orders)
-        assert fed[:2] == ["seeds", "load"] and orders[-1] is not None and orders[-1].addresses == (("10.0.0.13", 3),)
+        await until(lambda: fed and instructions)
+        assert (
+            fed[:2] == ["seeds", "load"]
+            and instructions[-1] is not None
+            and instructions[-1].addresses == (("10.0.0.13", 3),)
+        )
         resolver.let_go()
-        await until(lambda: len(orders) == 2)
-        assert orders[-1] is not None and orders[-1].addresses == (("10.0.0.12", 1), ("10.0.0.13", 3))
+        await until(lambda: len(instructions) == 2)
+        assert instructions[-1] is not None and instructions[-1].addresses == (("10.0.0.12", 1), ("10.0.0.13", 3))
         feeding.cancel()
 
     run(scenario(), resolver)
