@@ -38,12 +38,14 @@ def command() -> None:
 def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
     """The parameters that entity() takes."""
     for decorate in (
-        click.option("--default-ip", is_flag=True, help="The default of all addresses; it applies to each separately."),
+        click.option(
+            "--default-ip", is_flag=True, help="The default for all addresses; it applies to each separately."
+        ),
         click.option("--ip", metavar="ADDRESS", help="An address that clients connect from."),
-        click.option("--default-user", is_flag=True, help="The default of all users; it applies to each separately."),
+        click.option("--default-user", is_flag=True, help="The default for all users; it applies to each separately."),
         click.option("--user", metavar="NAME", help="A user; with CLIENT or --default, only these clients of it."),
         click.option(
-            "--default", is_flag=True, help="The default of all clients; it applies to each client id separately."
+            "--default", is_flag=True, help="The default for all clients; it applies to each client id separately."
         ),
         click.argument("client", required=False),
     ):

@@ -268,7 +268,7 @@ def test_the_quota_command(mqd) -> None:
     ]
     assert mqd("quota", "delete", "app", "--produce") == (0, "client app is no longer limited: produce\n", "")
     code, _, error = mqd("quota", "delete", "app", "--produce")
-    assert code == 1 and "no such quota" in error
+    assert code == 1 and "none of these quotas" in error
     assert mqd("quota", "delete", "app")[0] == mqd("quota", "delete", "--default")[0] == 0
     assert mqd("quota", "list", "app") == (0, "no quota is set for client app\n", "")
     for of, message in (
