@@ -79,7 +79,7 @@ class Index:
         self._loaded_end = _FIRST_MS
         self._files: dict[tuple[int, int], _File] = {}  # by level and start
         self._buffered = 0
-        # in memory: sorted entries, of which the first `_at` were taken, and a heap of later ones
+        # in memory: sorted entries (the first `_at` were taken), and a heap of later ones
         self._front, self._at = _NONE, 0
         self._recent: list[Entry] = []
         self._cancelled: set[int] = set()  # offsets of cancelled entries in memory

@@ -45,7 +45,10 @@ DELETED_NEWEST = (
     "among records with the largest timestamp, Kafka names the batch's first, even if DeleteRecords removed it; mqd"
     " the first that can be read"
 )
-ENDED = "a batch of an ended transaction is not a duplicate (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
+ENDED = (
+    "a batch of an ended transaction is not a duplicate"
+    " (docs/decisions/coordinators/2026-11-22-sequences-of-ended-transactions.md)"
+)
 SENT_TWICE = "for a batch that was sent twice, Kafka gives its timestamp, although the topic keeps the producer's"
 ONLY_NAMED = (
     "Kafka closes the connection for versions that it advertises only because of old clients; mqd returns an error"

@@ -193,7 +193,7 @@ class Publish(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()  # consumer groups whose configuration has changed
     client_quotas_changed: bool = False
     features_changed: bool = False
-    # topics of `topics` of which only these partitions changed; other topics changed as a whole
+    # for some of `topics`, the only partitions that changed; the other topics changed as a whole
     partitions: tuple[tuple[str, tuple[int, ...]], ...] = ()
     # topics (in their earlier state) that lost their partitions from this index on; they are also in
     # `topics`

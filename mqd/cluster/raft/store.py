@@ -394,7 +394,7 @@ class QuorumStore:
             self._flush(self._mark_fd)
 
     def truncate(self, offset: int) -> None:
-        """Removes the batches from `offset` on, none of which is committed. Raises FlushFailed."""
+        """Removes the batches from `offset` on; none is committed. Raises FlushFailed."""
         if offset < self._committed or offset > self.next_offset:
             raise ValueError(
                 f"truncation to {offset}, but the log is committed up to {self._committed} and ends at"
