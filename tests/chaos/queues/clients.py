@@ -291,7 +291,7 @@ class Drain(QueueProducer):
         hosts = [tuple(host) for host in self.settings["hosts"]]
         while any(found := self._lag(hosts)) or not found:
             assert time.monotonic() < until, f"the lag of {GROUP} is {found} after {DRAIN_SECONDS:.0f} s"
-            time.sleep(0.5)  # the members are threads; this one only waits for the stop
+            time.sleep(0.5)  # between two queries of the lag; members of other processes reduce it
         return 0
 
     @staticmethod
