@@ -32,7 +32,7 @@ def declarations() -> str:
     return re.sub(r"^#(ifndef|endif|define MQD_\w+_H$).*$", "", text, flags=re.M)
 
 
-ROOMS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log", "server", "client")
+FOLDERS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log", "server", "client")
 
 
 # GCC for a generic x86-64 zeroes and copies structs of more than 128 bytes with `rep stos` and `rep
@@ -41,7 +41,7 @@ ROOMS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log",
 UNROLLED = [f"-mmem{what}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign" for what in ("set", "cpy")]
 
 
-def accepted(options: list[str]) -> list[str]:
+def supported_options(options: list[str]) -> list[str]:
     """The options if the C compiler knows them; otherwise none."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     command = [*compiler, *options, "-E", "-x", "c", os.devnull]
@@ -52,7 +52,7 @@ def accepted(options: list[str]) -> list[str]:
 
 
 def files(pattern: str) -> list[str]:
-    return sorted(os.path.relpath(path, HERE.parent) for room in ROOMS for path in (HERE / room).rglob(pattern))
+    return sorted(os.path.relpath(path, HERE.parent) for folder in FOLDERS for path in (HERE / folder).rglob(pattern))
 
 
 ffibuilder = FFI()
@@ -75,7 +75,7 @@ ffibuilder.set_source(
         "-Wno-unused-parameter",
         "-pthread",
         "-DNDEBUG",
-        *accepted(UNROLLED),
+        *supported_options(UNROLLED),
     ],
     extra_link_args=["-pthread", "-ldl"],
 )

@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 
 from perf import cases_local, report, scaling, sizing
-from perf.accounting import machine, wait_quiet
+from perf.accounting import machine, wait_until_idle
 from perf.bench import Bench
 from perf.brokers import Brokers
 from perf.cases import CASES
@@ -135,7 +135,7 @@ def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()
     names = [case for case in arguments.cases if case not in PAGES] or ([] if arguments.cases else list(CASES))
-    busy = wait_quiet(5.0)
+    busy = wait_until_idle(5.0)
     if busy > 0.2:
         print(
             f"Other programs use {busy:.0%} of the CPUs: they affect rates and latencies; CPU time is less affected.",

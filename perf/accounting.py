@@ -43,7 +43,7 @@ def process_clock(pid: int) -> int:
 
 
 def cpu_time(pids: Iterable[int], thread_prefix: str = "mqd-reactor") -> CpuTime:
-    """Raises OSError when a process is gone."""
+    """CPU time of these processes. Raises OSError when one of them is gone."""
     run = reactor = waited = 0
     for pid in pids:
         run += time.clock_gettime_ns(process_clock(pid))
@@ -81,7 +81,7 @@ def busy_share(seconds: float) -> float:
     return 1 - (idle_after - idle) / max(total_after - total, 1)
 
 
-def wait_quiet(limit_seconds: float, busy_max: float = 0.08) -> float:
+def wait_until_idle(limit_seconds: float, busy_max: float = 0.08) -> float:
     """Waits until no other program uses the CPUs, `limit_seconds` at most. Returns the last busy share."""
     deadline = time.monotonic() + limit_seconds
     while (busy := busy_share(0.2)) > busy_max and time.monotonic() < deadline:

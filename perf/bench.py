@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from perf import loading
-from perf.accounting import CpuTime, wait_quiet
+from perf.accounting import CpuTime, wait_until_idle
 from perf.brokers import Brokers
 from perf.report import Figure
 
@@ -51,7 +51,7 @@ class Bench:
         self.figures.append(figure)
 
     def repeat(self, what: str, count: int = REPETITIONS) -> Iterator[int]:
-        """0, 1, ... with progress."""
+        """Yields 0, 1, ... and logs the progress."""
         count = min(count, 2) if self.quick else count
         for number in range(count):
             self._log(f"{time.monotonic() - self._began:4.0f} s  {what}: {number + 1} of {count}")
@@ -64,12 +64,12 @@ class Bench:
         five times as much as appending, and would be counted as the broker's CPU time.
         """
         began = time.monotonic()
-        wait_quiet(min(3.0, self._wait_left_s))
+        wait_until_idle(min(3.0, self._wait_left_s))
         self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - began))
         if megabytes:
             loading.run("warm", megabytes=megabytes, milliseconds=WARM_MILLISECONDS)
 
-    def undisturbed(self, measure: Callable[[], tuple[dict, CpuTime]]) -> tuple[dict, CpuTime]:
+    def measure_undisturbed(self, measure: Callable[[], tuple[dict, CpuTime]]) -> tuple[dict, CpuTime]:
         """Repeats the measurement, at most ATTEMPTS times in all, while other programs delay the reactor.
         Returns the least disturbed result.
         """

@@ -64,7 +64,7 @@ def produce(bench: Bench) -> None:
         rate: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
         for _ in bench.repeat(f"produce {size}"):
             for backend in BACKENDS:
-                result, spent = bench.undisturbed(
+                result, spent = bench.measure_undisturbed(
                     lambda backend=backend, size=size: _produce_fresh(bench, bench.brokers.get(backend), size)
                 )
                 cost[backend].append(_microseconds_each(result, spent))
@@ -149,7 +149,7 @@ def fetch(bench: Bench) -> None:
         for _ in bench.repeat(f"fetch {way}"):
             for name, broker in brokers.items():
                 bench.prepare()
-                result, spent = bench.undisturbed(
+                result, spent = bench.measure_undisturbed(
                     lambda broker=broker, name=name, arguments=arguments: broker.load(
                         "fetch", topic=topics[name], milliseconds=500, **arguments
                     )
@@ -173,7 +173,7 @@ def fetch(bench: Bench) -> None:
 
 
 def parked(bench: Bench) -> None:
-    """A hundred consumers that are caught up, against none. Nothing arrives."""
+    """A hundred caught-up consumers compared with none, while nothing arrives."""
     broker = bench.brokers.get("uring")
     topic = broker.topic("parked")
     without, with_them = [], []
@@ -274,7 +274,7 @@ def idle(bench: Bench) -> None:
 
 
 def ready(bench: Bench) -> None:
-    """From the command to `mqd ready`, on an empty directory."""
+    """The time from the command to `mqd ready`, on an empty directory."""
     seconds = []
     for _ in bench.repeat("ready on an empty directory"):
         bench.prepare()
@@ -284,7 +284,7 @@ def ready(bench: Bench) -> None:
 
 
 def restart(bench: Bench) -> None:
-    """From kill -9 of a worker until the broker is ready again; the workers in turn, with
+    """The time from kill -9 of a worker until the broker is ready again; the workers in turn, with
     pauses long enough for the keeper not to treat the kills as a crash loop and delay the restart.
     """
     broker = bench.brokers.get("idle").broker
@@ -334,8 +334,8 @@ def ready_full(bench: Bench) -> None:
 
 def partitions(bench: Bench) -> None:
     """2,000 partitions compared with one, by the same connections. Under full load the batches that
-    arrive for one partition in a turn share a write, those for 2,000 partitions cannot; with a single
-    batch in flight neither do, which shows the cost of the number of partitions alone.
+    arrive for one partition in a turn share a write, those for 2,000 partitions cannot. With a single
+    batch in flight no batches share a write, which shows the cost of the number of partitions alone.
     """
     broker = bench.brokers.get("many")
     many = broker.topic("many", 2000, flush_on_ack="false")
@@ -358,10 +358,10 @@ def partitions(bench: Bench) -> None:
     for label, size, arguments, target in ways:
         lost, rate_lost = [], []
         for _ in bench.repeat(f"2,000 partitions, {label}"):
-            one, one_spent = bench.undisturbed(
+            one, one_spent = bench.measure_undisturbed(
                 lambda size=size, arguments=arguments: _produce_fresh(bench, broker, size, **arguments)
             )
-            two, two_spent = bench.undisturbed(
+            two, two_spent = bench.measure_undisturbed(
                 lambda size=size, arguments=arguments: _produce_many(bench, broker, many, size, arguments)
             )
             lost.append(100 * (1 - _microseconds_each(one, one_spent) / _microseconds_each(two, two_spent)))
@@ -387,7 +387,7 @@ def _produce_many(bench: Bench, broker: Measured, topic: str, size: int, argumen
     return broker.load("produce", topic=topic, partitions=2000, batch=size, acks=1, milliseconds=20_000, **arguments)
 
 
-def _forwarded(broker: Measured) -> float:
+def _forwarded_batches(broker: Measured) -> float:
     """Batches that the workers have forwarded to one another, from the broker's own metrics."""
     with urllib.request.urlopen(
         f"http://127.0.0.1:{broker.broker.status()['metrics_port']}/metrics", timeout=10
@@ -417,11 +417,11 @@ def forward(bench: Bench) -> None:
                     "shift": shift,
                     "count": SATURATE[size]["count"] // 2,
                 }
-                before = _forwarded(broker)
+                before = _forwarded_batches(broker)
                 result, spent = broker.load(
                     "produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **arguments
                 )
-                share = (_forwarded(broker) - before) / result["count"]
+                share = (_forwarded_batches(broker) - before) / result["count"]
                 broker.delete(topic)
                 if share < 0.05 or share > 0.95:
                     cost["forwarded" if share > 0.5 else "local"].append(_microseconds_each(result, spent))
@@ -460,9 +460,15 @@ def compaction(bench: Bench) -> None:
 
 # -- surge ------------------------------------------------------------------------------------------
 
-QUIET_CLIENTS = 10
-SURGE_TIMES = 10  # the rate of the surging producer, as a multiple of that of each other one
-QUIET_LOAD = {"batch": 16384, "rate": 1_000, "acks": -1, "connections": QUIET_CLIENTS, "partitions": QUIET_CLIENTS + 1}
+STEADY_CLIENTS = 10
+SURGE_FACTOR = 10  # the rate of the surging producer, as a multiple of that of each other one
+STEADY_LOAD = {
+    "batch": 16384,
+    "rate": 1_000,
+    "acks": -1,
+    "connections": STEADY_CLIENTS,
+    "partitions": STEADY_CLIENTS + 1,
+}
 SURGE_MS, SURGE_QUICK_MS = 4_000, 2_000
 SURGE_WARM_MS = 1_000
 SURGE_RATIO_MAX = 1.5
@@ -471,17 +477,17 @@ SURGE_WAYS = {"flushed before the answer": "true", "answered from memory": "fals
 
 def _surge_order(number: int) -> tuple[int, ...]:
     """The surge factors of round `number`, 0 meaning none; the order alternates between rounds."""
-    return (0, SURGE_TIMES) if number % 2 == 0 else (SURGE_TIMES, 0)
+    return (0, SURGE_FACTOR) if number % 2 == 0 else (SURGE_FACTOR, 0)
 
 
 def _surge_ratios(tails: dict[int, list[float]]) -> list[float]:
     """For each round, the p99 of the other producers during the surge, as a multiple of their p99 without it."""
-    return [surged / alone for surged, alone in zip(tails[SURGE_TIMES], tails[0], strict=True)]
+    return [surged / alone for surged, alone in zip(tails[SURGE_FACTOR], tails[0], strict=True)]
 
 
-def _quiet_p99_us(bench: Bench, broker: Measured, topic: str, surge: int) -> float:
+def _steady_p99_us(bench: Bench, broker: Measured, topic: str, surge: int) -> float:
     milliseconds = SURGE_QUICK_MS if bench.quick else SURGE_MS
-    arguments = {**QUIET_LOAD, "surge": surge, "milliseconds": milliseconds, "warm_milliseconds": SURGE_WARM_MS}
+    arguments = {**STEADY_LOAD, "surge": surge, "milliseconds": milliseconds, "warm_milliseconds": SURGE_WARM_MS}
     bench.prepare()
     result, _ = broker.load("paced", topic=topic, **arguments)
     return float(result["acknowledged"]["p99_us"])
@@ -491,18 +497,18 @@ def surge(bench: Bench) -> None:
     """The effect of one producer's surge on others. Open loop: latencies count from when a request was due."""
     broker = bench.brokers.get("surge")
     for number, (way, flush) in enumerate(SURGE_WAYS.items()):
-        topic = broker.topic(f"surge-{number}", partitions=QUIET_CLIENTS + 1, flush_on_ack=flush)
-        tails: dict[int, list[float]] = {0: [], SURGE_TIMES: []}
+        topic = broker.topic(f"surge-{number}", partitions=STEADY_CLIENTS + 1, flush_on_ack=flush)
+        tails: dict[int, list[float]] = {0: [], SURGE_FACTOR: []}
         for turn in bench.repeat(f"a surge, {way}"):
             for times in _surge_order(turn):
-                tails[times].append(_quiet_p99_us(bench, broker, topic, times))
-        bench.add(f"p99 of {QUIET_CLIENTS} producers, {way}", "µs", tails[0])
+                tails[times].append(_steady_p99_us(bench, broker, topic, times))
+        bench.add(f"p99 of {STEADY_CLIENTS} producers, {way}", "µs", tails[0])
         bench.add(
-            f"p99 of {QUIET_CLIENTS} producers beside one at {SURGE_TIMES} times the rate, {way}",
+            f"p99 of {STEADY_CLIENTS} producers beside one at {SURGE_FACTOR} times the rate, {way}",
             "µs",
-            tails[SURGE_TIMES],
+            tails[SURGE_FACTOR],
         )
-        name = f"p99 beside one at {SURGE_TIMES} times the rate, as a multiple of alone, {way}"
+        name = f"p99 beside one at {SURGE_FACTOR} times the rate, as a multiple of alone, {way}"
         bench.add(name, "times", _surge_ratios(tails), SURGE_RATIO_MAX)
     bench.brokers.drop("surge")
 

@@ -22,7 +22,7 @@ from tests.kafka_connection import KafkaConnection
 OFFSET_COMMIT, LIST_GROUPS, FIND_COORDINATOR = 8, 16, 10
 MEMBERS = 100
 BEATS_PER_SECOND = 5_000
-BEAT_SECONDS = 10  # latencies beside them take three
+BEAT_SECONDS = 10  # the latencies measured meanwhile take three
 TRANSACTIONS_PER_SECOND = 1_000
 PRODUCERS = 50
 GROUPS = OFFSETS_EACH = 1_000
@@ -115,7 +115,7 @@ def groups(bench: Bench) -> None:
         "s",
         left,
         1.0,
-        note="members send a heartbeat every 300 ms, and learn of it by one",
+        note="members learn of it by their heartbeat, every 300 ms",
     )
 
 
@@ -144,8 +144,8 @@ def heartbeats(bench: Bench) -> None:
                     spent, taken = cpu_time(acceptor) - before, time.monotonic() - began
                     if process.poll() is not None:
                         raise loading.LoadFailed(
-                            f"latencies took {taken:.0f} s, the heartbeats beside them {BEAT_SECONDS}: this machine is"
-                            " too busy"
+                            f"measuring latencies took {taken:.0f} s, longer than the heartbeats, {BEAT_SECONDS} s:"
+                            " this machine is too busy"
                         )
                     result = _result(process)
                 if result["errors"]:
@@ -272,7 +272,7 @@ def offsets(bench: Bench) -> None:
         "s",
         restarted,
         5.0,
-        note=f"all of the restart counts, with {each:,} partitions of users",
+        note=f"the whole restart counts, including {each:,} partitions of users",
     )
     bench.brokers.drop("offsets")
 
@@ -309,7 +309,7 @@ def _ready_after(broker: Measured, groups: int) -> float:
             if answer.error_code == 0 and len(answer.groups) == groups:
                 return time.monotonic() - began
         time.sleep(0.01)
-    raise loading.LoadFailed(f"{groups} groups are not there after {COMMIT_TRIES_S:.0f} s")
+    raise loading.LoadFailed(f"{groups} groups cannot be listed after {COMMIT_TRIES_S:.0f} s")
 
 
 CASES = {"groups": groups, "heartbeats": heartbeats, "transactions": transactions, "offsets": offsets}

@@ -44,7 +44,7 @@ def broker_of(bench: Bench) -> Measured:
     return bench.brokers.get("local", workers=1)
 
 
-def awake_of(bench: Bench) -> Measured:
+def polling_broker_of(bench: Bench) -> Measured:
     """A broker whose worker polls for a millisecond before it sleeps."""
     return bench.brokers.get("local-awake", workers=1, config={"worker.spin.us": "1000"})
 
@@ -102,7 +102,7 @@ def _python(broker: Measured, what: str, transport: str, **arguments: object) ->
     return result, cpu_time(broker.worker_pids) - before
 
 
-class _Kept:
+class _Samples:
     """Collects values by name, in the order of their first value."""
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ def native_produce(bench: Bench) -> None:
     """Records of 100 B that the C client puts into batches in the memory shared with the worker, until
     all are acknowledged (acks=1, flush.on.ack=false).
     """
-    broker, kept = broker_of(bench), _Kept()
+    broker, samples = broker_of(bench), _Samples()
     for _ in bench.repeat("local: C producer"):
         for batch in (16384, 65536):
             for way in ("shared memory", "TCP"):
@@ -151,14 +151,14 @@ def native_produce(bench: Bench) -> None:
                         "count": BURST_RECORDS // records,
                         "milliseconds": 20_000,
                     }
-                    result, spent = bench.undisturbed(
+                    result, spent = bench.measure_undisturbed(
                         lambda topic=topic, batch=batch, records=records, arguments=arguments: broker.load(
                             "produce", topic=topic, batch=batch, records=records, acks=1, **arguments
                         )
                     )
                     result = {**result, "count": result["count"] * records}
                 else:
-                    result, spent = bench.undisturbed(
+                    result, spent = bench.measure_undisturbed(
                         lambda topic=topic, batch=batch: _native(
                             broker,
                             "produce",
@@ -169,7 +169,7 @@ def native_produce(bench: Bench) -> None:
                             milliseconds=20_000,
                         )
                     )
-                kept.load(f"C producer, {batch // 1024} KiB batches, {way}", result, spent)
+                samples.load(f"C producer, {batch // 1024} KiB batches, {way}", result, spent)
                 broker.delete(topic)
             bench.prepare(WARM_MEGABYTES)
             alone = loading.run(
@@ -179,16 +179,16 @@ def native_produce(bench: Bench) -> None:
                 batch=batch,
                 count=BURST_RECORDS * (RECORD + RECORD_OVERHEAD) // batch,
             )["cpu_us_each"]
-            kept(f"floor {batch // 1024}", batch // (RECORD + RECORD_OVERHEAD) / alone * 1e6)
+            samples(f"floor {batch // 1024}", batch // (RECORD + RECORD_OVERHEAD) / alone * 1e6)
     for batch, target in ((16, 12e6), (64, 20e6)):
-        kept.add_to(bench, f"C producer, {batch} KiB batches, shared memory", target)
-        kept.add_to(
+        samples.add_to(bench, f"C producer, {batch} KiB batches, shared memory", target)
+        samples.add_to(
             bench, f"C producer, {batch} KiB batches, TCP", note="batches encoded beforehand: no client's work is in it"
         )
         bench.add(
             f"local: the file system alone, {batch} KiB writes, the same number of records on one core",
             "records/s",
-            kept.values[f"floor {batch}"],
+            samples.values[f"floor {batch}"],
             note="write(2) into the page cache and nothing else, in the same run",
         )
 
@@ -197,52 +197,52 @@ def native_latency(bench: Bench) -> None:
     """One record, from before it is built until its acknowledgement is processed (acks=1): the worker
     polls, the client spins. TCP against the same worker.
     """
-    broker, kept = awake_of(bench), _Kept()
+    broker, samples = polling_broker_of(bench), _Samples()
     topic = broker.topic("latency", flush_on_ack="false")
     for _ in bench.repeat("local: round trip"):
         bench.prepare()
         local, _ = _native(broker, "latency", topic=topic, record=RECORD, count=5000, spin=2000)
         tcp, _ = broker.load("latency", topic=topic, batch=200, count=3000, acks=1, cpu=loading.WORKER_CPU)
-        kept("shm p50", local["p50_us"])
-        kept("shm p99", local["p99_us"])
-        kept("tcp p50", tcp["produce"]["p50_us"])
-        kept("tcp p99", tcp["produce"]["p99_us"])
+        samples("shm p50", local["p50_us"])
+        samples("shm p99", local["p99_us"])
+        samples("tcp p50", tcp["produce"]["p50_us"])
+        samples("tcp p99", tcp["produce"]["p99_us"])
         for way in ("shm", "tcp"):
             result, _ = _python(broker, "round_trip", way, topic=topic, record=RECORD, count=1000, spin=2000)
-            kept(f"python {way} p50", result["p50_us"])
-            kept(f"python {way} p99", result["p99_us"])
-    bench.add("local: round trip of one record, p50, shared memory", "µs", kept.values["shm p50"], 15.0)
-    bench.add("local: round trip of one record, p99, shared memory", "µs", kept.values["shm p99"], 60.0)
-    bench.add("local: round trip of one record, p50, TCP", "µs", kept.values["tcp p50"])
-    bench.add("local: round trip of one record, p99, TCP", "µs", kept.values["tcp p99"])
+            samples(f"python {way} p50", result["p50_us"])
+            samples(f"python {way} p99", result["p99_us"])
+    bench.add("local: round trip of one record, p50, shared memory", "µs", samples.values["shm p50"], 15.0)
+    bench.add("local: round trip of one record, p99, shared memory", "µs", samples.values["shm p99"], 60.0)
+    bench.add("local: round trip of one record, p50, TCP", "µs", samples.values["tcp p50"])
+    bench.add("local: round trip of one record, p99, TCP", "µs", samples.values["tcp p99"])
     for way, label in (("shm", "shared memory"), ("tcp", "TCP")):
         for quantile in ("p50", "p99"):
             bench.add(
                 f"local: round trip of one record in Python, {quantile}, {label}",
                 "µs",
-                kept.values[f"python {way} {quantile}"],
+                samples.values[f"python {way} {quantile}"],
             )
 
 
 def python_produce(bench: Bench) -> None:
     """The package's Producer: arrays of records, and one record a call. On TCP it is librdkafka."""
-    broker, kept = broker_of(bench), _Kept()
+    broker, samples = broker_of(bench), _Samples()
     for _ in bench.repeat("local: Python producer", 3):
         for what, transports in (("produce_batch", ("shm", "tcp")), ("produce", ("shm", "tcp"))):
             for transport in transports:
                 topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
                 bench.prepare(600)
                 count = PYTHON_RECORDS[what] // (4 if transport == "tcp" else 1)
-                result, spent = bench.undisturbed(
+                result, spent = bench.measure_undisturbed(
                     lambda what=what, transport=transport, topic=topic, count=count: _python(
                         broker, what, transport, topic=topic, record=RECORD, count=count
                     )
                 )
-                kept.load(f"{what}, {_label(transport)}", result, spent)
+                samples.load(f"{what}, {_label(transport)}", result, spent)
                 broker.delete(topic)
     for what, target in (("produce_batch", 5e6), ("produce", 1e6)):
-        kept.add_to(bench, f"{what}, shared memory", target)
-        kept.add_to(bench, f"{what}, TCP")
+        samples.add_to(bench, f"{what}, shared memory", target)
+        samples.add_to(bench, f"{what}, TCP")
 
 
 def _label(transport: str) -> str:
@@ -253,7 +253,7 @@ def python_consume(bench: Bench) -> None:
     """The package's Consumer over a log that is in the page cache: columns, lists of messages, one
     message a call.
     """
-    broker, kept = broker_of(bench), _Kept()
+    broker, samples = broker_of(bench), _Samples()
     topic = broker.topic("local-filled", flush_on_ack="false")
     bench.prepare(WARM_MEGABYTES)
     _native(
@@ -270,30 +270,30 @@ def python_consume(bench: Bench) -> None:
             for transport in ("shm", "tcp"):
                 bench.prepare()
                 count = PYTHON_RECORDS[what] // (4 if transport == "tcp" else 1)
-                result, spent = bench.undisturbed(
+                result, spent = bench.measure_undisturbed(
                     lambda what=what, transport=transport, count=count: _python(
                         broker, what, transport, topic=topic, record=RECORD, count=count
                     )
                 )
-                kept.load(f"{what}, {_label(transport)}", result, spent)
+                samples.load(f"{what}, {_label(transport)}", result, spent)
     for what, target in (("consume_batch", 10e6), ("consume", 1e6), ("poll", None)):
-        kept.add_to(
+        samples.add_to(
             bench,
             f"{what}, shared memory",
             target,
-            note="records/s of one message at a time out of lists" if what == "consume" else "",
+            note="records/s of messages taken one by one from lists" if what == "consume" else "",
         )
-        kept.add_to(bench, f"{what}, TCP")
+        samples.add_to(bench, f"{what}, TCP")
 
 
 def idle_consumer(bench: Bench) -> None:
     """A consumer that has read everything and waits in poll: its own CPU time, and how much more the
     reactor spends than without it.
     """
-    broker, kept = broker_of(bench), _Kept()
+    broker, samples = broker_of(bench), _Samples()
     topic = broker.topic("local-idle", flush_on_ack="false")
     for _ in bench.repeat("local: idle consumer", 3):
-        kept("no client", _idle_us(broker, 2.0))
+        samples("no client", _idle_us(broker, 2.0))
         with subprocess.Popen(
             python_command(broker, "idle", "shm", topic=topic, record=RECORD, seconds=4),
             stdout=subprocess.PIPE,
@@ -306,16 +306,19 @@ def idle_consumer(bench: Bench) -> None:
                 raise loading.LoadFailed(f"the idle consumer: {process.stderr.read()[-2000:]}")
             time.sleep(0.5)  # it has called poll, and waits
             before = cpu_time([process.pid]).run_us
-            kept("worker", _idle_us(broker, 2.0))
-            kept("client", (cpu_time([process.pid]).run_us - before) / 2.0)
+            samples("worker", _idle_us(broker, 2.0))
+            samples("client", (cpu_time([process.pid]).run_us - before) / 2.0)
             _, errors = process.communicate(timeout=60)
             if process.returncode:
                 raise loading.LoadFailed(f"the idle consumer: {errors[-2000:]}")
-    more = [with_it - without for with_it, without in zip(kept.values["worker"], kept.values["no client"], strict=True)]
+    more = [
+        with_it - without
+        for with_it, without in zip(samples.values["worker"], samples.values["no client"], strict=True)
+    ]
     bench.add(
         "local: idle consumer, its own CPU",
         "CPU-µs/s",
-        kept.values["client"],
+        samples.values["client"],
         10.0,
         note="10 CPU-µs/s is 0.001 % of a core",
     )
@@ -323,7 +326,7 @@ def idle_consumer(bench: Bench) -> None:
 
 
 def _idle_us(broker: Measured, seconds: float) -> float:
-    """CPU time of the reactor, which serves clients; the worker has other threads beside it."""
+    """CPU time of the reactor, which serves clients; the worker also has other threads."""
     before, began = cpu_time(broker.worker_pids), time.monotonic()
     time.sleep(seconds)
     return (cpu_time(broker.worker_pids) - before).reactor_ns / 1e3 / (time.monotonic() - began)
@@ -333,11 +336,11 @@ def headline(bench: Bench) -> None:
     """800,000 records of 1 KiB a second for five seconds, open-loop: latency from when a record is due
     to its acknowledgement, and the cores that both sides use.
     """
-    broker, kept = broker_of(bench), _Kept()
+    broker, samples = broker_of(bench), _Samples()
     for _ in bench.repeat("local: 800,000 records/s of 1 KiB", 3):
         topic = broker.topic(f"local-{bench.serial()}", flush_on_ack="false")
         bench.prepare(HEADLINE_WARM_MEGABYTES)
-        result, spent = bench.undisturbed(
+        result, spent = bench.measure_undisturbed(
             lambda topic=topic: _native(
                 broker,
                 "pace",
@@ -350,25 +353,25 @@ def headline(bench: Bench) -> None:
                 data=256 << 20,
             )
         )
-        kept("rate", result["count"] / result["seconds"])
-        kept("p50", result["p50_us"] / 1e3)
-        kept("p99", result["p99_us"] / 1e3)
-        kept("max", result["max_us"] / 1e3)
-        kept("broker", spent.run_ns / 1e9 / result["seconds"])
-        kept("client", result["client_cpu_seconds"] / result["seconds"])
+        samples("rate", result["count"] / result["seconds"])
+        samples("p50", result["p50_us"] / 1e3)
+        samples("p99", result["p99_us"] / 1e3)
+        samples("max", result["max_us"] / 1e3)
+        samples("broker", spent.run_ns / 1e9 / result["seconds"])
+        samples("client", result["client_cpu_seconds"] / result["seconds"])
         broker.delete(topic)
     bench.add(
         "local: 1 KiB records at 800,000/s, reached",
         "records/s",
-        kept.values["rate"],
+        samples.values["rate"],
         0.99 * HEADLINE_RATE,
         at_least=True,
     )
-    bench.add("local: 1 KiB records at 800,000/s, acknowledged, p50", "ms", kept.values["p50"])
-    bench.add("local: 1 KiB records at 800,000/s, acknowledged, p99", "ms", kept.values["p99"], 2.0)
-    bench.add("local: 1 KiB records at 800,000/s, acknowledged, longest", "ms", kept.values["max"])
-    bench.add("local: 1 KiB records at 800,000/s, broker", "cores", kept.values["broker"])
-    bench.add("local: 1 KiB records at 800,000/s, client", "cores", kept.values["client"])
+    bench.add("local: 1 KiB records at 800,000/s, acknowledged, p50", "ms", samples.values["p50"])
+    bench.add("local: 1 KiB records at 800,000/s, acknowledged, p99", "ms", samples.values["p99"], 2.0)
+    bench.add("local: 1 KiB records at 800,000/s, acknowledged, longest", "ms", samples.values["max"])
+    bench.add("local: 1 KiB records at 800,000/s, broker", "cores", samples.values["broker"])
+    bench.add("local: 1 KiB records at 800,000/s, client", "cores", samples.values["client"])
 
 
 def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
@@ -409,13 +412,13 @@ def page(figures: Sequence[Figure], facts: dict, date: str) -> str:
         )
     if others:
         tables.append(markdown_table(("", "median", "spread", "target", ""), others, right=range(1, 4)))
-    judged = [figure.verdict for figure in mine.values() if figure.verdict]
+    verdicts = [figure.verdict for figure in mine.values() if figure.verdict]
     head = (
         f"{facts['cores']} cores of {facts['cpu']}, Linux {facts['kernel']}, {date[:10]}; one worker on a core, the"
         f" client on another; `flush.on.ack=false`, acks=1. Disturbed by other programs: {facts['disturbed']}"
         " measurements."
     )
-    return f"{head} {judged.count(REACHED)} of {len(judged)} targets reached.\n\n" + "\n\n".join(tables)
+    return f"{head} {verdicts.count(REACHED)} of {len(verdicts)} targets reached.\n\n" + "\n\n".join(tables)
 
 
 CASES: dict[str, Callable[[Bench], None]] = {

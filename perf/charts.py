@@ -39,7 +39,7 @@ def ticks(most: float, about: int = 6) -> list[float]:
     return [number * step for number in range(math.ceil(most / step - 1e-9) + 1)]
 
 
-def short(value: float) -> str:
+def short_number(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
@@ -47,7 +47,7 @@ def short(value: float) -> str:
 
 
 def line_chart(title: str, x_title: str, y_title: str, series: Sequence[Series]) -> str:
-    """ValueError when there is nothing to draw."""
+    """Raises ValueError if there is nothing to draw."""
     xs = [point[0] for one in series for point in (*one.points, *one.curve)]
     ys = [point[3] for one in series for point in one.points] + [y for one in series for _, y in one.curve]
     if not xs:
@@ -70,7 +70,7 @@ def line_chart(title: str, x_title: str, y_title: str, series: Sequence[Series])
     ]
     out += _axes(x_title, y_title, x_ticks, y_ticks, x_at, y_at)
     for number, one in enumerate(series):
-        out += _drawn(one, COLOURS[number % len(COLOURS)], x_at, y_at)
+        out += _draw_series(one, COLOURS[number % len(COLOURS)], x_at, y_at)
         out += _legend(one, COLOURS[number % len(COLOURS)], TOP + 10 + 16 * number)
     return "\n".join([*out, "</svg>", ""])
 
@@ -86,13 +86,13 @@ def _axes(
     out = []
     for y in y_ticks:
         out.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y_at(y):.1f}" y2="{y_at(y):.1f}" stroke="#dddddd"/>')
-        out.append(f'<text x="{LEFT - 8}" y="{y_at(y) + 4:.1f}" text-anchor="end">{short(y)}</text>')
+        out.append(f'<text x="{LEFT - 8}" y="{y_at(y) + 4:.1f}" text-anchor="end">{short_number(y)}</text>')
     for x in x_ticks:
         out.append(
             f'<line x1="{x_at(x):.1f}" x2="{x_at(x):.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 5}"'
             ' stroke="#666666"/>'
         )
-        out.append(f'<text x="{x_at(x):.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{short(x)}</text>')
+        out.append(f'<text x="{x_at(x):.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{short_number(x)}</text>')
     out.append(
         f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}" stroke="#666666"/>'
     )
@@ -107,7 +107,7 @@ def _axes(
     return out
 
 
-def _drawn(one: Series, colour: str, x_at: Callable[[float], float], y_at: Callable[[float], float]) -> list[str]:
+def _draw_series(one: Series, colour: str, x_at: Callable[[float], float], y_at: Callable[[float], float]) -> list[str]:
     out = []
     if one.curve:
         path = " ".join(f"{x_at(x):.1f},{y_at(y):.1f}" for x, y in one.curve)

@@ -110,8 +110,8 @@ def cluster(partitions: int, hosts: int, seed: int = 1) -> MetadataState:
 
 
 def seconds(work: Callable[[], object], repetitions: int = REPETITIONS) -> float:
-    """CPU time of this process, the median; with the garbage collector off (a broker's values
-    are not tracked by it either).
+    """Median CPU time of `work` in this process, in seconds. The garbage collector is off: it does not
+    track a broker's values either.
     """
     spent = []
     for _ in range(repetitions):

@@ -94,11 +94,11 @@ class Connection(asyncio.Protocol):
         return future
 
     async def call(self, api: int, version: int, request: object):
-        reply = await self.send(framed(request, version))
+        reply = await self.send(encode_frame(request, version))
         return decode_response(reply, api, version)[1]
 
 
-def framed(request: object, version: int) -> bytes:
+def encode_frame(request: object, version: int) -> bytes:
     frame = encode_request(request, version, 1, "load")
     return struct.pack(">I", len(frame)) + frame
 
@@ -179,7 +179,9 @@ class Member:
                 raise SystemExit(f"SyncGroup returned error {synced.error_code}")
 
     def heartbeat(self) -> bytes:
-        return framed(HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id), 3)
+        return encode_frame(
+            HeartbeatRequest(group_id=self.group, generation_id=self.generation, member_id=self.member_id), 3
+        )
 
     async def join_after_heartbeat(self, phase_s: float) -> None:
         """Joins like a client that learns of the rebalance from the response to a heartbeat."""
@@ -301,14 +303,14 @@ class TransactionalProducer:
             timeout_ms=30_000,
             topic_data=[ProduceRequest.TopicData(name=self.topic, partition_data=data)],
         )
-        self.produce = bytearray(framed(request, 12))
+        self.produce = bytearray(encode_frame(request, 12))
         self.places, end = [], 0
         for batch in batches:
             at = self.produce.index(batch, end)
             end = at + len(batch)
             self.places.append((at, len(batch)))
         self.end = bytearray(
-            framed(
+            encode_frame(
                 EndTxnRequest(
                     transactional_id=self.name, producer_id=producer_id, producer_epoch=0x7A7A, committed=True
                 ),
@@ -343,7 +345,7 @@ class TransactionalProducer:
 
 async def transactions(port: int, topic: str, producers: int, rate: int, seconds: float, warm: float = 1.0) -> dict:
     """`rate`: transactions a second of all producers together. A transaction that is due while its
-    producer is busy begins late; `late_p99_ms` is by how much.
+    producer is busy begins late; `late_p99_ms` is the p99 of that delay.
     """
     all_of_them = [
         TransactionalProducer(await Connection.dial(port), f"load-{time.time_ns()}-{number}", topic)

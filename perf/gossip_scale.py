@@ -31,7 +31,7 @@ from mqd.cluster.membership.gossip_messages import REFUTATIONS, Entry, Seal, Sta
 DELAY_MS = (1, 5)
 ROUND_TRIP_MS = 10
 DRIFT = 0.001
-SETTLE_MS = 12_000
+WARM_MS = 12_000
 IDLE_MS = 10_000
 FAILURE_EVERY_MS = 2_500
 FAILURE_WAIT_MS = 12_000
@@ -196,7 +196,7 @@ class Model:
         return suspected, dead
 
     def controller_known_ms(self, epoch: int) -> int:
-        """How long it takes until every live host knows the controller of a new epoch."""
+        """Milliseconds until every live host knows the controller of a new epoch."""
         living = [host for host in self.hosts.values() if host.alive]
         began, first = self.now, self.rng.choice(living)
         number = first.core.membership.identity[0]
@@ -218,7 +218,7 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
     datagrams per living host and second.
     """
     model = Model(count, loss, seed)
-    model.run(SETTLE_MS)
+    model.run(WARM_MS)
     cpu_s, began = model.cpu_s, model.now
     bytes_before = sum(host.sent_bytes for host in model.hosts.values())
     model.run(began + IDLE_MS)
@@ -255,7 +255,7 @@ def failures(count: int, loss: float, victims: int, seed: int) -> dict:
 def simultaneous_failures(count: int, loss: float, share: float, seed: int) -> dict:
     """A share of the hosts fails at the same moment: a rack, a switch."""
     model = Model(count, loss, seed)
-    model.run(SETTLE_MS)
+    model.run(WARM_MS)
     began = model.now
     for victim in model.rng.sample(range(1, count + 1), max(1, round(share * count))):
         model.kill(victim)

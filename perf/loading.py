@@ -117,7 +117,7 @@ def run(what: str, *, timeout_s: float = 120, **arguments: object) -> dict:
 
 @contextlib.contextmanager
 def parked(**arguments: object) -> Iterator[None]:
-    """Caught-up consumers, for as long as the block runs."""
+    """Runs caught-up consumers for as long as the block runs."""
     with subprocess.Popen(
         _words("parked", arguments), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -8,10 +8,15 @@ It is a process of its own, so that it can be pinned and its CPU time measured s
                                              linger_ms]
     python -m perf.local_load consume_batch  transport=... bootstrap topic record count
                                              [chunk=65536]
-    python -m perf.local_load consume        transport=... bootstrap topic record count [chunk=1000]      lists of messages; each one's value is taken
-    python -m perf.local_load poll           transport=... bootstrap topic record count                   one message a call
-    python -m perf.local_load round_trip     transport=... bootstrap topic record count                   produce, then flush: microseconds of each
-    python -m perf.local_load idle           transport=... bootstrap topic seconds                        caught up; prints `ready`, waits in poll, prints its own CPU time
+    python -m perf.local_load consume        transport=... bootstrap topic record count [chunk=1000]
+                                             lists of messages; each one's value is taken
+    python -m perf.local_load poll           transport=... bootstrap topic record count
+                                             one message a call
+    python -m perf.local_load round_trip     transport=... bootstrap topic record count
+                                             produce, then flush: microseconds of each
+    python -m perf.local_load idle           transport=... bootstrap topic seconds
+                                             caught up: prints `ready`, waits in poll, prints its own
+                                             CPU time
 """
 
 from __future__ import annotations
@@ -70,7 +75,7 @@ def _values(record: int, count: int) -> numpy.ndarray:
     )
 
 
-def _failed(left: int) -> None:
+def _check_acknowledged(left: int) -> None:
     if left:
         raise SystemExit(f"{left} records were not acknowledged within {TIME_LIMIT_S:.0f} s")
 
@@ -99,11 +104,11 @@ def produce_batch(arguments: _Arguments) -> dict[str, Any]:
         values = [bytes(row) for row in values]
     producer = _producer(arguments)
     producer.produce_batch(arguments["topic"], values, partition=0)
-    _failed(producer.flush(TIME_LIMIT_S))
+    _check_acknowledged(producer.flush(TIME_LIMIT_S))
     began, cpu, sent = time.perf_counter(), time.process_time(), 0
     while sent < count:
         sent += producer.produce_batch(arguments["topic"], values, partition=0)
-    _failed(producer.flush(TIME_LIMIT_S))
+    _check_acknowledged(producer.flush(TIME_LIMIT_S))
     return {
         "count": sent,
         "seconds": time.perf_counter() - began,
@@ -117,7 +122,7 @@ def produce(arguments: _Arguments) -> dict[str, Any]:
     values = [bytes(row) for row in _values(record, 1000)]
     producer = _producer(arguments)
     producer.produce(topic, values[0], partition=0)
-    _failed(producer.flush(TIME_LIMIT_S))
+    _check_acknowledged(producer.flush(TIME_LIMIT_S))
     put, poll = producer.produce, producer.poll
     began, cpu, sent = time.perf_counter(), time.process_time(), 0
     while sent < count:
@@ -128,7 +133,7 @@ def produce(arguments: _Arguments) -> dict[str, Any]:
         except BufferError:
             poll(0.01)
         poll(0)
-    _failed(producer.flush(TIME_LIMIT_S))
+    _check_acknowledged(producer.flush(TIME_LIMIT_S))
     return {
         "count": sent,
         "seconds": time.perf_counter() - began,
@@ -155,7 +160,7 @@ def _consumer(arguments: _Arguments) -> Consumer:
     return consumer
 
 
-def _consuming(arguments: _Arguments, take: Callable[[Consumer], tuple[int, int]]) -> dict[str, Any]:
+def _measure_consumer(arguments: _Arguments, take: Callable[[Consumer], tuple[int, int]]) -> dict[str, Any]:
     """`take` returns (records, bytes of their values). The first call, which includes attaching, does
     not count.
     """
@@ -184,7 +189,7 @@ def consume_batch(arguments: _Arguments) -> dict[str, Any]:
             raise SystemExit("no record arrived for 5 s")
         return len(batch), int(batch.values.sizes.sum())
 
-    return _consuming(arguments, take)
+    return _measure_consumer(arguments, take)
 
 
 def consume(arguments: _Arguments) -> dict[str, Any]:
@@ -194,7 +199,7 @@ def consume(arguments: _Arguments) -> dict[str, Any]:
         messages = consumer.consume(chunk, 5)
         return len(messages), sum([len(message.value()) for message in messages])
 
-    return _consuming(arguments, take)
+    return _measure_consumer(arguments, take)
 
 
 def poll(arguments: _Arguments) -> dict[str, Any]:
@@ -204,7 +209,7 @@ def poll(arguments: _Arguments) -> dict[str, Any]:
             raise SystemExit(f"no message: {message and message.error()}")
         return 1, len(message.value())
 
-    return _consuming(arguments, take)
+    return _measure_consumer(arguments, take)
 
 
 def round_trip(arguments: _Arguments) -> dict[str, Any]:
@@ -214,7 +219,7 @@ def round_trip(arguments: _Arguments) -> dict[str, Any]:
     for number in range(count + count // 10 + 1):
         began = time.perf_counter_ns()
         producer.produce(topic, value, None, 0)
-        _failed(producer.flush(TIME_LIMIT_S))
+        _check_acknowledged(producer.flush(TIME_LIMIT_S))
         if number > count // 10:
             took.append((time.perf_counter_ns() - began) / 1e3)
     p50, p99 = numpy.quantile(took, [0.5, 0.99])

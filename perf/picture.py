@@ -1,7 +1,7 @@
 """`python -m perf picture`: the README's picture of a broker at work, docs/images/running.svg.
 
 Every line is the real output of a real command. The broker listens on 9092, as in the README;
-ValueError when the port is taken.
+raises ValueError if the port is in use.
 """
 
 from __future__ import annotations

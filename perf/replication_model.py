@@ -34,7 +34,7 @@ class Roles(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Of a batch: `fixed` CPU-µs, and `per_record` for the bytes of each record before compression."""
+    """The cost of a batch: `fixed` CPU-µs, and `per_record` for the uncompressed bytes of each record."""
 
     fixed: Roles
     per_record: Roles

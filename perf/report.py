@@ -187,16 +187,16 @@ def replace_block(text: str, name: str, block: str) -> str:
 def page_block(run: dict) -> str:
     """The figures of one history line that have a target, for docs/performance.md."""
     figures = [Figure.from_json(name, found) for name, found in run["figures"].items()]
-    judged = [figure for figure in figures if figure.target is not None]
+    with_target = [figure for figure in figures if figure.target is not None]
     machine = run["machine"]
     lines = [
         (figure.name, f"**{median_text(figure)}**", figure.unit, spread(figure), figure.target_text, figure.verdict)
-        for figure in judged
+        for figure in with_target
     ]
     table = markdown_table(
         ("one worker core, unless said otherwise", "median", "", "spread", "target", ""), lines, right=(1, 3, 4)
     )
-    reached = sum(figure.verdict == REACHED for figure in judged)
+    reached = sum(figure.verdict == REACHED for figure in with_target)
     head = (
         f"`make bench` on {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, {run['date'][:10]},"
         f" commit {run['commit'][:10]}"
@@ -204,7 +204,7 @@ def page_block(run: dict) -> str:
     disk = run["figures"].get("fdatasync of 1 KiB, p50")
     tail = f"; the disk's fdatasync took {number(disk['median'])} µs (p50) in the same run" if disk else ""
     text = (
-        f"{head}{tail}. {reached} of {len(judged)} targets reached in every repetition. CPU time is the kernel's"
+        f"{head}{tail}. {reached} of {len(with_target)} targets reached in every repetition. CPU time is the kernel's"
         " accounting, all threads of the worker."
     )
     return f"{paragraph(text)}\n\n{table}"

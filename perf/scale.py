@@ -340,7 +340,7 @@ def main(words: list[str]) -> int:
     result = json.loads(RESULT.read_text()) if RESULT.exists() else {}
     for part in [] if arguments.page else arguments.parts or list(PARTS):
         found = PARTS[part]()
-        result = json.loads(RESULT.read_text()) if RESULT.exists() else {}  # another part may have run beside
+        result = json.loads(RESULT.read_text()) if RESULT.exists() else {}  # another part may have run meanwhile
         result |= {
             part: found,
             f"{part}_date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -12,7 +12,7 @@ Two questions, each with a curve of its own:
   that grows with the number of workers except contention between cores for caches and memory
   bandwidth.
 
-Points with more workers than cores are in the second curve only, and marked. Everything is taken in
+Points with more workers than cores are in the second curve only, and marked. All points are measured in
 turns within one run, several times.
 """
 
@@ -129,7 +129,7 @@ def measure(bench: Bench) -> dict:
 
         # workers that share CPUs with the clients or with each other have to wait for them
         alone = len(broker.worker_pids) < cores
-        for name, value in (bench.undisturbed(once) if alone else once())[0].items():
+        for name, value in (bench.measure_undisturbed(once) if alone else once())[0].items():
             found[curve].setdefault(str(count), {}).setdefault(name, []).append(rounded(value))
         broker.delete(topic)
 

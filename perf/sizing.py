@@ -19,13 +19,13 @@ FETCH = {65536: "fetch of 64 KiB, io_uring", 1 << 20: "fetch of 1 MiB, io_uring"
 
 
 def figures(run: dict, scaled: dict) -> Figures:
-    """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. KeyError when a figure is
-    missing. Noise cannot make larger batches cheaper, nor a difference negative. Of the scalability
-    law's confidence range the pessimistic end at PESSIMISTIC_AT_WORKERS workers is used, so that the
-    machine is too large rather than too small.
+    """`run`: a line of perf/history.jsonl; `scaled`: perf/scaling.json. Raises KeyError if a figure is
+    missing. Noise cannot make larger batches cheaper, or a difference negative. From the confidence
+    range of the scalability law the pessimistic end at PESSIMISTIC_AT_WORKERS workers is used, so that
+    the machine is too large rather than too small.
     """
 
-    def of(name: str) -> float:
+    def median_of(name: str) -> float:
         return run["figures"][name]["median"]
 
     def growing(costs: dict[int, float]) -> dict[int, float]:
@@ -44,9 +44,11 @@ def figures(run: dict, scaled: dict) -> Figures:
             f" io_uring; scaling: {scaled['cores']} cores, {scaled['date'][:10]}"
         ),
         date=run["date"][:10],
-        append_cpu_us=growing({size: rounded(1e6 / of(small)), **{at: of(name) for at, name in APPEND.items()}}),
-        forward_cpu_us=growing({at: of(name) for at, name in FORWARD.items()}),
-        fetch_cpu_us=growing({at: of(name) for at, name in FETCH.items()}),
+        append_cpu_us=growing(
+            {size: rounded(1e6 / median_of(small)), **{at: median_of(name) for at, name in APPEND.items()}}
+        ),
+        forward_cpu_us=growing({at: median_of(name) for at, name in FORWARD.items()}),
+        fetch_cpu_us=growing({at: median_of(name) for at, name in FETCH.items()}),
         broker_memory_bytes=broker,
         worker_memory_bytes=worker,
         contention=rounded(contention),
@@ -66,7 +68,7 @@ def to_text(found: Figures) -> str:
 
 
 def write(run: dict, scaled: Path, target: Path = SHIPPED) -> None:
-    """ValueError when nothing has been measured yet."""
+    """Raises ValueError if nothing has been measured yet."""
     if not scaled.exists():
         raise ValueError(f"{scaled} does not exist: run `python -m perf scaling` first")
     text = to_text(figures(run, json.loads(scaled.read_text())))

@@ -87,7 +87,7 @@ def _interval(values: Sequence[float], confidence: float) -> Interval:
 
 
 def fit(points: Mapping[int, Sequence[float]], resamples: int = RESAMPLES, seed: int = 1) -> Fit:
-    """`points`: by n, what was reached in each repetition (any rate above 0). ValueError when there
+    """`points`: by n, what was reached in each repetition (any rate above 0). Raises ValueError if there
     is nothing to fit.
     """
     measured = {n: numpy.asarray(values, float) for n, values in sorted(points.items())}

@@ -77,9 +77,9 @@ void mqd_file_sync_begin(int fd)
         mqd_watched_sync_begin(fd);
 }
 
-int mqd_file_synced(int fd, bool directory, int result)
+int mqd_file_sync_end(int fd, bool directory, int result)
 {
-    return WATCHED ? mqd_watched_synced(fd, result) : result;
+    return WATCHED ? mqd_watched_sync_end(fd, result) : result;
 }
 
 int mqd_file_truncate(int fd, int64_t size_bytes)

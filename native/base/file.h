@@ -6,7 +6,7 @@
  * process: PATH.PID) in the order it took effect, with its data; tests/crash reconstructs from it
  * the possible contents of a disk after a power failure. With MQD_FILE_FAULTS=SPEC calls fail as
  * specified (both: base/file_watch.h). The asynchronous fdatasync of io_uring reports through
- * mqd_file_synced() when it has completed.
+ * mqd_file_sync_end() when it has completed.
  */
 #ifndef MQD_FILE_H
 #define MQD_FILE_H
@@ -34,7 +34,7 @@ bool mqd_file_sync_delays(void); /* true when tests delay flushes: then do not f
 void mqd_file_sync_begin(int fd);
 /* the flush has ended with result (0 or -errno); returns the result, which a fault may have
  * replaced */
-int mqd_file_synced(int fd, bool directory, int result);
+int mqd_file_sync_end(int fd, bool directory, int result);
 int mqd_file_truncate(int fd, int64_t size_bytes);
 int mqd_file_rename(const char *from, const char *to);
 int mqd_file_fallocate(int fd, int mode, int64_t offset, int64_t size_bytes);

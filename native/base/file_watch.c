@@ -305,7 +305,7 @@ void mqd_watched_sync_begin(int fd)
 /* Several flushes of one fd may be running: a completion is attributed to the oldest begin, so it
  * never covers more writes than the flush did. A completion without a recorded begin refers to 0
  * and covers nothing. */
-int mqd_watched_synced(int fd, int result)
+int mqd_watched_sync_end(int fd, int result)
 {
     char name[PATH_MAX];
     path_of(fd, name);

@@ -93,7 +93,7 @@ int mqd_watched_sync(int fd, bool directory);
 int mqd_watched_syncfs(int fd, const char *root);
 bool mqd_watched_sync_delays(void); /* whether a rule may delay flushes: they must then run on a thread that may wait */
 void mqd_watched_sync_begin(int fd);
-int mqd_watched_synced(int fd, int result);
+int mqd_watched_sync_end(int fd, int result);
 int mqd_watched_truncate(int fd, int64_t size_bytes);
 int mqd_watched_rename(const char *from, const char *to);
 int mqd_watched_unlink(const char *path);

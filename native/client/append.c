@@ -66,7 +66,7 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
 
 /* ---- batches ---- */
 
-/* Returns the unused end of its run, and removes it from the linger queue. */
+/* Frees the unused end of the batch's run, and removes the batch from the linger queue. */
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     uint64_t begin = producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes;
@@ -81,7 +81,7 @@ void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer
         batch->chunk_count = needed;
     }
     mqd_producer_batch_queue(producer, batch);
-    mqd_producer_partition_ready(producer, batch->partition);
+    mqd_producer_partition_send(producer, batch->partition);
 }
 
 void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before_us)
@@ -260,7 +260,7 @@ static inline bool has_room(const struct mqd_producer *producer, const struct mq
            (uint32_t)batch->record_count < producer->options.batch_records_max;
 }
 
-/* The partition's open batch with room for the record; also computes the record's size. */
+/* Finds or begins an open batch with room for the record; also computes the record's size. */
 static enum put_result add_record(struct mqd_producer *producer, struct mqd_producer_topic *topic,
                                   const struct record *record, int32_t requested_partition,
                                   struct mqd_producer_batch **out, uint64_t *body)
@@ -359,8 +359,8 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
 /* For values of one size, without keys and headers, with one timestamp: only the offset delta
  * differs, so the bytes before a value are built once for all records whose delta has the same
  * length. Fills the open batch; returns how many were appended. */
-static uint32_t append_alike(struct mqd_producer *producer, struct mqd_producer_batch *batch,
-                             const struct record *first, uint32_t count)
+static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_producer_batch *batch,
+                               const struct record *first, uint32_t count)
 {
     uint64_t timestamp_delta = mqd_zigzag(first->timestamp_ms - batch->base_timestamp_ms),
              offset_delta = mqd_zigzag(batch->record_count), body;
@@ -407,8 +407,8 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
     struct record record = {
         .value = columns->values, .key = columns->keys, .headers = columns->header_bytes ? columns->headers : NULL};
     bool one_partition = !columns->partitions && columns->partition >= 0 && columns->partition < topic->partition_count;
-    bool alike = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes &&
-                 !columns->timestamps_ms && columns->fixed_value_bytes > 0;
+    bool uniform = !columns->partitions && !columns->value_bytes && !columns->key_bytes && !columns->header_bytes &&
+                   !columns->timestamps_ms && columns->fixed_value_bytes > 0;
     enum put_result result = PUT;
     uint32_t i = 0;
     while (i < columns->count) {
@@ -421,13 +421,13 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic_number,
                                 columns->partitions ? columns->partitions[i] : columns->partition, &batch, &body);
         if (result != PUT)
             break;
-        if (alike)
-            n = append_alike(producer, batch, &record, columns->count - i);
+        if (uniform)
+            n = append_uniform(producer, batch, &record, columns->count - i);
         else
             append_record(producer, batch, &record, body);
         for (uint32_t j = 0; batch_of && j < n; j++)
             batch_of[i + j] = batch->number;
-        if (alike)
+        if (uniform)
             record.value += (uint64_t)n * (uint32_t)record.value_bytes;
         else
             column_step(columns, &record);
@@ -509,7 +509,7 @@ int mqd_producer_append_batch(struct mqd_producer *producer, int32_t topic_numbe
     batch->max_timestamp_ms = header.max_timestamp_ms;
     producer->outstanding_records += (uint64_t)header.record_count;
     mqd_producer_batch_queue(producer, batch);
-    mqd_producer_partition_ready(producer, partition);
+    mqd_producer_partition_send(producer, partition);
     mqd_client_flush(producer->client);
     if (number)
         *number = batch->number;

@@ -80,9 +80,9 @@ struct mqd_client_position {
     int32_t reserved;
     int64_t offset; /* of the next record */
 };
-/* Requests a notification when any of the partitions has a record at its offset: a response then
- * arrives (or after wait_ms, or immediately when a partition has an error, which its reader
- * reports). The response contains nothing else and need not be parsed; mqd_client_wait sleeps until
+/* Requests a notification when any of the partitions has a record at its offset. A response arrives
+ * then, or after wait_ms, or immediately when a partition has an error, which its reader
+ * reports. The response contains nothing else and need not be parsed; mqd_client_wait sleeps until
  * it arrives. Until then, responses to later requests on this attachment wait for it, as on every
  * Kafka connection: a program that also produces should attach twice. */
 int mqd_client_park(struct mqd_client *client, const struct mqd_client_position *positions, uint32_t count,
@@ -203,7 +203,7 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* requires that every sent batch has got a response, and that no batch may be in the log without
+/* requires that every sent batch has a response, and that no batch may be in the log without
  * one; sequences restart at 0, also for waiting batches */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);

@@ -66,7 +66,7 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows); /* removes all rows; the buff
  * view->base. */
 int64_t mqd_arrow_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t start, uint32_t end);
 
-/* The whole batches at the beginning of `bytes`: returns their total size, and sets *next_offset to
+/* Returns the total size of the whole batches at the beginning of `bytes`, and sets *next_offset to
  * the offset after the last one (unchanged if there are none). A truncated batch at the end, as in
  * Fetch responses, is not counted. -1: MQD_E_CORRUPT, an invalid header. Records and checksums are
  * not checked. */

@@ -26,12 +26,12 @@
 #define OTHER_BUILD "; client and broker are of different builds: install the same version of mqd for both"
 
 /* received with the welcome */
-struct attached {
+struct welcome_fds {
     int fds[MQD_LOCAL_FD_COUNT];
     uint32_t fd_count;
 };
 
-static void attached_close(struct attached *attached)
+static void attached_close(struct welcome_fds *attached)
 {
     for (uint32_t i = 0; i < attached->fd_count; i++)
         close(attached->fds[i]);
@@ -92,7 +92,7 @@ static int send_hello(int fd, const struct mqd_client_options *options)
                : mqd_error_system(sent < 0 ? errno : EIO, "the hello cannot be sent to the broker");
 }
 
-static void take_descriptors(struct msghdr *message, struct attached *out)
+static void take_descriptors(struct msghdr *message, struct welcome_fds *out)
 {
     for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control; control = CMSG_NXTHDR(message, control)) {
         if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS)
@@ -109,7 +109,7 @@ static void take_descriptors(struct msghdr *message, struct attached *out)
     }
 }
 
-static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct attached *out)
+static int take_welcome(int fd, struct mqd_local_welcome *welcome, struct welcome_fds *out)
 {
     union {
         struct cmsghdr align;
@@ -218,7 +218,7 @@ static int map_control(struct mqd_client *client, int fd)
 static int attach(struct mqd_client *client, const struct mqd_client_options *options)
 {
     struct mqd_local_welcome welcome;
-    struct attached attached = {.fd_count = 0};
+    struct welcome_fds attached = {.fd_count = 0};
     client->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (client->wake_fd < 0)
         return mqd_error_system(errno, "cannot create an eventfd");

@@ -182,7 +182,7 @@ static bool may_send(const struct mqd_producer *producer, const struct mqd_produ
     return batch->sequence_identity != producer->identity && !BATCH_OF(partition->closed.next)->resent;
 }
 
-bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition)
+bool mqd_producer_partition_send(struct mqd_producer *producer, struct mqd_producer_partition *partition)
 {
     struct mqd_producer_batch *batch;
     while ((batch = partition->next) && may_send(producer, partition, batch)) {
@@ -203,7 +203,7 @@ void mqd_producer_pump(struct mqd_producer *producer)
 {
     struct mqd_node *node;
     while (producer->client && (node = mqd_list_pop(&producer->ready)))
-        if (!mqd_producer_partition_ready(producer, MQD_CONTAINER(node, struct mqd_producer_partition, ready)))
+        if (!mqd_producer_partition_send(producer, MQD_CONTAINER(node, struct mqd_producer_partition, ready)))
             return;
 }
 

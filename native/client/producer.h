@@ -127,7 +127,7 @@ struct mqd_producer {
 
 /* client/producer.c */
 /* sends the batches that may be sent; false: no submission is free */
-bool mqd_producer_partition_ready(struct mqd_producer *producer, struct mqd_producer_partition *partition);
+bool mqd_producer_partition_send(struct mqd_producer *producer, struct mqd_producer_partition *partition);
 /* frees the batch's memory and its entry */
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 /* writes the frame's head (P5) and the closing bytes */

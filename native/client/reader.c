@@ -136,7 +136,7 @@ struct bounds {
     uint32_t high_watermark_position;
 };
 
-static bool is_the_partition(const struct mqd_segment_reader *reader, const struct mqd_partition_view *view)
+static bool is_same_partition(const struct mqd_segment_reader *reader, const struct mqd_partition_view *view)
 {
     return view->state != MQD_SLOT_FREE && view->state != MQD_SLOT_DELETING &&
            view->partition_index == reader->partition_index && memcmp(view->topic_id, reader->topic_id, 16) == 0;
@@ -157,7 +157,7 @@ static int read_slot(struct mqd_segment_reader *reader, struct mqd_partition_vie
         return SLOT_UNKNOWN;
     if (mqd_slot_view(reader->source.control, reader->slot, view) < 0)
         return mqd_error_code() == MQD_E_STALE ? SLOT_CHANGING : SLOT_UNKNOWN;
-    return is_the_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
+    return is_same_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
 }
 
 /* Whether the slot has kept its files since the query for aborted transactions. S5 */
@@ -371,7 +371,7 @@ static uint32_t batch_begin(struct walk *walk)
         if (reader->source.control && reader->aborted_generation != reader->file_generation)
             forget_aborted(reader);
         enum mqd_aborted_verdict verdict = mqd_aborted_classify(&reader->aborted, batch, bytes);
-        if (verdict == MQD_BATCH_LOCATE)
+        if (verdict == MQD_BATCH_NEEDS_LIST)
             return MQD_READ_ABORTED;
         if (verdict == MQD_BATCH_LEAVE_OUT) {
             batch_end(reader);

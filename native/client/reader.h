@@ -36,11 +36,11 @@ int mqd_segment_reader_move(struct mqd_segment_reader *reader, struct mqd_client
 void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset);
 void mqd_segment_reader_close(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
-/* For read_committed: the aborted transactions below `until_offset` that overlap the records to
- * come, as (producer id, first offset). They replace the previous ones. Request them at the
+/* For read_committed: sets the aborted transactions below `until_offset` that overlap the records
+ * to come, as (producer id, first offset). They replace the previous ones. Request them at the
  * reader's position, by a Fetch for positions only, whose last_stable_offset is `until_offset`,
- * after MQD_READ_ABORTED. If the partition's files have changed since then, they are not taken, and
- * MQD_READ_ABORTED is returned again. */
+ * after MQD_READ_ABORTED. If the partition's files have changed since then, the list is not taken,
+ * and MQD_READ_ABORTED is returned again. */
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset);
 

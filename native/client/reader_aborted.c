@@ -61,7 +61,7 @@ enum mqd_aborted_verdict mqd_aborted_classify(struct mqd_aborted_filter *filter,
         return MQD_BATCH_READ;
     bool control = batch->attributes & MQD_ATTRIBUTE_CONTROL;
     if (!control && batch->base_offset >= filter->until_offset)
-        return MQD_BATCH_LOCATE;
+        return MQD_BATCH_NEEDS_LIST;
     for (; filter->next < filter->count &&
            filter->entries[filter->next].first_offset <= batch->base_offset + batch->last_offset_delta;
          filter->next++)

@@ -13,7 +13,7 @@
 #define RECORD_BYTES_MIN 7 /* including its length: see wire/batch.c */
 
 /* Fast path: sizes of up to 8 KiB and the deltas of most batches take one or two bytes. */
-static inline const uint8_t *number(const uint8_t *at, const uint8_t *end, int64_t *out)
+static inline const uint8_t *read_number(const uint8_t *at, const uint8_t *end, int64_t *out)
 {
     if (end - at >= 2) {
         uint32_t low = at[0], high = at[1];
@@ -30,9 +30,10 @@ static inline const uint8_t *number(const uint8_t *at, const uint8_t *end, int64
     return mqd_varint(at, end, out);
 }
 
-static inline const uint8_t *blob(const uint8_t *at, const uint8_t *end, const uint8_t **bytes, int64_t *size_bytes)
+static inline const uint8_t *read_blob(const uint8_t *at, const uint8_t *end, const uint8_t **bytes,
+                                       int64_t *size_bytes)
 {
-    at = number(at, end, size_bytes);
+    at = read_number(at, end, size_bytes);
     if (!at || *size_bytes < -1 || *size_bytes > end - at)
         return NULL;
     *bytes = at;
@@ -59,15 +60,15 @@ void mqd_view_walk_begin(struct mqd_view_walk *walk, const struct mqd_batch *bat
                                .append_time = append_time};
 }
 
-struct taken {
+struct taken_record {
     int64_t delta, timestamp_delta, key_bytes, value_bytes;
     const uint8_t *key, *value, *headers, *end;
 };
 
-static inline int take(struct mqd_view_walk *walk, struct taken *out)
+static inline int take(struct mqd_view_walk *walk, struct taken_record *out)
 {
     int64_t size_bytes;
-    const uint8_t *at = number(walk->at, walk->end, &size_bytes);
+    const uint8_t *at = read_number(walk->at, walk->end, &size_bytes);
     if (!at || size_bytes < RECORD_BYTES_MIN - 1 || size_bytes > walk->end - at)
         return refuse(walk, "a record's length is impossible");
     const uint8_t *end = at + size_bytes;
@@ -77,13 +78,13 @@ static inline int take(struct mqd_view_walk *walk, struct taken *out)
     } else if (!(at = mqd_varlong(at + 1, end, &out->timestamp_delta))) {
         return refuse(walk, "a record's timestamp is cut off");
     }
-    at = number(at, end, &out->delta);
+    at = read_number(at, end, &out->delta);
     if (!at || out->delta < walk->next_delta || out->delta > walk->last_delta)
         return refuse(walk, "a record's offset delta does not increase, or is beyond the batch");
-    at = blob(at, end, &out->key, &out->key_bytes);
+    at = read_blob(at, end, &out->key, &out->key_bytes);
     if (!at)
         return refuse(walk, "a record's key is cut off or has an impossible length");
-    at = blob(at, end, &out->value, &out->value_bytes);
+    at = read_blob(at, end, &out->value, &out->value_bytes);
     if (!at)
         return refuse(walk, "a record's value is cut off or has an impossible length");
     if (at == end)
@@ -99,7 +100,7 @@ int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct m
     const uint8_t *base = out->base;
     int result = 0;
     while (walk->left > 0 && count < out->capacity) {
-        struct taken record;
+        struct taken_record record;
         if ((result = take(walk, &record)) < 0)
             break;
         walk->at = record.end;

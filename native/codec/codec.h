@@ -23,7 +23,7 @@ enum mqd_codec_error {
     MQD_CODEC_NO_MEMORY = -3
 };
 
-/* Whether this host has the codec's library. The first call opens it. */
+/* Whether this host has the codec's library. The first call loads it. */
 bool mqd_codec_available(uint8_t codec);
 const char *mqd_codec_library(uint8_t codec); /* the name of its file */
 

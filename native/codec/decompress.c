@@ -71,7 +71,7 @@ static struct workspace *workspace_of_thread(bool create)
     return own;
 }
 
-/* At least one free byte, unless the bound is exceeded already. */
+/* Ensures at least one free byte, unless the bound is already exceeded. */
 static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max)
 {
     if (own->length < own->capacity)

@@ -1,4 +1,4 @@
-/* Opens the codecs' libraries and fills the table of their functions. They stay open until the
+/* Loads the codecs' libraries and fills the table of their functions. They stay loaded until the
  * process ends. */
 #include <dlfcn.h>
 #include <pthread.h>

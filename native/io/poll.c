@@ -96,7 +96,7 @@ int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), voi
         &(struct mqd_pool_request){.kind = MQD_POOL_RUN, .fd = fd, .work = work, .argument = argument, .token = token});
 }
 
-/* The flag first: a wait that sees the descriptor's edge must also see the flag. */
+/* Sets the flag first: a wait that sees the descriptor's edge must also see the flag. */
 void mqd_poll_interrupt(struct mqd_poll *poll)
 {
     const uint64_t one = 1;

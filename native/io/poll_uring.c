@@ -35,7 +35,7 @@ uint32_t mqd_poll_uring_completion_count = 4096;
 
 enum kind { KIND_IGNORE, KIND_WAKE, KIND_POLL, KIND_SYNC, KIND_READ };
 
-struct watched {
+struct watched_fd {
     uint64_t token;
     uint32_t generation; /* of the current or the next use */
     bool present;
@@ -55,7 +55,7 @@ struct operation {
 struct body {
     struct mqd_uring ring;
     int wake_fd;
-    struct watched *watched; /* by fd */
+    struct watched_fd *watched; /* by fd */
     uint32_t watched_count;
     uint32_t waiting_count;
     bool wake_waiting;
@@ -89,7 +89,7 @@ static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
 
 static void arm_watched(struct body *body, uint32_t fd)
 {
-    struct watched *watched = &body->watched[fd];
+    struct watched_fd *watched = &body->watched[fd];
     bool armed = arm(body, (int)fd, WATCHED_EVENTS, user_data(KIND_POLL, watched->generation, fd));
     body->waiting_count += (uint32_t)watched->waiting * (armed ? -1u : 0u) + (uint32_t)(!watched->waiting && !armed);
     watched->waiting = !armed;
@@ -114,11 +114,11 @@ static int grow_watched(struct body *body, uint32_t fd)
     uint32_t count = body->watched_count ? body->watched_count : 64;
     while (count <= fd)
         count *= 2;
-    struct watched *bigger = realloc(body->watched, count * sizeof *bigger);
+    struct watched_fd *bigger = realloc(body->watched, count * sizeof *bigger);
     if (!bigger)
         return mqd_error_system(ENOMEM, "no memory to watch file descriptor %u", fd);
     for (uint32_t i = body->watched_count; i < count; i++)
-        bigger[i] = (struct watched){0};
+        bigger[i] = (struct watched_fd){0};
     body->watched = bigger;
     body->watched_count = count;
     return 0;
@@ -130,7 +130,7 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
     uint32_t index = (uint32_t)fd;
     if (index >= body->watched_count && grow_watched(body, index) != 0)
         return -1;
-    struct watched *watched = &body->watched[index];
+    struct watched_fd *watched = &body->watched[index];
     if (watched->present)
         return mqd_error_set(EEXIST, "file descriptor %d is watched already", fd);
     watched->present = true;
@@ -147,11 +147,11 @@ static int remove_fd(struct mqd_poll *poll, int fd)
     struct body *body = poll->body;
     if (fd < 0 || (uint32_t)fd >= body->watched_count || !body->watched[fd].present)
         return mqd_error_set(ENOENT, "file descriptor %d is not watched", fd);
-    struct watched *watched = &body->watched[fd];
+    struct watched_fd *watched = &body->watched[fd];
     uint64_t data = user_data(KIND_POLL, watched->generation, (uint32_t)fd);
     bool armed = !watched->waiting;
     body->waiting_count -= watched->waiting;
-    *watched = (struct watched){.generation = (watched->generation + 1) & GENERATION_MASK};
+    *watched = (struct watched_fd){.generation = (watched->generation + 1) & GENERATION_MASK};
     if (!armed)
         return 0;
     struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
@@ -185,7 +185,7 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
 {
     uint32_t fd = (uint32_t)completion->user_data;
     uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
-    struct watched *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
+    struct watched_fd *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
         return 0; /* removed in the meantime */
     /* not pollable, or no memory: arming again would not help; the owner will close the
@@ -337,7 +337,7 @@ static int on_completion(struct body *body, const struct mqd_uring_completion *c
         return 0;
     case KIND_SYNC: {
         struct operation *operation = &body->operation[index];
-        return complete(body, operation, mqd_file_synced(operation->fd, operation->directory, completion->result),
+        return complete(body, operation, mqd_file_sync_end(operation->fd, operation->directory, completion->result),
                         event);
     }
     case KIND_READ:

@@ -1,4 +1,4 @@
-/* Where each leader epoch of a partition begins: the file leader-epoch-checkpoint, in Kafka's text
+/* The start of each leader epoch of a partition: the file leader-epoch-checkpoint, in Kafka's text
  * format.
  *
  *     0\n                 version

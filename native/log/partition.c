@@ -144,8 +144,8 @@ static void stage_patch(struct mqd_staged *staged, bool patch_in_place, bool che
         patch_checked(header, staged->bytes, &staged->batch);
 }
 
-/* For a transactional batch that would begin a transaction: whether the coordinator has verified it
- * (KIP-890). */
+/* Called for a transactional batch that would begin a transaction: checks that the coordinator has
+ * verified it (KIP-890). */
 static int16_t check_verified(struct mqd_partition *partition, const struct mqd_batch *batch,
                               struct mqd_producer_batch_kind kind, int64_t guard, int64_t now_ms,
                               struct mqd_stage_result *result)
@@ -369,10 +369,10 @@ void mqd_partition_advance_marks(struct mqd_partition *partition)
     mqd_partition_normalise_mark(partition, &partition->durable);
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
     if (!partition->writing) /* a write that may be undone has not ended any transaction */
-        mqd_partition_settle(partition);
+        mqd_partition_decide_transactions(partition);
 }
 
-void mqd_partition_settle(struct mqd_partition *partition)
+void mqd_partition_decide_transactions(struct mqd_partition *partition)
 {
     mqd_transactions_forget_decided(&partition->producers.transactions, partition->high_watermark.offset);
     if (partition->dedup)

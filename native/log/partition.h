@@ -170,7 +170,7 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
  * high watermark and the flushed end. Returns how many were removed; -1 MQD_E_STALE: not all of
  * them are in the list any more. In log/compaction/swap.c. */
 int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last);
-/* How many segments it would remove; -1 MQD_E_STALE. */
+/* Returns how many segments that would remove; -1 MQD_E_STALE. */
 int mqd_partition_count_replaceable(const struct mqd_partition *partition, int64_t first, int64_t last);
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options);
 const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *partition);

@@ -1,5 +1,5 @@
-/* A partition's log on a replica: batches as another host's leader sent them, a high watermark that
- * is set from outside, and truncation to where two logs agree.
+/* A partition's log on a replica: batches as the leader sent them, a high watermark that is set
+ * from outside, and truncation to where the two logs agree.
  *
  * Invariants
  *   F1  appended bytes are exactly what the leader sent: offsets and epochs are kept, every CRC is
@@ -76,7 +76,7 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
 /* Epochs that have records in the log, ascending; valid until the next write or truncation. For
  * mqd_replica_*. */
 const struct mqd_epoch *mqd_partition_epochs(const struct mqd_partition *partition, uint32_t *count);
-/* The end of an epoch here: as mqd_replica_epoch_end. */
+/* The end of an epoch here, like mqd_replica_epoch_end. */
 void mqd_partition_epoch_end(const struct mqd_partition *partition, int32_t epoch, int32_t *found, int64_t *end_offset);
 
 /* ---- truncation ---- */

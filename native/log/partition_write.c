@@ -147,8 +147,8 @@ static int64_t jitter_of(const struct mqd_partition *partition, int64_t base_off
     return (int64_t)((hash >> 17) % (uint64_t)partition->options.segment_jitter_ms);
 }
 
-/* As in Kafka: by the timestamps of the records if they have any, and by the clock, so that old
- * records do not keep a segment open. */
+/* Whether the segment is too old. As in Kafka, its age is measured by the timestamps of the records
+ * if they have any, and by the clock, so that old records do not keep a segment open. */
 static bool too_old(const struct mqd_partition *partition, const struct mqd_active *segment, int64_t timestamp_ms,
                     int64_t now_ms)
 {
@@ -174,8 +174,8 @@ static bool must_roll(const struct mqd_partition *partition, const struct mqd_ac
 
 /* ---- writing to one segment ---- */
 
-/* How many staged batches from `first` go into one segment; *roll: into a new segment. `shadow`
- * simulates the segment's growth (its index is not used). */
+/* Returns how many staged batches from `first` go into one segment; *roll: into a new segment.
+ * `shadow` simulates the segment's growth (its index is not used). */
 static uint32_t plan_run(struct mqd_partition *partition, uint32_t first, int64_t now_ms, bool *roll)
 {
     struct mqd_active shadow;
@@ -395,7 +395,7 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
 
 /* Closes the descriptors that this write queued, except for those of the old segment's files: a
  * flush of its .log may be running, so its descriptor number must not be reused for another file;
- * and after a full disk the write must not need new descriptors, since none may be left. */
+ * and after a full disk the write must not need new descriptors, because there may be none left. */
 static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {

@@ -136,7 +136,7 @@ static bool sequence_before(int32_t sequence, int32_t other)
     return distance > 0 && distance <= (1u << 30);
 }
 
-/* For a data batch in the entry's epoch. */
+/* Checks the sequence of a data batch in the entry's epoch. */
 static int16_t check_sequence(const struct mqd_producer *entry, const struct mqd_batch *batch, bool *duplicate,
                               int64_t *base_offset)
 {

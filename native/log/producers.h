@@ -27,7 +27,7 @@
  *   - marker of a lower producer epoch: 47; of the same epoch too, when the marker is known to bump
  *     it.
  *   - marker of a lower coordinator epoch: 52 TRANSACTION_COORDINATOR_FENCED.
- *   - marker without an ongoing transaction: accepted, because its epochs fence.
+ *   - marker without an ongoing transaction: accepted, because its epochs fence older senders.
  *   - sequences of a transaction that has ended: 59 UNKNOWN_PRODUCER_ID, neither a duplicate nor
  *     46. A client that gave up records it had sent may reuse their sequences for the next ones
  *     (librdkafka after an abort), and would take the old records' offsets for those of the new
@@ -38,7 +38,7 @@
  *       same as before them.
  *   R2  at most count_max producers without an ongoing transaction after mqd_producers_trim; the
  *       least recently used are removed first, so only an idle producer loses its state.
- *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed nor expired.
+ *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed or expired.
  *   R4  a batch without records begins no transaction: compaction has kept it only for its
  *       sequence, its transaction has ended, and the marker may be gone.
  * Bounds: 48 + 5 * 16 + 8 bytes a producer, in one array that doubles. Concurrency: the partition's
@@ -143,7 +143,7 @@ void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms);
 
 /* malloc'd; NULL: no memory. */
 uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t offset, size_t *size_bytes);
-/* as mqd_partition_producers */
+/* like mqd_partition_producers */
 uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_producer_view *out, uint32_t capacity);
 
 /* Only for log/producers_snapshot.c: adds an entry (index; MQD_PRODUCER_NONE: no memory), and marks

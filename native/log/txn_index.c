@@ -47,7 +47,7 @@ int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *ent
     return 0;
 }
 
-uint32_t mqd_txn_index_link(uint32_t before, int64_t segment_base, const uint8_t *entry)
+uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uint8_t *entry)
 {
     uint8_t bytes[8 + MQD_TXN_INDEX_ENTRY_BYTES];
     mqd_put_be64(bytes, (uint64_t)segment_base);
@@ -119,7 +119,7 @@ static int append_chunk(struct mqd_txn_index *index, int64_t segment_base, const
     uint32_t sum = index->sum;
     for (uint32_t i = 0; i < count; i++) {
         mqd_aborted_encode(bytes + i * MQD_TXN_INDEX_ENTRY_BYTES, &entries[i]);
-        sum = mqd_txn_index_link(sum, segment_base, bytes + i * MQD_TXN_INDEX_ENTRY_BYTES);
+        sum = mqd_txn_index_checksum(sum, segment_base, bytes + i * MQD_TXN_INDEX_ENTRY_BYTES);
         mqd_put_be32(sums + i * MQD_TXN_SUM_BYTES, sum);
     }
     if (write_at(index->fd, bytes, count * MQD_TXN_INDEX_ENTRY_BYTES, index->file_bytes) < 0 ||
@@ -276,8 +276,8 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
         return -1;
     bool complete = got == (int)count && got_sums == (int)(count + before);
     for (uint32_t i = 0; complete && i < count; i++)
-        complete = mqd_txn_index_link(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
-                                      bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
+        complete = mqd_txn_index_checksum(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
+                                          bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
                    mqd_get_be32(sums + (i + 1) * MQD_TXN_SUM_BYTES);
     if (complete)
         return (int)count;

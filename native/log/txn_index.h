@@ -58,7 +58,7 @@ int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *ent
 void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);
 
 /* the checksum of an encoded entry */
-uint32_t mqd_txn_index_link(uint32_t before, int64_t segment_base, const uint8_t *entry);
+uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uint8_t *entry);
 
 /* Appends; all or nothing. 0; -1 with errno: the file is unchanged (for EIO and other errors the
  * caller fences). */

@@ -238,8 +238,8 @@ int mqd_replica_on_response(struct mqd_replica *replica, uint64_t sequence, int3
 
 /* ---- the follower ---- */
 
-/* What to fetch from the leader. 1; 0: nothing now, because this node does not follow or the log
- * must be flushed first (flush_on_ack). */
+/* Fills in what to fetch from the leader. 1; 0: nothing now, because this node does not follow or
+ * the log must be flushed first (flush_on_ack). */
 int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_epoch *epochs, uint32_t epoch_count,
                            struct mqd_replica_fetch *out);
 

@@ -93,8 +93,8 @@ struct mqd_topic_partition {
 int mqd_reactor_topic_put_partitions(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16],
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count);
-/* The same for a view: it has the partitions of the topic `base`, and those of its records that the
- * filter selects. */
+/* The same for a view: it has the partitions of the topic `base`, and those of that topic's records
+ * that the filter selects. */
 int mqd_reactor_view_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                          const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,
                          const uint8_t *filter, uint32_t filter_bytes);
@@ -124,7 +124,8 @@ int mqd_reactor_advance_start(struct mqd_reactor *reactor, uint64_t token, uint3
 /* roll by age: does nothing when the active segment is empty */
 int mqd_reactor_roll(struct mqd_reactor *reactor, uint64_t token, uint32_t slot);
 int mqd_reactor_set_leader_epoch(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int32_t leader_epoch);
-/* the keeper has proved that the endpoint died: ends its loans and everything that waits for it */
+/* the keeper has proved that the endpoint died: releases the memory lent to it and ends requests
+ * that wait for it */
 int mqd_reactor_endpoint_died(struct mqd_reactor *reactor, uint64_t token, uint32_t endpoint);
 /* The most connections this worker may hold (its lease of the broker's budget), and all workers
  * together (max.connections). Connections above a lowered limit stay open; new ones are refused. No

@@ -63,7 +63,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
     }
     if (!c->raw_tokens)
         return true;
-    mqd_control_on(r, c, &token, frame, size_bytes);
+    mqd_control_on_request(r, c, &token, frame, size_bytes);
     return false;
 }
 
@@ -160,7 +160,7 @@ bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *r
 
 /* ---- closing, and the principal of control requests ---- */
 
-const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
+const char *mqd_authentication_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     return r->now_ms >= c->authenticate_by_ms ? "it has not authenticated in time" : NULL;
 }

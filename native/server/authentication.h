@@ -12,7 +12,7 @@
  *   U1  `principal` never changes on an open connection; an exchange that ends with another one
  *       closes the connection.
  *   U2  while a request of an exchange is unanswered the connection is not read, so no frame is
- *       checked against a state that its predecessor's response changes.
+ *       checked before the response to its predecessor has changed the state.
  *   U3  a control request carries the principal that its connection had when it arrived, also when
  *       it is sent again to the acceptor's successor.
  * Bounds: COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max (checked
@@ -38,7 +38,7 @@ void mqd_authentication_on_request(struct mqd_request *request);
 /* the acceptor has answered a control request, with `flags` of RESPONSE; false: c is closed */
 bool mqd_authentication_on_response(struct mqd_reactor *r, struct mqd_request *request, uint16_t flags);
 /* NULL, or the reason why c must be closed */
-const char *mqd_authentication_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
+const char *mqd_authentication_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_authentication_close(struct mqd_connection *c);
 
 /* gives c its principal, once; false: out of memory */

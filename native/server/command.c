@@ -24,12 +24,12 @@
 /* of these, reserved for events that are neither sent again nor discovered otherwise */
 #define RESERVED_COUNT 1024
 
-/* How many events may wait before this one is dropped. The response to a command is never dropped:
- * at most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken. Dropped
- * first: log lines, changes that retention finds by itself, and events that are sent again
+/* The number of events that may wait before this one is dropped. A command's response is never
+ * dropped: at most MQD_COMMAND_COUNT_MAX commands are accepted before their responses are taken.
+ * Dropped first: log lines, changes that retention finds by itself, and events that are sent again
  * (proposals, a leader's log start). Dropped last: ends of connections to other hosts, because
  * these would never be reopened, and failures of log directories; both are rare. */
-static uint32_t entries_for(const struct mqd_event *event)
+static uint32_t queue_limit_of(const struct mqd_event *event)
 {
     switch (event->kind) {
     case MQD_EVENT_DONE:
@@ -54,7 +54,7 @@ static uint32_t entries_for(const struct mqd_event *event)
 bool mqd_reactor_emit(struct mqd_reactor *r, const struct mqd_event *event)
 {
     pthread_mutex_lock(&r->mutex);
-    bool fits = r->event_count < entries_for(event);
+    bool fits = r->event_count < queue_limit_of(event);
     if (!fits) {
         r->events_dropped++;
         mqd_proposal_free(event->proposal);
@@ -141,7 +141,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_list_init(&owned->write_node);
     mqd_list_init(&owned->publish_node);
     mqd_list_init(&owned->sync_node);
-    mqd_leading_opened(r, owned);
+    mqd_leading_on_open(r, owned);
     r->owned[command->slot] = owned;
     r->owned_count++;
     mqd_store_relaxed(&r->slot->partition_count, r->owned_count);
@@ -150,7 +150,7 @@ static void partition_open(struct mqd_reactor *r, const struct mqd_command *comm
     mqd_store_release(&slot->owner_generation, r->generation);
     mqd_partition_set_leader_epoch(owned->partition, mqd_load_relaxed(&slot->leader_epoch));
     publish_options(slot, mqd_partition_options(owned->partition));
-    mqd_redirect_opened(r, owned);
+    mqd_redirect_on_open(r, owned);
     mqd_owner_publish(r, owned);
     mqd_store_release(&slot->state, (uint8_t)MQD_SLOT_ONLINE);
     if (mqd_partition_dirty(owned->partition))
@@ -203,7 +203,7 @@ static void segments_replaced(struct mqd_reactor *r, struct mqd_owned *owned, co
 }
 
 /* For compaction: forbids or allows truncations. No truncation is running, because commands wait
- * for it. */
+ * until it has ended. */
 static void segments_hold(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (command->offset >= 0)
@@ -240,12 +240,12 @@ static void roll(struct mqd_reactor *r, struct mqd_owned *owned, const struct mq
                      error ? strerror(error) : "");
 }
 
-static void endpoint_died(struct mqd_reactor *r, const struct mqd_command *command)
+static void on_endpoint_died(struct mqd_reactor *r, const struct mqd_command *command)
 {
     if (command->number == mqd_control_worker_count(r->options.control))
-        mqd_control_acceptor_died(r);
+        mqd_control_on_acceptor_died(r);
     else if (command->number < mqd_control_worker_count(r->options.control) && command->number != r->options.self)
-        mqd_forward_endpoint_died(r, command->number);
+        mqd_forward_on_endpoint_died(r, command->number);
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
@@ -315,7 +315,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         partition_close(r, command);
         break;
     case MQD_COMMAND_ENDPOINT_DIED:
-        endpoint_died(r, command);
+        on_endpoint_died(r, command);
         break;
     case MQD_COMMAND_FETCHER_PUT:
     case MQD_COMMAND_FETCHER_REMOVE:

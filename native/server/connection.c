@@ -37,7 +37,7 @@
 #define HANGUP_PROBED 2
 #define GONE_MS 2000            /* longer than a short stall of the threads that send responses */
 #define WINDOW_SHARE 16         /* 1 / WINDOW_SHARE of the arena is not available to large frames */
-#define TLS_RECORD_BEGIN 0x1603 /* of a TLS handshake record; in a Kafka frame the upper half of the length */
+#define TLS_RECORD_BEGIN 0x1603 /* first bytes of a TLS handshake; in a Kafka frame the upper half of the length */
 
 /* ---- closing ---- */
 
@@ -83,7 +83,7 @@ void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const
         mqd_request_orphan(r, request);
     }
     c->head = c->tail = NULL;
-    mqd_share_connection_closed(r, c);
+    mqd_share_on_connection_closed(r, c);
     mqd_tally_leave(r->options.control, c->address_tally, r->options.self);
     mqd_tally_leave(r->options.control, c->listener_tally, r->options.self);
     c->address_tally = c->listener_tally = MQD_TALLY_NONE;
@@ -151,7 +151,7 @@ static bool partials_have_room(const struct mqd_reactor *r, uint32_t capacity)
     return r->partial_bytes + capacity <= r->options.heap_bytes_max - r->options.heap_bytes_max / 4;
 }
 
-/* How long the connection has been waiting for the rest of an incomplete request. 0 if it is not
+/* Returns how long the connection has waited for the rest of an incomplete request. 0 if it is not
  * read or its socket has more bytes, which may be the rest. */
 static int64_t awaited_ms(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
@@ -255,8 +255,8 @@ static void evict_runs(struct mqd_reactor *r)
 }
 
 /* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
- * low end, because it can split the free extents, and the largest frame needs nearly all of them as
- * one run. */
+ * low end. Elsewhere the window can split the free extents, of which the largest frame needs nearly
+ * all as one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
     if (r->now_ms - r->relieved_ms < RELIEVE_MS)
@@ -348,9 +348,9 @@ void mqd_connection_on_frame(struct mqd_reactor *r, struct mqd_connection *c, ui
                              int64_t arena_offset)
 {
     if (r->quota_kinds)
-        mqd_throttle_frame_on(r, c, frame, size_bytes, arena_offset);
+        mqd_throttle_dispatch_frame(r, c, frame, size_bytes, arena_offset);
     else
-        mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+        mqd_dispatch_frame(r, c, frame, size_bytes, arena_offset);
 }
 
 static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
@@ -564,8 +564,8 @@ static void probe_client(struct mqd_connection *c)
 /* Called once a second. */
 static void check_one(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    const char *overdue = mqd_large_overdue(r, c);
-    if (overdue || (overdue = mqd_secure_overdue(r, c)) || (overdue = mqd_authentication_overdue(r, c))) {
+    const char *overdue = mqd_large_overdue_reason(r, c);
+    if (overdue || (overdue = mqd_secure_overdue_reason(r, c)) || (overdue = mqd_authentication_overdue_reason(r, c))) {
         mqd_connection_fail(r, c, overdue);
         return;
     }
@@ -583,7 +583,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
 {
     int64_t oldest = r->now_ms - r->options.connection_idle_ms_max;
     for (uint32_t i = r->local_count; i-- > 0;) /* closing an attachment moves the last one to this index */
-        if (mqd_local_overdue(r->locals[i]))
+        if (mqd_local_is_overdue(r->locals[i]))
             mqd_connection_close(r, r->locals[i]->connection, "the local client has ended");
     for (uint32_t i = 0; i < r->connection_end; i++)
         if (r->connections[i] && r->connections[i]->fd >= 0)
@@ -592,7 +592,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_end; i++) {
         struct mqd_connection *c = r->connections[i];
-        /* the client has hung up, or does not read its responses: it could stay forever */
+        /* the client has hung up or does not read its responses: it could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
             (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");

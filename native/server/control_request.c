@@ -284,8 +284,8 @@ void mqd_control_send_queued(struct mqd_reactor *r)
     mqd_list_move_all(&r->control_turns, &passed);
 }
 
-void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                    const uint8_t *frame, uint32_t size_bytes)
+void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                            const uint8_t *frame, uint32_t size_bytes)
 {
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_CONTROL);
     uint32_t block_bytes = mqd_principal_block_bytes(c), total_bytes = size_bytes + block_bytes;
@@ -433,7 +433,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
 /* A connection's requests keep their order: those that are sent again come in their original order,
  * before requests that were never sent. Otherwise an older OffsetCommit could overwrite a newer
  * one. */
-void mqd_control_acceptor_died(struct mqd_reactor *r)
+void mqd_control_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);
@@ -472,9 +472,9 @@ void mqd_control_acceptor_died(struct mqd_reactor *r)
         take_turn(r, request->connection);
     }
     mqd_control_send_queued(r);
-    mqd_check_acceptor_died(r);
-    mqd_describe_acceptor_died(r);
-    mqd_share_acceptor_died(r);
+    mqd_check_on_acceptor_died(r);
+    mqd_describe_on_acceptor_died(r);
+    mqd_share_on_acceptor_died(r);
 }
 
 /* ---- cache ---- */

@@ -60,7 +60,7 @@ void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *de
             release_description(r, &r->descriptions[i]);
 }
 
-void mqd_describe_acceptor_died(struct mqd_reactor *r)
+void mqd_describe_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);

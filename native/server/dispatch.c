@@ -7,8 +7,8 @@
 #include "server/slow/slow.h"
 #include "wire/cursor.h"
 
-static void ready_reply(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                        const uint8_t *body, uint32_t size_bytes)
+static void respond_immediately(struct mqd_reactor *r, struct mqd_connection *c,
+                                const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
 {
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_READY);
     if (!request) {
@@ -41,9 +41,9 @@ static bool is_client_name(struct mqd_text name)
     return true;
 }
 
-/* Clients that skip a batch without records, which compaction also leaves: Kafka's, those on
- * librdkafka, and mqd's reader for Spark. */
-static bool passes_empty(struct mqd_text name)
+/* Whether the client skips batches without records (compaction, too, leaves such batches): Kafka's
+ * client, clients based on librdkafka, and mqd's reader for Spark. */
+static bool skips_empty_batches(struct mqd_text name)
 {
     static const char *const beginnings[] = {"apache-kafka-java", "librdkafka", "confluent-kafka", "mqd-spark"};
     for (size_t i = 0; i < sizeof beginnings / sizeof *beginnings; i++) {
@@ -61,15 +61,16 @@ static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, ui
     bool valid = !mqd_take_text(&cursor, true, false, "client_software_name", &name) &&
                  !mqd_take_text(&cursor, true, false, "client_software_version", &version) &&
                  !mqd_skip_tags(&cursor, true) && is_client_name(name) && is_client_name(version);
-    c->passes_empty = valid && passes_empty(name);
+    c->skips_empty_batches = valid && skips_empty_batches(name);
     return valid;
 }
 
 /* Sends the response that the acceptor has prepared in the control segment, so that a client can
  * connect while the acceptor is down. Copy 7 is for versions that the broker does not know. The
  * acceptor refuses an invalid request. */
-static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                            const uint8_t *request, uint32_t request_bytes)
+static bool respond_api_versions(struct mqd_reactor *r, struct mqd_connection *c,
+                                 const struct mqd_request_header *header, const uint8_t *request,
+                                 uint32_t request_bytes)
 {
     if ((header->api_version == 3 || header->api_version == 4) && !api_versions_valid(c, request, request_bytes))
         return false;
@@ -78,12 +79,12 @@ static bool api_versions_on(struct mqd_reactor *r, struct mqd_connection *c, con
     int size_bytes = mqd_blob_read(mqd_control_api_versions(r->options.control, version), body, sizeof body);
     if (size_bytes < 0)
         return false;
-    ready_reply(r, c, header, body, (uint32_t)size_bytes);
+    respond_immediately(r, c, header, body, (uint32_t)size_bytes);
     return true;
 }
 
-void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
-                  int64_t arena_offset)
+void mqd_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                        int64_t arena_offset)
 {
     struct mqd_request_header header;
     bool known;
@@ -102,13 +103,13 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
         if (header.api_version < 3 || header.api_version > 13)
             break;
         mqd_stat(r, MQD_COUNT_REQUESTS_PRODUCE, 1);
-        mqd_produce_on(r, c, &header, frame, size_bytes, arena_offset);
+        mqd_produce_on_request(r, c, &header, frame, size_bytes, arena_offset);
         return;
     case MQD_API_FETCH:
         if (header.api_version < 4 || header.api_version > 18)
             break;
         mqd_stat(r, MQD_COUNT_REQUESTS_FETCH, 1);
-        mqd_fetch_on(r, c, &header, body, body_bytes);
+        mqd_fetch_on_request(r, c, &header, body, body_bytes);
         return;
     case MQD_API_SHARE_FETCH:
     case MQD_API_SHARE_ACKNOWLEDGE:
@@ -118,7 +119,8 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
         mqd_share_on_request(r, c, &header, body, body_bytes);
         return;
     case MQD_API_LIST_OFFSETS:
-        if (header.api_version >= 1 && header.api_version <= 11 && mqd_list_offsets_on(r, c, &header, body, body_bytes))
+        if (header.api_version >= 1 && header.api_version <= 11 &&
+            mqd_list_offsets_on_request(r, c, &header, body, body_bytes))
             return;
         break;
     case MQD_API_METADATA:
@@ -126,12 +128,12 @@ void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *fram
             return;
         break;
     case MQD_API_API_VERSIONS:
-        if (api_versions_on(r, c, &header, body, body_bytes))
+        if (respond_api_versions(r, c, &header, body, body_bytes))
             return;
         break;
     default:
         break;
     }
     if (c->fd >= 0)
-        mqd_control_on(r, c, &header, frame, size_bytes);
+        mqd_control_on_request(r, c, &header, frame, size_bytes);
 }

@@ -60,7 +60,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         mqd_owner_fence_dir(r, owned->log_dir, error, "flush");
     } else {
         if (mqd_slow_enabled(r) && owned->replicated)
-            mqd_slow_flushed(r, owned);
+            mqd_slow_on_flush(r, owned);
         mqd_owner_publish(r, owned);
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
@@ -69,7 +69,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
          * for them */
         if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
-        mqd_fetcher_flushed(r, owned);
+        mqd_fetcher_on_flush(r, owned);
     }
     mqd_look_ups_notify(r, owned->slot);
     mqd_owned_maybe_close(r, owned);
@@ -77,7 +77,7 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 
 /* Called when no flush was started, because the log is clean or the flush failed to start. Requests
  * that wait for a flush must not wait until they time out. */
-static void no_flush_begun(struct mqd_reactor *r, struct mqd_owned *owned)
+static void finish_without_flush(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (mqd_partition_fenced(owned->partition))
         mqd_owner_fence_dir(r, owned->log_dir, mqd_error_code() ? mqd_error_code() : EIO, "flush");
@@ -89,7 +89,7 @@ static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
     struct mqd_sync_fd fds[4];
     int count = mqd_partition_sync_begin(owned->partition, fds);
     if (count == 0) {
-        no_flush_begun(r, owned);
+        finish_without_flush(r, owned);
         return;
     }
     owned->sync_started_ns = r->now_ns;
@@ -112,7 +112,7 @@ static void start_syncfs(struct mqd_reactor *r, struct mqd_log_directory *dir, u
         struct mqd_sync_fd fds[4];
         dir->to_sync_count--;
         if (mqd_partition_sync_begin(owned->partition, fds) == 0) {
-            no_flush_begun(r, owned);
+            finish_without_flush(r, owned);
             continue;
         }
         owned->sync_started_ns = r->now_ns;

@@ -141,7 +141,7 @@ void mqd_forward_append(struct mqd_reactor *r, struct mqd_append *append, uint16
                                      .a = leader_epoch,
                                      .b = append->guard,
                                      .c = (int64_t)owner_generation};
-    if (__builtin_expect(append->handed_on, 0)) {
+    if (__builtin_expect(append->sent_to_target, 0)) {
         produce.flags |= MQD_PRODUCE_REDIRECTED | (append->control & MQD_STAGE_KNOWN ? MQD_PRODUCE_KNOWN : 0);
         produce.error = append->partition_index;
     }
@@ -176,7 +176,7 @@ static void on_produced(struct mqd_reactor *r, const struct mqd_descriptor *desc
     if (descriptor->error == MQD_STAGE_REDIRECT) {
         mqd_forward_untrack(r, append);
         mqd_list_remove(&append->node);
-        mqd_redirect_hand_on(r, append, (uint32_t)descriptor->offset, (int16_t)descriptor->b, descriptor->a);
+        mqd_redirect_to_target(r, append, (uint32_t)descriptor->offset, (int16_t)descriptor->b, descriptor->a);
         return;
     }
     append->base_offset = descriptor->a;
@@ -311,7 +311,7 @@ void mqd_links_drain(struct mqd_reactor *r)
 
 /* The keeper has proved that the process died: appends that were sent to it have an unknown
  * outcome, which clients get as REQUEST_TIMED_OUT; memory lent to it is released. */
-void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
+void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
     MQD_LIST_EACH(node, spare, &r->forwarded_to[endpoint]) {
@@ -327,6 +327,6 @@ void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
         mqd_fetch_wake_slot(r, slot);
         mqd_look_ups_wake(r, slot);
     }
-    mqd_share_endpoint_died(r, endpoint);
+    mqd_share_on_endpoint_died(r, endpoint);
     mqd_control_send_queued(r);
 }

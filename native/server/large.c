@@ -13,7 +13,7 @@
  *   B3  the first touch of a page is always by a system call. If /dev/shm is full the call fails
  *       with EFAULT and the connection ends; a store would raise SIGBUS.
  * Bounds: large.request.memory.bytes in total. A stalled client is disconnected, and sooner if
- * other connections wait (mqd_large_overdue).
+ * other connections wait (mqd_large_overdue_reason).
  */
 #include <errno.h>
 #include <string.h>
@@ -113,7 +113,7 @@ void mqd_large_grant(struct mqd_reactor *r)
     }
 }
 
-const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
+const char *mqd_large_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     if (c->local || c->run_offset < 0 || !mqd_frame_is_large(r, (uint64_t)c->run_offset))
         return NULL;

@@ -5,7 +5,7 @@
  * look-up therefore waits until everything that the log held when it arrived is flushed; then its
  * client sees the records that it has written, and no offset is returned that a power failure could
  * undo. It waits only for the local flush, never for followers, and for at most MQD_LOOK_UP_MS_MAX:
- * if the disk hangs, the response has the known offset.
+ * if the disk hangs, the response has the offset known so far.
  *
  * A look-up waits for one partition at a time, in r->look_ups by slot. All end offsets that it
  * waits for were taken at its arrival, so flushes of different partitions can complete in parallel.

@@ -72,7 +72,7 @@ struct mqd_reactor;
 /* server/owner.c */
 int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned); /* 0 or errno */
 void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot);       /* MQD_LINK_ROLL */
-/* server/replication/leading.c: when its tick is next due for a slow member; -1 = not */
+/* server/replication/leading.c: when it must next check for slow in-sync members; -1 = never */
 int64_t mqd_leading_next_ms(const struct mqd_reactor *r);
 
 #endif

@@ -33,8 +33,8 @@ static void release_peer_bytes(struct mqd_reactor *r, struct mqd_append *append)
 
 /* The append has been written, so its bytes are no longer needed: acknowledges it, or lets it wait
  * for the high watermark. */
-static void append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
-                           const struct mqd_positions *positions)
+static void on_append_written(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
+                              const struct mqd_positions *positions)
 {
     append->log_start_offset = positions->log_start_offset;
     mqd_list_remove(&append->node);
@@ -182,12 +182,12 @@ void mqd_owner_note_dir_full(struct mqd_reactor *r, const struct mqd_owned *owne
         dir->full_reported = mqd_reactor_emit(r, &event);
 }
 
-static void write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
+static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     /* fenced: the partial write could not be removed, which more free space would not repair */
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
-        mqd_fetcher_written(r, owned, error);
+        mqd_fetcher_on_written(r, owned, error);
     MQD_LIST_EACH(node, spare, &owned->staged) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         append->message = full ? "the disk is full" : "writing to the log failed";
@@ -257,11 +257,11 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool rolled = false;
     if (mqd_partition_staged_count(owned->partition) && write_staged(r, owned->partition, &rolled) < 0) {
-        write_failed(r, owned, mqd_error_code());
+        on_write_failed(r, owned, mqd_error_code());
         return;
     }
     if (r->log_dirs[owned->log_dir].failed) { /* only duplicates can be staged now, and no flush will complete them */
-        write_failed(r, owned, EIO);
+        on_write_failed(r, owned, EIO);
         return;
     }
     check_senders(r, owned);
@@ -284,7 +284,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_snapshot_maybe(r, owned);
     }
     if (owned->followed)
-        mqd_fetcher_written(r, owned, 0);
+        mqd_fetcher_on_written(r, owned, 0);
     mqd_owner_publish(r, owned);
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
@@ -292,7 +292,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
     mqd_list_init(&staged);
     mqd_list_move_all(&staged, &owned->staged);
     MQD_LIST_EACH(node, spare, &staged)
-        append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
+        on_append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
     if (mqd_partition_dirty(owned->partition))
         mqd_flush_request(r, owned);
     if (owned->roll_due) {
@@ -330,7 +330,7 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
                (long long)positions.log_end_offset);
     mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
     if (owned->replicated)
-        mqd_leading_published(r, owned, &positions);
+        mqd_leading_on_publish(r, owned, &positions);
     if (positions.high_watermark == owned->high_watermark && positions.last_stable_offset == owned->last_stable_offset)
         return;
     owned->high_watermark = positions.high_watermark;

@@ -19,8 +19,8 @@
 
 #define ZSTD_SINCE_VERSION 7 /* KIP-110 */
 
-static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count,
-                         uint32_t append_count)
+static bool allocate_appends(struct mqd_reactor *r, struct mqd_request *request, uint32_t topic_count,
+                             uint32_t append_count)
 {
     uint64_t bytes = (append_count > 1 ? sizeof *request->appends * append_count : 0) +
                      (topic_count > 1 ? sizeof *request->topics * topic_count : 0);
@@ -42,8 +42,8 @@ static bool request_size(struct mqd_reactor *r, struct mqd_request *request, uin
 /* As in Kafka, the first batch of each partition is checked before any partition is handled, to
  * find out whether it is transactional. If an invalid batch is found before a transactional one,
  * the whole request is refused. */
-static int16_t refusal_of_all(const struct mqd_produce_request *produce, const struct mqd_produce_partition *partition,
-                              bool *transactional)
+static int16_t whole_request_error(const struct mqd_produce_request *produce,
+                                   const struct mqd_produce_partition *partition, bool *transactional)
 {
     const uint8_t *batch = partition->records;
     if (*transactional || partition->size_bytes < MQD_BATCH_MAGIC_END)
@@ -80,7 +80,7 @@ static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, st
             struct mqd_produce_partition partition;
             mqd_produce_next_partition(&walk, &partition);
             if (!*refusal)
-                *refusal = refusal_of_all(produce, &partition, transactional);
+                *refusal = whole_request_error(produce, &partition, transactional);
         }
     }
     return 0;
@@ -303,8 +303,8 @@ static void arm_earlier(struct mqd_reactor *r, struct mqd_request *request, int6
         mqd_timer_arm(r, request, deadline_ms);
 }
 
-void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                    uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
+void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                            uint8_t *frame, uint32_t size_bytes, int64_t arena_offset)
 {
     struct mqd_produce_request produce;
     int16_t refusal;
@@ -315,7 +315,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
         return;
     }
     struct mqd_request *request = mqd_request_new(r, c, header, MQD_REQUEST_PRODUCE);
-    if (!request || !request_size(r, request, (uint32_t)produce.topic_count, produce.partition_count)) {
+    if (!request || !allocate_appends(r, request, (uint32_t)produce.topic_count, produce.partition_count)) {
         mqd_connection_fail(r, c, "no memory for another Produce (queued.max.request.bytes)");
         return;
     }
@@ -343,7 +343,7 @@ void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struc
     else if (produce.required_acks == -1)
         arm_earlier(r, request, response_deadline_ms(r, &produce));
     if (--request->undecided)
-        mqd_check_routed(r, request);
+        mqd_check_on_routed(r, request);
 }
 
 void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
@@ -368,12 +368,12 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     if (append->done)
         return;
     append->done = 1;
-    append->error = __builtin_expect(append->handed_on && error, 0) ? mqd_redirect_outcome(append, error) : error;
+    append->error = __builtin_expect(append->sent_to_target && error, 0) ? mqd_redirect_outcome(append, error) : error;
     mqd_list_remove(&append->node);
     struct mqd_request *request = append->request;
     if (!request) { /* a peer's append: report the outcome; the sender may release the bytes */
         struct mqd_descriptor response = {.kind = MQD_LINK_PRODUCED,
-                                          .flags = append->redirected ? MQD_PRODUCED_REDIRECTED : 0,
+                                          .flags = append->marker_redirected ? MQD_PRODUCED_REDIRECTED : 0,
                                           .slot = append->slot,
                                           .token = append->peer_token,
                                           .offset = append->home_slot,
@@ -450,7 +450,7 @@ static const struct mqd_current_leader *current_leader(struct mqd_reactor *r,
 
 /* Whether Kafka returns the log start offset with this error, which it does for errors of the log
  * itself and of its validator. */
-static bool names_log_start(int16_t error)
+static bool returns_log_start(int16_t error)
 {
     return error == MQD_KAFKA_INVALID_RECORD || error == MQD_KAFKA_INVALID_TIMESTAMP ||
            error == MQD_KAFKA_OUT_OF_ORDER_SEQUENCE_NUMBER || error == MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER ||
@@ -460,7 +460,7 @@ static bool names_log_start(int16_t error)
 static int64_t log_start_offset(const struct mqd_reactor *r, const struct mqd_append *append)
 {
     struct mqd_positions positions;
-    if (!append->error || append->slot >= MQD_PARTITION_SLOT_COUNT || !names_log_start(append->error))
+    if (!append->error || append->slot >= MQD_PARTITION_SLOT_COUNT || !returns_log_start(append->error))
         return append->log_start_offset;
     mqd_slot_positions(mqd_control_partition(r->options.control, append->slot), &positions);
     return positions.log_start_offset;

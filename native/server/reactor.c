@@ -4,7 +4,7 @@
  * Start: descriptors that are already in the inbound links were sent to a predecessor; they have
  * its tokens and generations, so they are dropped when they are read. Stop: reading ends; staged
  * appends are written, dirty partitions are flushed, requests are answered where possible, then the
- * connections close. The caller still has to close the partitions by mqd_reactor_partition_close.
+ * connections close. The caller still has to close the partitions with mqd_reactor_partition_close.
  */
 #include "server/check/checks.h"
 #include "server/reactor.h"
@@ -483,8 +483,8 @@ static void pin(struct mqd_reactor *r)
                 r->options.cpu);
 }
 
-/* On the reactor's own thread: io_uring accepts submissions only from the thread that created the
- * ring. */
+/* Called on the reactor's own thread: io_uring accepts submissions only from the thread that
+ * created the ring. */
 static bool open_poll(struct mqd_reactor *r)
 {
     const struct mqd_reactor_options *o = &r->options;

@@ -204,7 +204,7 @@ struct mqd_reactor {
 
     const struct mqd_produce_request *producing; /* set while its appends are routed */
     struct mqd_text producing_client;            /* its client id */
-    /* with_waiting_records: partitions led here with acks.replicas, while a record waits */
+    /* with_waiting_records: partitions led here, with acks.replicas, in which a record waits */
     struct mqd_node to_write, to_wake, with_waiting_records;
     struct mqd_fetchers *fetchers; /* NULL until the first partition follows */
     struct mqd_secure *secure;     /* NULL until a listener has TLS */
@@ -357,18 +357,18 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
 void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command);
 /* updates the core before the positions are published */
 void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned);
-/* bits of enum mqd_replica_change */
-void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed);
+/* `changed`: bits of enum mqd_replica_change */
+void mqd_replication_apply_changes(struct mqd_reactor *r, struct mqd_owned *owned, int changed);
 /* the log was truncated: lowers the core's high watermark to the log end if it is above */
-void mqd_replication_truncated(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_replication_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_replication_free(struct mqd_reactor *r, struct mqd_owned *owned);
 
 /* server/replication/leading.c: the leader's side of replication */
-void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_leading_on_open(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_leading_check_lease(struct mqd_reactor *r);
 int16_t mqd_leading_check_append(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append);
-void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions);
-void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_leading_on_publish(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions);
+void mqd_leading_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_leading_propose(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_leading_tick(struct mqd_reactor *r);
 /* A follower's fetch of one partition: records the follower's position. Returns the entry's error
@@ -431,7 +431,7 @@ bool mqd_large_zero(struct mqd_reactor *r, uint64_t offset, uint32_t size_bytes)
 bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes);
 void mqd_large_grant(struct mqd_reactor *r); /* grants memory to waiting connections, in their order */
 /* the reason why c may not hold its run any longer; NULL: it may */
-const char *mqd_large_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
+const char *mqd_large_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c);
 extern const char *const mqd_large_full;
 
 /* base/arena.c: allocates single extents from the low end again */
@@ -456,12 +456,12 @@ void mqd_output_chunk_done(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_output_log_short_file(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_range *range);
 
 /* server/dispatch.c */
-void mqd_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
-                  int64_t arena_offset);
+void mqd_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                        int64_t arena_offset);
 
 /* server/throttle.c. The _slow variants are called only when quotas exist. */
 void mqd_throttle_refresh(struct mqd_reactor *r);
-void mqd_throttle_run(struct mqd_reactor *r); /* reads connections again whose debt is paid */
+void mqd_throttle_run(struct mqd_reactor *r); /* reads again the connections whose debt is paid */
 /* called when the connection closes or its client has hung up */
 void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_throttle_charge_slow(struct mqd_reactor *r, struct mqd_connection *c, uint32_t kind, uint64_t units);
@@ -470,8 +470,8 @@ bool mqd_throttle_admit_slow(struct mqd_reactor *r, struct mqd_connection *c, co
 /* the throttle time to report in a response that is sent now */
 int32_t mqd_throttle_time_ms(const struct mqd_reactor *r, const struct mqd_connection *c);
 int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct mqd_connection *c, int32_t bytes_max);
-void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
-                           int64_t arena_offset);
+void mqd_throttle_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                                 int64_t arena_offset);
 int64_t mqd_throttle_work_begin(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_throttle_work_end(struct mqd_reactor *r, struct mqd_connection *c, int64_t began_ns);
 void mqd_throttle_stamp(struct mqd_reactor *r, struct mqd_request *request);
@@ -489,8 +489,8 @@ static inline bool mqd_throttle_admit(struct mqd_reactor *r, struct mqd_connecti
 }
 
 /* server/produce.c */
-void mqd_produce_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                    uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);
+void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                            uint8_t *frame, uint32_t size_bytes, int64_t arena_offset);
 void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_produce_failed(const struct mqd_request *request);
 void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request);
@@ -503,7 +503,7 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
 /* server/describe.c */
 void mqd_describe_on_request(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_describe_release(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
-void mqd_describe_acceptor_died(struct mqd_reactor *r);
+void mqd_describe_on_acceptor_died(struct mqd_reactor *r);
 
 /* server/owner.c: how the owner of a partition handles appends */
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes,
@@ -539,12 +539,12 @@ void mqd_forward_flush(struct mqd_reactor *r);
 bool mqd_forward_pending(const struct mqd_reactor *r);
 void mqd_forward_untrack(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_links_drain(struct mqd_reactor *r);
-void mqd_forward_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
+void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 
 /* server/fetch/list_offsets.c */
 /* false: the acceptor must answer it */
-bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                         const uint8_t *body, uint32_t size_bytes);
+bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c,
+                                 const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes);
 
 void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request, const uint8_t *body,
                               uint32_t size_bytes);
@@ -563,8 +563,8 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot);
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot);
 
 /* server/control_request.c */
-void mqd_control_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                    const uint8_t *frame, uint32_t size_bytes);
+void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                            const uint8_t *frame, uint32_t size_bytes);
 void mqd_control_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_control_on_close(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
 void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *descriptor);
@@ -573,7 +573,7 @@ void mqd_control_orphan(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_control_under_pressure(const struct mqd_reactor *r);
 void mqd_control_send_queued(struct mqd_reactor *r);
-void mqd_control_acceptor_died(struct mqd_reactor *r);
+void mqd_control_on_acceptor_died(struct mqd_reactor *r);
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                           const uint8_t *frame, uint32_t size_bytes);
 void mqd_reply_cache_put(struct mqd_reactor *r, uint8_t *key, uint32_t key_bytes, uint64_t hash, uint64_t version,

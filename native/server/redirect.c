@@ -5,15 +5,15 @@
 #include "server/redirect.h"
 
 #define VERDICT_DUPLICATE (-1)
-#define USED_MS 1000 /* interval between two reports that a hidden partition is written to */
+#define USED_REPORT_MS 1000 /* interval between two reports that clients still write to a retired partition */
 #define OUT_OF_ORDER_SEQUENCE_NUMBER 45
 #define DUPLICATE_SEQUENCE_NUMBER 46
 #define INVALID_PRODUCER_EPOCH 47
 #define UNKNOWN_PRODUCER_ID 59
-#define ABOUT_SEQUENCES(error)                                                                                         \
+#define IS_SEQUENCE_ERROR(error)                                                                                       \
     ((error) == OUT_OF_ORDER_SEQUENCE_NUMBER || (error) == DUPLICATE_SEQUENCE_NUMBER || (error) == UNKNOWN_PRODUCER_ID)
 /* whether the error is final, whatever the target's state */
-#define SEQUENCES_ARE_NOT_ALL(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE)
+#define IS_FINAL_ERROR(error) ((error) == INVALID_PRODUCER_EPOCH || (error) == MQD_KAFKA_INVALID_TXN_STATE)
 
 /* ---- metadata ---- */
 
@@ -25,16 +25,16 @@ static void set_redirect(struct mqd_owned *owned, const struct mqd_topic *topic,
     owned->redirect_slot = known ? topic->slots[partition->redirect] : MQD_SLOT_NONE;
     owned->retired_epoch = partition->leader_epoch;
     owned->retiring = (uint8_t)(partition->retiring > MQD_RETIRING_HIDDEN ? MQD_RETIRING_HIDDEN : partition->retiring);
-    mqd_redirect_led(owned);
+    mqd_redirect_on_epoch(owned);
 }
 
-void mqd_redirect_led(struct mqd_owned *owned)
+void mqd_redirect_on_epoch(struct mqd_owned *owned)
 {
     if (owned->retiring)
         owned->sealed_end = mqd_partition_staged_end(owned->partition);
 }
 
-void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic)
+void mqd_redirect_on_topic(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; i < topic->partition_count; i++) {
         struct mqd_owned *owned = topic->slots[i] < MQD_PARTITION_SLOT_COUNT ? r->owned[topic->slots[i]] : NULL;
@@ -43,7 +43,7 @@ void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic)
     }
 }
 
-void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_redirect_on_open(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     uint8_t topic_id[16];
@@ -74,7 +74,7 @@ static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct m
 {
     if (owned->retiring < MQD_RETIRING_REDIRECTED)
         return false;
-    append->redirected = 1;
+    append->marker_redirected = 1;
     append->redirect_index = owned->redirect_index;
     if (mqd_partition_in_transaction(owned->partition, batch->producer_id))
         return false;
@@ -96,7 +96,7 @@ static bool take_sealed(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         batch->producer_id >= 0 ? mqd_partition_check_sequence(owned->partition, batch, &duplicate, &offset) : 0;
     if (duplicate)
         return false;
-    if (error == DUPLICATE_SEQUENCE_NUMBER || SEQUENCES_ARE_NOT_ALL(error))
+    if (error == DUPLICATE_SEQUENCE_NUMBER || IS_FINAL_ERROR(error))
         return refuse(r, append, error, NULL);
     if (batch->producer_id >= 0)
         mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
@@ -124,7 +124,7 @@ static void report_used(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_event event = {.kind = MQD_EVENT_RETIRED_USED, .slot = owned->slot};
     if (owned->retiring < MQD_RETIRING_HIDDEN ||
-        (owned->used_reported_ms && r->now_ms - owned->used_reported_ms < USED_MS))
+        (owned->used_reported_ms && r->now_ms - owned->used_reported_ms < USED_REPORT_MS))
         return;
     owned->used_reported_ms = r->now_ms;
     mqd_reactor_emit(r, &event);
@@ -146,11 +146,11 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
         return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has allocated this producer id");
     if (batch->producer_id >= 0)
         verdict = mqd_redirect_verdict(owned->partition, batch, &offset);
-    if (SEQUENCES_ARE_NOT_ALL(verdict))
+    if (IS_FINAL_ERROR(verdict))
         return refuse(r, append, verdict, NULL);
     mqd_stat(r, MQD_COUNT_BATCHES_REDIRECTED, 1);
     if (append->request) {
-        mqd_redirect_hand_on(r, append, owned->redirect_slot, verdict, offset);
+        mqd_redirect_to_target(r, append, owned->redirect_slot, verdict, offset);
         return true;
     }
     append->base_offset = offset;
@@ -176,20 +176,20 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
 
 /* ---- the receiver ---- */
 
-void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
-                          int64_t offset)
+void mqd_redirect_to_target(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
+                            int64_t offset)
 {
     struct mqd_batch batch;
     uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
     /* as in mqd_check_park: with the client's base offset mqd_batch_decode could refuse the
      * header */
     memset(bytes, 0, 8);
-    if (append->handed_on || slot >= MQD_PARTITION_SLOT_COUNT ||
+    if (append->sent_to_target || slot >= MQD_PARTITION_SLOT_COUNT ||
         mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {
         mqd_append_done(r, append, MQD_KAFKA_CORRUPT_MESSAGE);
         return;
     }
-    append->handed_on = 1;
+    append->sent_to_target = 1;
     append->home_slot = append->slot;
     append->slot = slot;
     append->verdict = verdict;
@@ -201,13 +201,13 @@ void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint
 
 void mqd_redirect_take_back(struct mqd_append *append)
 {
-    append->handed_on = append->control = 0;
+    append->sent_to_target = append->control = 0;
     append->slot = append->home_slot;
 }
 
 int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error)
 {
-    if ((error == MQD_STAGE_UNKNOWN || ABOUT_SEQUENCES(error)) && append->verdict == VERDICT_DUPLICATE) {
+    if ((error == MQD_STAGE_UNKNOWN || IS_SEQUENCE_ERROR(error)) && append->verdict == VERDICT_DUPLICATE) {
         append->base_offset = append->verdict_offset;
         return 0;
     }

@@ -8,8 +8,8 @@
  *
  *   step        coordinator's marker for p
  *   sealed      is written
- *   redirected  is written where p has records of the transaction, and hidden; always written in
- *               the target too, under the rewritten producer id
+ *   redirected  is written in p only if p has records of the transaction; always written in the
+ *   (or hidden) target too, under the rewritten producer id
  *
  * Up to three workers take part: the receiver of the batch, the owner of p and the owner of the
  * target.
@@ -66,9 +66,9 @@ static inline int64_t mqd_redirect_producer(int64_t producer_id, int32_t partiti
 }
 
 /* The topic's metadata changed, the partition was opened, or its leader epoch changed. */
-void mqd_redirect_topic(struct mqd_reactor *r, const struct mqd_topic *topic);
-void mqd_redirect_opened(struct mqd_reactor *r, struct mqd_owned *owned);
-void mqd_redirect_led(struct mqd_owned *owned);
+void mqd_redirect_on_topic(struct mqd_reactor *r, const struct mqd_topic *topic);
+void mqd_redirect_on_open(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_redirect_on_epoch(struct mqd_owned *owned);
 
 /* Handles a batch for `owned`, a partition that is being retired and is led here. False: the caller
  * must stage the batch in `owned`. */
@@ -79,8 +79,8 @@ bool mqd_redirect_take(struct mqd_reactor *r, struct mqd_owned *owned, struct mq
 int16_t mqd_redirect_verdict(const struct mqd_partition *partition, const struct mqd_batch *batch, int64_t *offset);
 
 /* Receiver: the owner of p has redirected the batch. */
-void mqd_redirect_hand_on(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
-                          int64_t offset);
+void mqd_redirect_to_target(struct mqd_reactor *r, struct mqd_append *append, uint32_t slot, int16_t verdict,
+                            int64_t offset);
 /* Receiver: the batch was not staged and will be delivered again to the owner of p. */
 void mqd_redirect_take_back(struct mqd_append *append);
 /* Receiver: the outcome for the client, from the response of the target's owner; may set

@@ -56,11 +56,12 @@ struct mqd_append {
     uint32_t forward_index; /* in reactor->forwards while a peer has it; UINT32_MAX = not forwarded */
     uint64_t peer_generation;
     const char *message; /* static text for the client, NULL = none */
-    /* for a retired partition, redirected to the partition in `slot` that takes its records
+    /* the batch was for a retired partition and was redirected to the partition in `slot`
      * (server/redirect.h) */
-    uint8_t handed_on;
-    uint8_t redirected; /* owner's side: the coordinator must write the same marker to partition redirect_index */
-    int16_t verdict;    /* redirected: verdict of the retired partition's owner, with verdict_offset */
+    uint8_t sent_to_target;
+    /* owner's side: the coordinator must write the same marker to partition redirect_index */
+    uint8_t marker_redirected;
+    int16_t verdict;    /* with sent_to_target: verdict of the retired partition's owner, with verdict_offset */
     uint32_t home_slot; /* of the retired partition; on its owner's side, the slot that the response names */
     uint32_t redirect_index;
     int64_t verdict_offset;
@@ -73,7 +74,7 @@ struct mqd_forward_entry {
 
 /* the memory that an append pins: the request's frame (request->arena_offset), its own bytes in the
  * control arena, or its own run of extents */
-enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN }; /* RUN: a run of extents of its own */
+enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN };
 
 /* ---- checks: queries to the acceptor before a batch may be written (server/check/check.c) ---- */
 
@@ -250,7 +251,7 @@ struct mqd_connection {
     /* the last frame was large: read the next length first, so that the rest goes directly into a
      * run of its own */
     uint8_t expects_large;
-    uint8_t passes_empty;                  /* its client advances over batches without records (dispatch.c) */
+    uint8_t skips_empty_batches;           /* its client advances over batches without records (dispatch.c) */
     uint32_t local_ipv4;                   /* network order, 0 = not IPv4 */
     uint32_t peer_ipv4;                    /* as local_ipv4; used to describe group members */
     uint8_t peer_ip[16];                   /* IPv4 as ::ffff:a.b.c.d */

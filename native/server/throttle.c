@@ -242,16 +242,16 @@ int32_t mqd_throttle_fetch_bytes_max(const struct mqd_reactor *r, const struct m
     return bytes < (unsigned __int128)(uint32_t)bytes_max ? (int32_t)bytes : bytes_max;
 }
 
-void mqd_throttle_frame_on(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
-                           int64_t arena_offset)
+void mqd_throttle_dispatch_frame(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *frame, uint32_t size_bytes,
+                                 int64_t arena_offset)
 {
     uint64_t id = c->id;
     if (!identify(r, c, frame, size_bytes) || !c->quota.interval[MQD_QUOTA_REQUEST]) {
-        mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+        mqd_dispatch_frame(r, c, frame, size_bytes, arena_offset);
         return;
     }
     int64_t began_ns = clock_ns();
-    mqd_frame_on(r, c, frame, size_bytes, arena_offset);
+    mqd_dispatch_frame(r, c, frame, size_bytes, arena_offset);
     if (c->id == id)
         mqd_throttle_charge_slow(r, c, MQD_QUOTA_REQUEST, (uint64_t)(clock_ns() - began_ns));
 }

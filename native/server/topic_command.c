@@ -39,7 +39,7 @@ static void drop_topic(struct mqd_reactor *r, struct mqd_topic *topic)
 /* Called before a new description replaces the old one: drops another topic with the same name;
  * wakes waiters on a slot that no longer belongs to the partition, so that they find the new slot,
  * and waiters on a partition with a new leader. */
-static void topic_changes(struct mqd_reactor *r, const struct mqd_command *command)
+static void prepare_topic_change(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_topic_key key = {.name = {(const uint8_t *)command->text, (int32_t)strlen(command->text)}};
     struct mqd_topic *topic = mqd_topics_find_id(&r->topics, command->topic_id),
@@ -68,7 +68,7 @@ void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command)
     const struct mqd_topic_partition *partitions = command->list;
     for (uint32_t i = before ? before->partition_count : 0; i < command->number; i++)
         clear_path(r, partitions[i].slot); /* the slot may have been another partition's */
-    topic_changes(r, command);
+    prepare_topic_change(r, command);
     struct mqd_topic *topic =
         mqd_topics_put(&r->topics, command->topic_id, command->text, command->list, command->number);
     if (topic && command->view) {
@@ -77,9 +77,9 @@ void mqd_topic_command_put(struct mqd_reactor *r, struct mqd_command *command)
         command->view = NULL;
     }
     if (topic && r->relays && !topic->view)
-        mqd_relay_topic_changed(r, topic);
+        mqd_relay_on_topic_changed(r, topic);
     if (topic && !topic->view)
-        mqd_redirect_topic(r, topic);
+        mqd_redirect_on_topic(r, topic);
     mqd_command_done(r, command->token, topic ? 0 : ENOMEM, UINT32_MAX, 0, NULL,
                      topic ? "" : "out of memory for another topic");
 }
@@ -143,8 +143,9 @@ int mqd_reactor_topic_put(struct mqd_reactor *r, uint64_t token, const uint8_t t
     return post_topic(r, token, topic_id, name, partitions, partition_count, NULL);
 }
 
-static int post_placed(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
-                       const struct mqd_topic_partition *partitions, uint32_t partition_count, struct mqd_view *view)
+static int post_with_partitions(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
+                                const struct mqd_topic_partition *partitions, uint32_t partition_count,
+                                struct mqd_view *view)
 {
     uint32_t slot_max = 0;
     for (uint32_t i = 0; i < partition_count; i++)
@@ -163,7 +164,7 @@ int mqd_reactor_topic_put_partitions(struct mqd_reactor *r, uint64_t token, cons
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count)
 {
-    return post_placed(r, token, topic_id, name, partitions, partition_count, NULL);
+    return post_with_partitions(r, token, topic_id, name, partitions, partition_count, NULL);
 }
 
 int mqd_reactor_view_put(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16], const char *name,
@@ -178,7 +179,7 @@ int mqd_reactor_view_put(struct mqd_reactor *r, uint64_t token, const uint8_t to
     memcpy(view->base, base, strlen(base));
     view->filter_bytes = filter_bytes;
     memcpy(view->filter, filter, filter_bytes);
-    return post_placed(r, token, topic_id, name, partitions, partition_count, view);
+    return post_with_partitions(r, token, topic_id, name, partitions, partition_count, view);
 }
 
 int mqd_reactor_topic_remove(struct mqd_reactor *r, uint64_t token, const uint8_t topic_id[16])

@@ -66,7 +66,7 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
 
 /* The first offset of the range that is in the state. Offsets below the state's start are finished,
  * and acknowledging them again is ignored, as in Kafka. */
-static int64_t first_here(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
+static int64_t first_in_state(const struct mqd_share *share, const struct mqd_share_acknowledgement *given)
 {
     return given->first > share->start ? given->first : share->start;
 }
@@ -76,7 +76,7 @@ static int64_t first_here(const struct mqd_share *share, const struct mqd_share_
 static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
                       int64_t now_ms)
 {
-    int64_t first = first_here(share, given);
+    int64_t first = first_in_state(share, given);
     if (first > given->last)
         return 0;
     if (share->start == share->end)
@@ -125,7 +125,7 @@ static void renew(struct mqd_share *share, struct mqd_share_page *page, int64_t 
 static void apply(struct mqd_share *share, const struct mqd_share_acknowledgement *given, int64_t now_ms)
 {
     uint32_t row = ROW_NONE, records;
-    for (int64_t offset = first_here(share, given); offset <= given->last; offset += records) {
+    for (int64_t offset = first_in_state(share, given); offset <= given->last; offset += records) {
         struct mqd_share_page *page = page_of(share, offset);
         uint8_t type = given->types[given->type_count == 1 ? 0 : offset - given->first];
         records = type != MQD_SHARE_RENEW && given->type_count == 1 ? equal_cells(page, offset, given->last) : 1;

@@ -3,7 +3,7 @@
 #include "share/internal.h"
 
 /* The progress of one mqd_share_acquire. */
-struct taking {
+struct progress {
     struct mqd_share *share;
     const struct mqd_share_acquisition *acquisition;
     struct mqd_share_run *out;
@@ -38,12 +38,12 @@ int64_t mqd_share_next(struct mqd_share *share)
             break;
     }
     share->first_maybe = offset;
-    if (offset > mqd_share_hashed(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
-        offset = mqd_share_hashed(share);
+    if (offset > mqd_share_keys_from(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
+        offset = mqd_share_keys_from(share);
     return offset < share->end || may_open(share) ? offset : -1;
 }
 
-int64_t mqd_share_reach(const struct mqd_share *share)
+int64_t mqd_share_acquire_end(const struct mqd_share *share)
 {
     int64_t room = (int64_t)share->settings.open_max - share->open_count;
     return share->end + (room > 0 ? room : 0);
@@ -111,7 +111,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
     return true;
 }
 
-/* Archives offsets that have no keys, and passes them. Returns like archive. */
+/* Archives offsets that have no keys, and continues after them. Returns like archive. */
 static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 {
     if (!archive(share, first, last))
@@ -138,7 +138,7 @@ static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, ui
     return most ? most : 1;
 }
 
-static bool out_append(struct taking *t, int64_t first, uint32_t records, uint32_t count)
+static bool out_append(struct progress *t, int64_t first, uint32_t records, uint32_t count)
 {
     struct mqd_share_run *run = t->out_count ? &t->out[t->out_count - 1] : NULL;
     if (run && run->last + 1 == first && (uint32_t)run->count == count) {
@@ -152,7 +152,7 @@ static bool out_append(struct taking *t, int64_t first, uint32_t records, uint32
 }
 
 /* Acquires offsets of a page whose cells are equal. false: no memory, or no room in `out` */
-static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t first, uint32_t records)
+static bool take_equal_cells(struct progress *t, struct mqd_share_page *page, int64_t first, uint32_t records)
 {
     struct mqd_share *share = t->share;
     uint64_t cell = page->cells[first & PAGE_MASK];
@@ -178,7 +178,7 @@ static bool take_alike(struct taking *t, struct mqd_share_page *page, int64_t fi
 }
 
 /* Acquires an Available offset below the end. false: nothing more can be acquired */
-static bool take_one(struct taking *t, struct mqd_share_page *page, int64_t offset)
+static bool take_one(struct progress *t, struct mqd_share_page *page, int64_t offset)
 {
     struct mqd_share *share = t->share;
     uint32_t count = cell_count(page->cells[offset & PAGE_MASK]);
@@ -190,11 +190,11 @@ static bool take_one(struct taking *t, struct mqd_share_page *page, int64_t offs
     uint32_t most = neighbours_max(share, count, t->acquisition->records_max);
     if (most < t->acquired_max)
         t->acquired_max = most;
-    return t->acquired < t->acquired_max && take_alike(t, page, offset, 1);
+    return t->acquired < t->acquired_max && take_equal_cells(t, page, offset, 1);
 }
 
 /* The number of a page's new offsets, up to `last`, that may be opened and acquired together. */
-static uint32_t new_max(const struct taking *t, int64_t last)
+static uint32_t new_max(const struct progress *t, int64_t last)
 {
     const struct mqd_share *share = t->share;
     int64_t most = last - share->end + 1, span = MQD_SHARE_SPAN_MAX - (share->end - share->start);
@@ -208,7 +208,7 @@ static uint32_t new_max(const struct taking *t, int64_t last)
     return (uint32_t)most;
 }
 
-static bool take(struct taking *t, int64_t first, int64_t last)
+static bool take(struct progress *t, int64_t first, int64_t last)
 {
     struct mqd_share *share = t->share;
     for (int64_t offset = first > share->start ? first : share->start; offset <= last;) {
@@ -230,7 +230,7 @@ static bool take(struct taking *t, int64_t first, int64_t last)
         if (offset >= share->end) {
             uint32_t records = new_max(t, last < page_end(offset) ? last : page_end(offset) - 1);
             mqd_share_extend(share, offset + records);
-            if (!take_alike(t, page, offset, records))
+            if (!take_equal_cells(t, page, offset, records))
                 return false;
             offset += records;
             continue;
@@ -243,7 +243,7 @@ static bool take(struct taking *t, int64_t first, int64_t last)
 }
 
 /* With FIFO: opens the offset with its key, and acquires it unless it has to wait. */
-static bool take_hashed(struct taking *t, int64_t offset, uint32_t hash)
+static bool take_hashed(struct progress *t, int64_t offset, uint32_t hash)
 {
     struct mqd_share *share = t->share;
     if (t->acquired >= t->acquired_max || (offset >= share->end && !may_open(share)))
@@ -274,10 +274,10 @@ static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
 }
 
 /* Like take, but in the order of each key's records. */
-static bool take_in_order(struct taking *t, const struct mqd_share_batch *batch, int64_t position)
+static bool take_in_order(struct progress *t, const struct mqd_share_batch *batch, int64_t position)
 {
     struct mqd_share *share = t->share;
-    int64_t hashed = mqd_share_hashed(share);
+    int64_t hashed = mqd_share_keys_from(share);
     if (position < hashed) {
         int64_t last = batch->last < hashed ? batch->last : hashed - 1;
         if (!take(t, position, last))
@@ -302,12 +302,12 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
                            const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
                            uint32_t out_max)
 {
-    struct taking t = {.share = share,
-                       .acquisition = acquisition,
-                       .out = out,
-                       .out_max = out_max,
-                       .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
-                       .row = ROW_NONE};
+    struct progress t = {.share = share,
+                         .acquisition = acquisition,
+                         .out = out,
+                         .out_max = out_max,
+                         .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
+                         .row = ROW_NONE};
     share->starved = 0;
     MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_COUNT_MAX,
                "S3: a limit of %d deliveries", share->settings.delivery_limit);

@@ -45,7 +45,7 @@ struct mqd_share_fifo {
 _Static_assert(sizeof(struct slot) << SLOT_BITS == MQD_SHARE_BLOCK_BYTES, "slots fill a block");
 _Static_assert(sizeof(struct mqd_share_fifo) <= MQD_SHARE_BLOCK_BYTES, "it fits into a block");
 
-int64_t mqd_share_hashed(const struct mqd_share *share)
+int64_t mqd_share_keys_from(const struct mqd_share *share)
 {
     if (!share->fifo)
         return MQD_SHARE_NEVER;
@@ -273,8 +273,8 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
 {
     struct mqd_share_fifo *fifo = share->fifo;
     uint32_t place = place_of(offset);
-    MQD_ASSERT(offset >= mqd_share_hashed(share), "F1: %lld comes after %lld", (long long)offset,
-               (long long)mqd_share_hashed(share));
+    MQD_ASSERT(offset >= mqd_share_keys_from(share), "F1: %lld comes after %lld", (long long)offset,
+               (long long)mqd_share_keys_from(share));
     if (hash && !cell_finished(cell_of(share, offset))) {
         struct slot *slot = buckets_add(share, 0) ? slot_make(share, place) : NULL;
         if (!slot)
@@ -342,7 +342,7 @@ static void unlink_one(struct mqd_share *share, struct slot *slot, uint32_t plac
     }
 }
 
-void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell)
+void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell)
 {
     uint32_t state = cell_state(cell), old_state = cell_state(old);
     bool ends = (cell_finished(cell) && !cell_finished(old)) ||

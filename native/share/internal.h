@@ -131,11 +131,11 @@ void mqd_share_note_changed(struct mqd_share *share, int64_t first, int64_t last
 bool mqd_share_fifo_apply_settings(struct mqd_share *share);
 /* Adds the key of the next open offset, which is in a split page. false: the pool is exhausted. */
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
-/* Called when all keys below `offset` are known: moves mqd_share_hashed there. */
+/* Called when all keys below `offset` are known: moves mqd_share_keys_from there. */
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
 /* Called when cells were replaced: records that waited for their offsets become Available, or these
  * offsets have to wait. */
-void mqd_share_fifo_changed(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
+void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
 /* Called when no offset of the page is open any more. */
 void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);
 void mqd_share_fifo_check(const struct mqd_share *share);
@@ -153,7 +153,7 @@ static inline uint32_t queue_of(const struct mqd_share *share, uint32_t count)
 /* Returns the row to which offsets from first to last, released after `count` deliveries, are
  * added; it is in the queue of this count until its backoff ends. */
 uint32_t mqd_share_row_delay(struct mqd_share *share, uint32_t count, int64_t first, int64_t last, int64_t now_ms);
-/* How long an offset that was delivered `count` times waits before the next delivery. */
+/* Returns how long an offset that was delivered `count` times waits before the next delivery. */
 int64_t mqd_share_backoff_ms(const struct mqd_share *share, uint32_t count);
 /* Removes offsets from a row, which is freed with its last offset. */
 void mqd_share_row_release(struct mqd_share *share, uint32_t index, uint32_t count);

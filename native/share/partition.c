@@ -207,7 +207,7 @@ void mqd_share_partition_report(struct mqd_share_partition *partition)
     partition->verifies = partition->reports = partition->phase == MQD_SHARE_ACTIVE;
 }
 
-void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms)
+void mqd_share_partition_on_unsent(struct mqd_share_partition *partition, int64_t due_ms)
 {
     partition->in_flight = 0;
     partition->due_ms = due_ms;

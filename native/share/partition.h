@@ -112,7 +112,7 @@ void mqd_share_partition_report(struct mqd_share_partition *partition);
  * response; 0: none. It then counts as in flight. */
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
 /* The request could not be sent, or its receiver has died: it is sent again from `due_ms` on. */
-void mqd_share_partition_unsent(struct mqd_share_partition *partition, int64_t due_ms);
+void mqd_share_partition_on_unsent(struct mqd_share_partition *partition, int64_t due_ms);
 /* `bytes`: the settings, then the response's body. */
 void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
                                      int64_t now_ms);

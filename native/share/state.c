@@ -141,7 +141,7 @@ void mqd_share_cells_set(struct mqd_share *share, struct mqd_share_page *page, i
     for (uint32_t place = 0; place < count; place++)
         at[place] = cell;
     if (share->fifo)
-        mqd_share_fifo_changed(share, first, count, old, cell);
+        mqd_share_fifo_on_change(share, first, count, old, cell);
 }
 
 void mqd_share_page_set(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint64_t cell)

@@ -24,7 +24,7 @@
  * With FIFO the records of a key, known by its hash, are delivered one after the other: a record is
  * Waiting (persisted as Available) while an earlier one of its key is open, and they are linked in
  * the order of their offsets (share/fifo.c). A new leader knows no keys: it acquires nothing at or
- * above an offset whose earlier open records it has not seen (`hashed`).
+ * above an offset whose earlier open records it has not seen (mqd_share_keys_from).
  *
  * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
  *   S1  an offset is acquired by at most one member: its cell names one row.
@@ -138,26 +138,26 @@ void mqd_share_check(const struct mqd_share *share);
 
 /* ---- acquiring ---- */
 
-/* Where to read next: the first offset that may be acquired. -1: none now. */
+/* The first offset that may be acquired, from which the owner reads next. -1: none now. */
 int64_t mqd_share_next(struct mqd_share *share);
 
 /* With FIFO: the offset from which on mqd_share_acquire needs the keys of records. Otherwise
  * MQD_SHARE_NEVER. */
-int64_t mqd_share_hashed(const struct mqd_share *share);
+int64_t mqd_share_keys_from(const struct mqd_share *share);
 
 /* The offset from which on nothing can be acquired now (S7): batches that begin there need not be
  * read. */
-int64_t mqd_share_reach(const struct mqd_share *share);
+int64_t mqd_share_acquire_end(const struct mqd_share *share);
 
 struct mqd_share_record {
     int32_t delta; /* of its offset from the batch's first one */
-    uint32_t hash; /* of its key; 0: it has none: its order does not matter */
+    uint32_t hash; /* of its key; 0: it has none, so its order does not matter */
 };
 /* a record batch in the log */
 struct mqd_share_batch {
     int64_t first, last;
     uint8_t skipped; /* control records, or an aborted transaction under read_committed: archived */
-    /* With FIFO: its records from mqd_share_hashed on. NULL: not known yet, so the batch is not
+    /* With FIFO: its records from mqd_share_keys_from on. NULL: not known yet, so the batch is not
      * acquired now. */
     const struct mqd_share_record *records;
     uint32_t record_count;
@@ -189,9 +189,9 @@ struct mqd_share_acknowledgement {
     const uint8_t *types; /* enum mqd_share_type, for each offset, or one for all */
     uint32_t type_count;
 };
-/* All or none. 0; MQD_SHARE_INVALID_REQUEST: ranges that do not ascend, unknown types or a wrong
- * number of them; MQD_SHARE_INVALID_RECORD_STATE: an offset is not acquired by this member, or its
- * lock has ended. Offsets below the log's start are ignored. */
+/* Acknowledges all ranges or none. 0; MQD_SHARE_INVALID_REQUEST: ranges that do not ascend, unknown
+ * types or a wrong number of them; MQD_SHARE_INVALID_RECORD_STATE: an offset is not acquired by
+ * this member, or its lock has ended. Offsets below the log's start are ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
 /* The dead letters of the Archiving records from first to last are written, or are not wanted.

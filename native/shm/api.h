@@ -1,4 +1,4 @@
-/* What workers measure, and quotas by user and client id, for Python; read by build_ffi.py like
+/* Measurements of workers, and quotas by user and client id, for Python; read by build_ffi.py like
  * native.h, under the same rules. How quotas work: shm/quota.h.
  */
 #ifndef MQD_SHM_API_H

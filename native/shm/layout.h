@@ -133,13 +133,13 @@ struct mqd_partition_slot {
     uint8_t compacted;      /* written by the owner: every record needs a key (cleanup.policy) */
     uint8_t role;           /* written by the owner: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be returned yet */
-    /* owner writes: this replica is a follower and not in sync: readers fetch elsewhere what it
-     * lacks */
+    /* owner writes: this replica is a follower and not in sync: what it lacks is read from other
+     * replicas */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */
     uint8_t flush_awaited; /* any process stores 1; the owner exchanges it to 0 and notifies all by MQD_LINK_FLUSHED */
-    /* the owner increments it when it aborts by a broken invariant while it opens the partition */
+    /* the owner increments it when a broken invariant aborts it while it opens the partition */
     uint8_t recovery_aborts;
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to
      * 0 and notifies them by link */
@@ -148,7 +148,7 @@ struct mqd_partition_slot {
      * (server/fetch/nearest.c) */
     uint32_t in_sync_follower_count;
     int32_t in_sync_followers[MQD_SLOT_FOLLOWER_COUNT_MAX];
-    /* owner writes: how batches of clients are to be compressed (struct mqd_log_options), and how
+    /* owner writes: how clients' batches are to be compressed (struct mqd_log_options), and how
      * large a batch may be; each word independently */
     int32_t compression_level;
     int32_t message_bytes_max;
@@ -179,7 +179,7 @@ struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot);
 /* Owner only. Publishes `positions` (release); readers see either the old or the new eight words,
  * never a mixture. */
 void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_positions *positions);
-/* Owner only: a batch of clients is appended. */
+/* Owner only: a client's batch is appended. */
 void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes);
 /* Any worker: bytes of records are sent to a client. */
 void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes);

@@ -118,7 +118,7 @@ struct mqd_local_welcome {
     uint64_t magic;
     uint64_t total_bytes; /* of the memfd; everything else is in its header */
     uint32_t worker;
-    int32_t error;    /* 0, or a MQD_E_ code or errno: refused, without descriptors, and the socket is closed */
+    int32_t error;    /* 0, or an MQD_E_ code or errno: refused, without descriptors, and the socket is closed */
     char reason[232]; /* of the refusal, with what to do; NUL-terminated */
 };
 

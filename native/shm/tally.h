@@ -1,4 +1,4 @@
-/* How many connections an address, or a listener, has with all workers together. In the control
+/* Counts the connections of each address and of each listener, over all workers. In the control
  * segment.
  *
  * struct mqd_tally_table:
@@ -13,7 +13,7 @@
  *       again afterwards; a worker that changes the key locks it first and then reads the counts
  *       again. (So a key in use may be locked for a moment.) If two workers count a key that has no
  *       tally at the same moment, it may get two tallies; each is then limited separately.
- *   T2  a worker's counts are those of its open connections; a new process of it begins with none.
+ *   T2  a worker's counts are those of its open connections; a restarted worker begins with none.
  * Bounds: when all eight tallies of a set are in use, another key is not counted (and not limited).
  * A process that dies while it changes a key leaves that tally locked until the broker is
  * restarted.

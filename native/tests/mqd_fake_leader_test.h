@@ -108,7 +108,7 @@ __attribute__((unused)) static bool receive_any(struct fake *fake, struct reques
         }
     }
     int32_t topics, index;
-    CHECK_OR(mqd_fetch_forgotten(&fetch, &topics) == 0, return false);
+    CHECK_OR(mqd_fetch_begin_forgotten(&fetch, &topics) == 0, return false);
     for (int32_t i = 0; i < topics; i++) {
         CHECK_OR(mqd_fetch_next_forgotten_topic(&fetch, &topic) == 0, return false);
         for (int32_t j = 0; j < topic.partition_count; j++) {

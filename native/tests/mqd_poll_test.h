@@ -56,7 +56,7 @@ void mqd_file_sync_begin(int fd)
     mqd_fetch_add(&begin_calls, 1);
 }
 
-int mqd_file_synced(int fd, bool directory, int result)
+int mqd_file_sync_end(int fd, bool directory, int result)
 {
     (void)fd, (void)directory;
     mqd_fetch_add(&synced_calls, 1);

@@ -252,7 +252,7 @@ static int on_server_name(SSL *ssl, int *alert, void *argument)
             openssl.SSL_set_SSL_CTX(ssl, context->member[i].context);
             return SSL_TLSEXT_ERR_OK;
         }
-    return SSL_TLSEXT_ERR_NOACK; /* the first identity, as Kafka */
+    return SSL_TLSEXT_ERR_NOACK; /* the first identity, as in Kafka */
 }
 
 /* ---- a context with its identities ---- */

@@ -1,4 +1,4 @@
-/* Opens libssl.so.3 and fills the table of its functions. dlsym on libssl also finds what
+/* Loads libssl.so.3 and fills the table of its functions. dlsym on libssl also finds what
  * libcrypto, which it depends on, defines. */
 #include <dlfcn.h>
 #include <errno.h>
@@ -33,7 +33,7 @@ static bool find_all(void *handle)
     return !missing;
 }
 
-/* The library stays open until the process ends. */
+/* The library stays loaded until the process ends. */
 static void open_once(void)
 {
     const char *name = getenv("MQD_TEST_LIBSSL"); /* tests: a name that does not exist */

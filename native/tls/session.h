@@ -35,7 +35,7 @@ struct mqd_tls_context;
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
 /* A session of a connection between hosts (the context is made for them). `client`: this host has
  * opened it. The other host's certificate must name it: a URI "mqd://node/N" among its alternative
- * names, N = `node`. Otherwise the handshake fails, as for one that another CA has signed. */
+ * names, N = `node`. Otherwise the handshake fails, as for a certificate of another CA. */
 struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node);
 void mqd_tls_free(struct mqd_tls *tls);
 

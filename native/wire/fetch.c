@@ -57,7 +57,7 @@ static int walk(struct mqd_fetch_request *request)
             if (mqd_fetch_next_partition(request, &partition))
                 return -1;
     }
-    if (mqd_fetch_forgotten(request, &forgotten_count))
+    if (mqd_fetch_begin_forgotten(request, &forgotten_count))
         return -1;
     for (int32_t i = 0; i < forgotten_count; i++) {
         if (mqd_fetch_next_forgotten_topic(request, &topic))
@@ -164,7 +164,7 @@ int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch
     return --request->partitions_left == 0 ? mqd_skip_tags(cursor, is_flexible(version)) : 0;
 }
 
-int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count)
+int mqd_fetch_begin_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count)
 {
     if (request->topics_left > 0 || request->partitions_left > 0)
         return mqd_wire_misused("Fetch: forgotten topics come after the last partition");
@@ -228,10 +228,10 @@ static int take_request_tags(struct mqd_fetch_request *request)
 int mqd_fetch_end(struct mqd_fetch_request *request)
 {
     struct mqd_text rack_id = {.bytes = NULL, .size_bytes = 0};
-    /* a caller that ignores forgotten topics need not call mqd_fetch_forgotten if there are none */
+    /* a caller that ignores forgotten topics need not call mqd_fetch_begin_forgotten if there are none */
     if (!request->forgotten_taken) {
         int32_t forgotten_count;
-        if (mqd_fetch_forgotten(request, &forgotten_count))
+        if (mqd_fetch_begin_forgotten(request, &forgotten_count))
             return -1;
     }
     if (request->topics_left > 0 || request->partitions_left > 0)

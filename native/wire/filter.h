@@ -14,7 +14,7 @@
  *
  * Numbers are big-endian. A comparison, also !=, is false for a record that lacks the header, or
  * whose header has no value, or (if it is compared with a number) is not a number. Of several
- * headers with one name the last counts.
+ * headers with the same name the last counts.
  *
  * A filtered batch keeps what compaction keeps (wire/record_scan.h): base offset, last offset
  * delta, producer, sequence, leader epoch, and the bytes of each remaining record. A batch whose

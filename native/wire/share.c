@@ -66,7 +66,7 @@ static int walk(struct mqd_share_fetch_request *request)
                     return -1;
         }
     }
-    if (mqd_share_fetch_forgotten(request, &forgotten_count))
+    if (mqd_share_fetch_begin_forgotten(request, &forgotten_count))
         return -1;
     for (int32_t i = 0; i < forgotten_count; i++) {
         if (mqd_share_fetch_next_topic(request, &topic))
@@ -146,7 +146,7 @@ int mqd_share_fetch_next_acknowledgement(struct mqd_share_fetch_request *request
     return --request->acknowledgements_left == 0 ? end_partition(request) : 0;
 }
 
-int mqd_share_fetch_forgotten(struct mqd_share_fetch_request *request, int32_t *forgotten_count)
+int mqd_share_fetch_begin_forgotten(struct mqd_share_fetch_request *request, int32_t *forgotten_count)
 {
     if (request->topics_left > 0 || request->partitions_left > 0 || request->forgotten_taken)
         return mqd_wire_misused("ShareFetch: forgotten topics come once, after the last partition");

@@ -30,7 +30,7 @@ struct mqd_share_state_run {
     int16_t state, count;
 };
 
-/* Where a leader epoch begins in the log. In a READ they ascend, and the last one is the log's
+/* The start of a leader epoch in the log. In a READ the epochs ascend, and the last is the log's
  * end. */
 struct mqd_share_epoch {
     int32_t epoch;

@@ -71,7 +71,7 @@ struct mqd_produce_partition {
     int32_t size_bytes; /* -1 = null */
 };
 /* Positions in a batch of any format: the end of its length field (which counts what follows), of
- * the format (magic), and of the attributes; MQD_BATCH_LENGTH_MIN is the least length. */
+ * the format (magic), and of the attributes; MQD_BATCH_LENGTH_MIN is the minimum length. */
 enum { MQD_BATCH_LENGTH_END = 12, MQD_BATCH_LENGTH_MIN = 14, MQD_BATCH_MAGIC_END = 17, MQD_BATCH_ATTRIBUTES_END = 23 };
 int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *out);
 /* call topic_count times */
@@ -116,9 +116,9 @@ struct mqd_fetch_partition {
 int mqd_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_fetch_request *out);
 int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch_partition *out);
-/* After all topics: the forgotten topics. Count in *forgotten; then next_forgotten_topic /
- * next_forgotten_partition; then end. */
-int mqd_fetch_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count);
+/* After all topics: the forgotten topics. *forgotten_count: their number. Then next_forgotten_topic
+ * and next_forgotten_partition; then end. */
+int mqd_fetch_begin_forgotten(struct mqd_fetch_request *request, int32_t *forgotten_count);
 int mqd_fetch_next_forgotten_topic(struct mqd_fetch_request *request, struct mqd_fetch_topic *out);
 int mqd_fetch_next_forgotten_partition(struct mqd_fetch_request *request, int32_t *partition_index);
 int mqd_fetch_end(struct mqd_fetch_request *request);
@@ -179,7 +179,7 @@ struct mqd_share_fetch_partition {
     int32_t partition_index;
     int32_t acknowledgement_count;
 };
-/* As the peer sent it: neither the range nor the types are checked here. */
+/* The acknowledgement as the peer sent it: neither range nor types are checked here. */
 struct mqd_share_fetch_acknowledgement {
     int64_t first;
     int64_t last;
@@ -188,12 +188,12 @@ struct mqd_share_fetch_acknowledgement {
 };
 int mqd_share_fetch_parse(const uint8_t *body, uint32_t size_bytes, int16_t api_key, int16_t version,
                           struct mqd_share_fetch_request *out);
-/* also for forgotten topics, after mqd_share_fetch_forgotten */
+/* also for forgotten topics, after mqd_share_fetch_begin_forgotten */
 int mqd_share_fetch_next_topic(struct mqd_share_fetch_request *request, struct mqd_share_fetch_topic *out);
 int mqd_share_fetch_next_partition(struct mqd_share_fetch_request *request, struct mqd_share_fetch_partition *out);
 int mqd_share_fetch_next_acknowledgement(struct mqd_share_fetch_request *request,
                                          struct mqd_share_fetch_acknowledgement *out);
-int mqd_share_fetch_forgotten(struct mqd_share_fetch_request *request, int32_t *forgotten_count);
+int mqd_share_fetch_begin_forgotten(struct mqd_share_fetch_request *request, int32_t *forgotten_count);
 int mqd_share_fetch_next_forgotten_partition(struct mqd_share_fetch_request *request, int32_t *partition_index);
 int mqd_share_fetch_end(struct mqd_share_fetch_request *request);
 

@@ -33,7 +33,7 @@ class Refused(Exception):
     """The file system or the kernel does not offer this way."""
 
 
-def _new(path: Path, flags: int = 0) -> int:
+def _new_file(path: Path, flags: int = 0) -> int:
     """A new file with reserved blocks, as the log makes its segments."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
@@ -48,7 +48,7 @@ def _reserve(path: Path) -> None:
         raise Refused(done.stderr.strip())
 
 
-def _used(path: Path, flags: int = 0) -> int:
+def _recycled_file(path: Path, flags: int = 0) -> int:
     """A file of an earlier turn, fully written: a recycled segment."""
     if not path.exists() or path.stat().st_size != FILE_BYTES:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -61,17 +61,17 @@ def _used(path: Path, flags: int = 0) -> int:
     return os.open(path, os.O_RDWR | flags)
 
 
-def _uncached(path: Path) -> int:
-    fd = _used(path)
+def _uncached_file(path: Path) -> int:
+    fd = _recycled_file(path)
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return fd
 
 
-def _buffered(fd: int, data: memoryview, offset: int) -> None:
+def _write_buffered(fd: int, data: memoryview, offset: int) -> None:
     os.pwrite(fd, data, offset)
 
 
-def _uncached_write(fd: int, data: memoryview, offset: int) -> None:
+def _write_uncached(fd: int, data: memoryview, offset: int) -> None:
     try:
         os.pwritev(fd, [data], offset, RWF_DONTCACHE)
     except OSError as error:
@@ -82,18 +82,18 @@ def _uncached_write(fd: int, data: memoryview, offset: int) -> None:
 
 Way = tuple[Callable[[Path], int], Callable[[int, memoryview, int], None], bool]
 WAYS: dict[str, Way] = {
-    "new file (as mqd)": (_new, _buffered, False),
-    "new file, pages dropped after each flush": (_new, _buffered, True),
-    "new file, RWF_DONTCACHE": (_new, _uncached_write, False),
-    "new file, O_DIRECT": (lambda path: _new(path, os.O_DIRECT), _buffered, False),
-    "recycled file, pages in the cache": (_used, _buffered, False),
-    "recycled file, no pages in the cache": (_uncached, _buffered, False),
-    "recycled file, O_DIRECT": (lambda path: _used(path, os.O_DIRECT), _buffered, False),
+    "new file (as mqd)": (_new_file, _write_buffered, False),
+    "new file, pages dropped after each flush": (_new_file, _write_buffered, True),
+    "new file, RWF_DONTCACHE": (_new_file, _write_uncached, False),
+    "new file, O_DIRECT": (lambda path: _new_file(path, os.O_DIRECT), _write_buffered, False),
+    "recycled file, pages in the cache": (_recycled_file, _write_buffered, False),
+    "recycled file, no pages in the cache": (_uncached_file, _write_buffered, False),
+    "recycled file, O_DIRECT": (lambda path: _recycled_file(path, os.O_DIRECT), _write_buffered, False),
 }
 
 
 def _busy_s() -> float:
-    """CPU time of the whole machine: what kernel threads do for the file is in no process."""
+    """CPU time of the whole machine, which includes kernel threads that work for the file."""
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:8]]
     return (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
 

@@ -30,7 +30,7 @@ SHAPES = {
 }
 
 
-def batch(value_bytes: int, keyed: bool, headed: bool, compression: str = "none") -> tuple[bytes, int]:
+def batch(value_bytes: int, keyed: bool, has_headers: bool, compression: str = "none") -> tuple[bytes, int]:
     """A batch of about BATCH_BYTES before compression, with values that halve when they are compressed;
     and its number of records.
     """
@@ -41,7 +41,7 @@ def batch(value_bytes: int, keyed: bool, headed: bool, compression: str = "none"
             value=random_bytes.randbytes(value_bytes // 2) + bytes(value_bytes - value_bytes // 2),
             key=b"key-%06d" % number if keyed else None,
             timestamp_ms=number,
-            headers=[("trace", b"0123456789abcdef"), ("type", b"reading")] if headed else [],
+            headers=[("trace", b"0123456789abcdef"), ("type", b"reading")] if has_headers else [],
         )
         for number in range(count)
     ]
@@ -59,7 +59,7 @@ def best_ns(work: Callable[[], object], count: int) -> float:
     return round(best, 1)
 
 
-def walked(data: bytes, count: int) -> float:
+def walk_ns(data: bytes, count: int) -> float:
     """ns for each record, without the overhead of the call from Python, which the worker does not have."""
     records = memoryview(data)[HEADER_BYTES:]
     empty = best_ns(lambda: native.records_unkeyed(b"", 0, 0), count)
@@ -67,7 +67,7 @@ def walked(data: bytes, count: int) -> float:
 
 
 def measure() -> dict[str, float]:
-    costs = {f"uncompressed, {name}": walked(*batch(*shape)) for name, shape in SHAPES.items()}
+    costs = {f"uncompressed, {name}": walk_ns(*batch(*shape)) for name, shape in SHAPES.items()}
     for codec in CODECS:
         for value_bytes in (100, 1000):
             data, count = batch(value_bytes, False, False, codec)

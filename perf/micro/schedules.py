@@ -1,9 +1,9 @@
 """The delay and cost of schedules: python -m perf.micro.schedules
 
 steady     records that are due a second or two later, at a rate; how late a consumer with
-           read_committed has each (p50, p99), CPU microseconds of the timer a record
-together   records that are all due in the same millisecond; how long until the last is there
-index      the timer's index alone: microseconds an entry to add and to take, memory
+           read_committed gets each (p50, p99), and the timer's CPU microseconds per record
+together   records that are all due in the same millisecond; the time until the last is delivered
+index      the timer's index alone: microseconds per entry to add and to take, and memory
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _consumer(broker: Measured, topic: str) -> Consumer:
     return consumer
 
 
-def delivered(broker: Measured, name: str, dues: list[int], rate: float | None) -> tuple[np.ndarray, float]:
-    """How late each record is delivered, in ms; CPU seconds of the timer. `dues`: ms from now."""
+def measure_delivery(broker: Measured, name: str, dues: list[int], rate: float | None) -> tuple[np.ndarray, float]:
+    """The delay of each record in ms, and CPU seconds of the timer. `dues`: ms from now."""
     target = broker.topic(f"{name}-target")
     schedule = broker.topic(name, **{"schedule.to": target})
     producer = Producer({"bootstrap.servers": f"127.0.0.1:{broker.port}", "queue.buffering.max.messages": 10_000_000})
@@ -121,14 +121,14 @@ def main() -> None:
     with Brokers() as brokers:
         broker = brokers.get("schedules", 1)
         count = int(given.rate * given.seconds)
-        late, cpu_s = delivered(broker, "steady", [1000 + rng.randrange(1000) for _ in range(count)], given.rate)
+        late, cpu_s = measure_delivery(broker, "steady", [1000 + rng.randrange(1000) for _ in range(count)], given.rate)
         p50, p99 = np.percentile(late, [50, 99])
         print(
             f"steady, {given.rate:,.0f}/s: p50 {p50:.0f} ms, p99 {p99:.0f} ms late, earliest {late.min():.1f} ms;"
             f" {cpu_s / count * 1e6:.1f} CPU-us a record"
         )
         wait_ms = 5_000 + given.together // 20
-        late, cpu_s = delivered(broker, "together", [wait_ms] * given.together, None)
+        late, cpu_s = measure_delivery(broker, "together", [wait_ms] * given.together, None)
         print(
             f"together, {given.together:,}: the last {late.max() / 1000:.2f} s late, earliest {late.min():.1f} ms;"
             f" {cpu_s / given.together * 1e6:.1f} CPU-us a record"

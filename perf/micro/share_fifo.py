@@ -38,7 +38,7 @@ def _configure(broker: Measured, group: str, **config: str) -> None:
     admin.incremental_alter_configs([resource])[resource].result(10)
 
 
-def measured(broker: Measured, name: str, fifo: str, key_count: int, count: int, codec: str) -> Cost:
+def measure(broker: Measured, name: str, fifo: str, key_count: int, count: int, codec: str) -> Cost:
     topic, servers = broker.topic(name), {"bootstrap.servers": f"127.0.0.1:{broker.port}"}
     _configure(broker, name, share_auto_offset_reset="earliest", share_fifo=fifo)
     producer = Producer({**servers, "compression.type": codec, "queue.buffering.max.messages": 10_000_000})
@@ -78,7 +78,7 @@ def main() -> None:
             ("1000-keys", "key", 1_000),
             ("100-keys", "key", 100),
         ):
-            cost = measured(broker, name, fifo, key_count, given.records, given.codec)
+            cost = measure(broker, name, fifo, key_count, given.records, given.codec)
             print(
                 f"{name:12} {cost.worker_us:5.2f} CPU-us a record in the worker,"
                 f" {cost.acceptor_us:5.2f} in the acceptor;"

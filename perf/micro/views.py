@@ -1,4 +1,4 @@
-"""The cost of reading a view for the broker, beside a full read of its base: python -m perf.micro.views
+"""The cost of reading a view for the broker, compared with a full read of its base: python -m perf.micro.views
 
 CPU microseconds of the workers for each record of the base, and for each MiB of it, with views that
 select 1 %, half and none of it, in batches of some 100 records.

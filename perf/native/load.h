@@ -16,9 +16,9 @@ struct arguments {
     int count;
     char **word;
 };
-/* otherwise NULL: it must be there */
+/* otherwise NULL: the argument is required */
 const char *argument_text(const struct arguments *arguments, const char *name, const char *otherwise);
-/* otherwise INT64_MIN: it must be there */
+/* otherwise INT64_MIN: the argument is required */
 int64_t argument_number(const struct arguments *arguments, const char *name, int64_t otherwise);
 
 /* ---- bytes ---- */

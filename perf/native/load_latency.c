@@ -99,7 +99,7 @@ struct sync {
     uint8_t *bytes;
 };
 
-/* As a segment is written: preallocated beyond its end, so that a flush carries the new size and
+/* Like a segment of the log: preallocated beyond its end, so that a flush carries the new size and
  * the extent's conversion, and no allocation. */
 static struct sync sync_open(const char *path, size_t size, int64_t room)
 {

@@ -1,4 +1,4 @@
-"""As much of AMQP 0-9-1 as a queue's benchmark needs, over a blocking socket. Raises PeerFailed when the
+"""The part of AMQP 0-9-1 that a queue's benchmark needs, over a blocking socket. Raises PeerFailed when the
 server closes the channel or the connection.
 """
 
@@ -21,13 +21,13 @@ SELECT, SELECT_OK = (85, 10), (85, 11)
 CLOSED = frozenset({(10, 50), (20, 40)})
 
 
-def short(text: str) -> bytes:
+def short_string(text: str) -> bytes:
     return bytes([len(text)]) + text.encode()
 
 
 def _table(entries: dict[str, str]) -> bytes:
     body = b"".join(
-        short(name) + b"S" + struct.pack(">I", len(value)) + value.encode() for name, value in entries.items()
+        short_string(name) + b"S" + struct.pack(">I", len(value)) + value.encode() for name, value in entries.items()
     )
     return struct.pack(">I", len(body)) + body
 
@@ -51,14 +51,14 @@ class Channel:
         self._socket.sendall(b"AMQP\x00\x00\x09\x01")
         self._expect(START)
         login = b"\0guest\0guest"
-        response = _table({}) + short("PLAIN") + struct.pack(">I", len(login)) + login + short("en_US")
+        response = _table({}) + short_string("PLAIN") + struct.pack(">I", len(login)) + login + short_string("en_US")
         self._socket.sendall(_method(0, START_OK, response))
         self._expect(TUNE)
         self._socket.sendall(_method(0, TUNE_OK, struct.pack(">HIH", 1, FRAME_BYTES_MAX, 0)))
-        self._call(OPEN, short("/") + b"\0\0", OPEN_OK, 0)
+        self._call(OPEN, short_string("/") + b"\0\0", OPEN_OK, 0)
         self._call(CHANNEL_OPEN, b"\0", CHANNEL_OPEN_OK)
         durable = b"\x02"
-        arguments = b"\0\0" + short(queue) + durable + _table({"x-queue-type": kind})
+        arguments = b"\0\0" + short_string(queue) + durable + _table({"x-queue-type": kind})
         self._call(DECLARE, arguments, DECLARE_OK)
 
     def close(self) -> None:
@@ -66,9 +66,9 @@ class Channel:
         self._socket.close()
 
     def publish(self, bodies: list[bytes]) -> None:
-        """Returns when all are confirmed."""
+        """Publishes the messages. Returns when all are confirmed."""
         self._call(SELECT, b"\0", SELECT_OK)
-        head = b"\0\0" + short("") + short(self._queue) + b"\0"
+        head = b"\0\0" + short_string("") + short_string(self._queue) + b"\0"
         persistent = 0x1000
         for begin in range(0, len(bodies), 1000):
             some = bodies[begin : begin + 1000]
@@ -86,19 +86,19 @@ class Channel:
                 confirmed = tag if is_multiple else confirmed + 1
 
     def consume(self, prefetch: int) -> Iterator[int]:
-        """Delivery tags, without end."""
+        """Yields delivery tags, endlessly."""
         self._call(QOS, struct.pack(">IHB", 0, prefetch, 0), QOS_OK)
-        self._call(CONSUME, b"\0\0" + short(self._queue) + short("") + b"\0" + _table({}), CONSUME_OK)
+        self._call(CONSUME, b"\0\0" + short_string(self._queue) + short_string("") + b"\0" + _table({}), CONSUME_OK)
         while True:
             arguments = self._expect(DELIVER)
             at = 1 + arguments[0]  # after the consumer's tag
             yield struct.unpack_from(">Q", arguments, at)[0]
 
     def acknowledge(self, tags: list[int]) -> None:
-        """Each alone."""
+        """Acknowledges each delivery individually."""
         self._socket.sendall(b"".join(_method(1, ACK, struct.pack(">QB", tag, 0)) for tag in tags))
 
-    def settle(self) -> None:
+    def wait_until_read(self) -> None:
         """Returns when the server has read all acknowledgements."""
         self._call(QOS, struct.pack(">IHB", 0, 1, 0), QOS_OK)
 

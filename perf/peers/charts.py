@@ -14,7 +14,7 @@ from perf.peers import plan
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
 from perf.peers.report import DURABLE, LATENCY_CHART, THROUGHPUT_CHART
-from perf.peers.results import Run, saturated
+from perf.peers.results import Run, is_saturated
 
 COLOURS = {
     "mqd": "#0b6e4f",
@@ -26,7 +26,7 @@ COLOURS = {
 DOTS_PER_INCH = 110
 
 
-def short(load: Load) -> str:
+def axis_label(load: Load) -> str:
     """The difference from the base, for an axis."""
     if load == BASE:
         return "base"
@@ -60,7 +60,7 @@ def latency_points(run: Run, load: Load, value: str) -> dict[str, list[tuple[flo
         for share in plan.SHARES:
             medians = run.medians(facts.name, Step(plan.LATENCY, load, share=share))
             if value in medians:
-                points.append((medians["rate"] / 1e3, medians[value] / 1e3, not saturated(medians)))
+                points.append((medians["rate"] / 1e3, medians[value] / 1e3, not is_saturated(medians)))
         if points:
             found[facts.name] = points
     return found
@@ -76,7 +76,7 @@ def _bar_chart(axes: Any, run: Run, loads: list[Load], value: str, scale: float,
         axes.bar(
             places, [found * scale for found in values if found is not None], width, label=name, color=COLOURS.get(name)
         )
-    axes.set_xticks(range(len(loads)), [short(load) for load in loads], rotation=35, ha="right")
+    axes.set_xticks(range(len(loads)), [axis_label(load) for load in loads], rotation=35, ha="right")
     axes.set_title(title, fontsize=10, loc="left")
 
 

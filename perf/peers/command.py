@@ -1,4 +1,4 @@
-"""`make bench-peers`, or `python -m perf peers`: mqd beside its peers, the same load on this machine,
+"""`make bench-peers`, or `python -m perf peers`: compares mqd with its peers: the same load on this machine,
 unattended.
 
     python -m perf peers                 the base point and one factor varied at a time, three
@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 
 from perf import loading
-from perf.accounting import machine, wait_quiet
+from perf.accounting import machine, wait_until_idle
 from perf.peers import charts, plan, report, results
 from perf.peers.apache_kafka import ApacheKafka
 from perf.peers.driving import BUILD, Driver, EncodedFrames, KafkaTools, Librdkafka, LoadFailed
@@ -106,21 +106,21 @@ def _arguments(words: list[str]) -> argparse.Namespace:
 
 def _prepare(directory: Path, names: list[str], heap: str) -> tuple[list[Peer], list[PeerFacts]]:
     """The available peers, and the unavailable ones with the reason."""
-    there: list[Peer] = []
+    available: list[Peer] = []
     skipped: list[PeerFacts] = []
     for name in names:
         peer = PEERS[name](directory / name, heap)
         try:
             peer.prepare()
-            there.append(peer)
+            available.append(peer)
         except (Unavailable, OSError) as error:
             _log(f"{peer.name}: not measured: {error}")
             skipped.append(PeerFacts(peer.name, skipped=str(error)))
-    return there, skipped
+    return available, skipped
 
 
 def _drivers(peers: list[Peer]) -> tuple[dict[str, Driver], Driver | None, dict[str, Driver]]:
-    """The neutral driver of each protocol that is needed; Kafka's tools if they can be had; the
+    """The neutral driver of each protocol that is needed; Kafka's tools if they are available; the
     lean drivers.
     """
     streams: dict[str, Driver] = {peer.protocol: StreamLoad() for peer in peers if isinstance(peer, StreamPeer)}
@@ -179,7 +179,7 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
             peer.drop()
     if interrupted:
         _log(
-            "Interrupted: the table is of what there is, and nothing is recorded. Every sample is in"
+            "Interrupted: the table has what was measured so far, and nothing is recorded. Every sample is in"
             f" {samples_file.relative_to(loading.ROOT)}."
         )
         arguments.record = False
@@ -203,7 +203,7 @@ def main(words: list[str]) -> int:
     if arguments.pages:
         fill_pages(Run(results.last_run(HISTORY)))
         return 0
-    # ended from outside, it still stops its peers and deletes their data
+    # if it is terminated, it still stops its peers and deletes their data
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     place = Path(arguments.directory or os.environ.get("MQD_PERF_DIR") or loading.BUILD)
     place.mkdir(parents=True, exist_ok=True)
@@ -214,12 +214,9 @@ def main(words: list[str]) -> int:
             for peer in peers:
                 print(f"{peer.name} {peer.version()}: ready")
             return 1 if skipped else 0
-        busy = wait_quiet(5.0)
+        busy = wait_until_idle(5.0)
         if busy > BUSY_MAX:
-            _log(
-                f"Other programs use {busy:.0%} of the CPUs: every figure of this run will be theirs as much as the"
-                " peers'."
-            )
+            _log(f"Other programs use {busy:.0%} of the CPUs: they affect every figure of this run.")
         line = _measure(arguments, directory, busy)
     except (LoadFailed, Unavailable) as error:
         _log(f"Cannot measure: {error}")
@@ -231,7 +228,7 @@ def main(words: list[str]) -> int:
     run = Run(json.loads(line))
     print(report.table(run, report.headline_rows(), "1 KiB records", markdown=False))
     if lines := report.target_lines(run):
-        print("\n" + report.plain(report.TARGET_HEADINGS, lines))
+        print("\n" + report.plain_text(report.TARGET_HEADINGS, lines))
     print(report.skipped_text(run))
     if arguments.record:
         with HISTORY.open("a") as history:

@@ -47,7 +47,7 @@ def _own_lists(place: Path, architecture: str | None = None) -> list[str]:
     return options
 
 
-def unpacked(packages: Sequence[str], architecture: str | None = None) -> Path:
+def unpack(packages: Sequence[str], architecture: str | None = None) -> Path:
     """A directory with the packages' files in it, of this machine's or another architecture (arm64).
     Raises Unavailable.
     """
@@ -65,10 +65,10 @@ def unpacked(packages: Sequence[str], architecture: str | None = None) -> Path:
     if done is None or done.returncode:
         done = _run(["apt-get", *_own_lists(archives, architecture), "download", *packages], archives)
     if done.returncode:
-        raise Unavailable(f"its packages cannot be had: {apt_reason(done.stderr)}")
+        raise Unavailable(f"its packages cannot be obtained: {apt_reason(done.stderr)}")
     for archive in sorted(archives.glob("*.deb")):
-        if (unpack := _run(["dpkg", "-x", str(archive), str(root)], archives)).returncode:
-            raise Unavailable(f"{archive.name} cannot be unpacked: {unpack.stderr.strip()[:200]}")
+        if (dpkg := _run(["dpkg", "-x", str(archive), str(root)], archives)).returncode:
+            raise Unavailable(f"{archive.name} cannot be unpacked: {dpkg.stderr.strip()[:200]}")
     shutil.rmtree(archives)
     (root / "complete").touch()
     return root
@@ -79,7 +79,7 @@ def program(root: Path, *places: str) -> str:
     for place in places:
         if (root / place).exists():
             return str(root / place)
-    raise Unavailable(f"its packages hold no {places[0]}")
+    raise Unavailable(f"its packages do not contain {places[0]}")
 
 
 def library_path(root: Path) -> str:

@@ -57,7 +57,7 @@ def run(command: list[str], timeout_s: float) -> str:
     except subprocess.TimeoutExpired:
         raise LoadFailed(f"{what}: not done within {timeout_s:.0f} s") from None
     if done.returncode:
-        reason = (done.stderr.strip() or done.stdout.strip() or "said nothing").splitlines()[-1]
+        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise LoadFailed(f"{what}: exit {done.returncode}: {reason[:300]}")
     return done.stdout
 
@@ -372,7 +372,7 @@ class KafkaTools:
     def latency(
         self, peer: Peer, topic: str, load: Load, *, rate: int, milliseconds: int, warm_milliseconds: int
     ) -> dict:
-        """One record at a time, produced and read back; the tool has no use for `rate` and the times."""
+        """One record at a time, produced and read back; the tool ignores `rate` and the durations."""
         with tempfile.NamedTemporaryFile("w", suffix=".properties", dir=BUILD) as config:
             config.write(f"compression.type={load.compression}\n")
             config.flush()

@@ -22,7 +22,7 @@ class KafkaProtocolPeer(Peer):
         try:
             with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
                 return bool(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers)
-        except ConnectionEnded:  # it listens, and does not serve yet
+        except ConnectionEnded:  # it listens but does not serve yet
             return False
 
     def make_topic(self, name: str, load: Load) -> None:

@@ -49,11 +49,11 @@ def jars(pom: Path, offline_only: bool = False) -> Path:
         return directory
     if offline_only:
         raise Unavailable(
-            f"its jars are not there yet; `python -m perf peers --prepare` gets them ({pom.relative_to(ROOT)})"
+            f"its jars are missing; `python -m perf peers --prepare` downloads them ({pom.relative_to(ROOT)})"
         )
     maven = shutil.which("mvn")
     if maven is None:
-        raise Unavailable("no mvn on the PATH to get its jars with")
+        raise Unavailable("no mvn on the PATH, which is needed to download its jars")
     command = [
         maven,
         "--batch-mode",

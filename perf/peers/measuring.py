@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perf import loading
-from perf.accounting import wait_quiet
+from perf.accounting import wait_until_idle
 from perf.peers import plan
 from perf.peers.driving import KAFKA_TOOLS, LEAN, NEUTRAL, Driver, LoadFailed
 from perf.peers.peer import Load, Peer
@@ -91,7 +91,7 @@ class Laboratory:
         for number in range(rounds):
             for step in steps:
                 for name in plan.order(list(self.peers), number):
-                    if not self._selected(self.peers[name], step):
+                    if not self._is_selected(self.peers[name], step):
                         continue
                     if number and self._took.get((name, step), 0.0) > self._deadline - self._clock():
                         continue  # no time for it any more; a shorter one may still fit
@@ -121,14 +121,14 @@ class Laboratory:
 
     # -- one measurement --
 
-    def _selected(self, peer: Peer, step: Step) -> bool:
+    def _is_selected(self, peer: Peer, step: Step) -> bool:
         if peer.name in self.left_out or (peer.protocol != "kafka" and not step.everyone):
             return False
         if (step.driver == KAFKA_TOOLS and self._tools is None) or (
             step.driver == LEAN and peer.protocol not in self._lean
         ):
             return False
-        return not (step.kind != plan.START and peer.can(step.load))
+        return not (step.kind != plan.START and peer.unsupported_reason(step.load))
 
     def _driver(self, peer: Peer, step: Step) -> Driver:
         if step.driver == NEUTRAL:
@@ -158,12 +158,12 @@ class Laboratory:
             self._log(f"           {peer.name}: {reason}")
             self.failures.append(Failure(peer.name, step, number, reason))
             self._keep({"peer": peer.name, "step": step_json(step), "round": number, "failed": reason})
-            self._strike(peer, reason)
+            self._count_failure(peer, reason)
             return None
         self._strikes[peer.name] = 0
         return found
 
-    def _strike(self, peer: Peer, reason: str) -> None:
+    def _count_failure(self, peer: Peer, reason: str) -> None:
         self._strikes[peer.name] += 1
         if self._strikes[peer.name] >= FAILURES_MAX:
             self.left_out[peer.name] = f"failed {FAILURES_MAX} times in a row, the last time: {reason}"
@@ -283,7 +283,7 @@ class Laboratory:
         found = [self._median(name, Step(plan.ALONG, load), "records_per_s") for name in names]
         return min((value for value in found if value is not None), default=None)
 
-    # -- around it --
+    # -- before and after a measurement --
 
     def _topic(self, peer: Peer, load: Load) -> str:
         self._serial += 1
@@ -334,7 +334,7 @@ def quiesce() -> None:
     writer = threading.Thread(target=os.sync, daemon=True)
     writer.start()
     writer.join(SYNC_SECONDS)
-    wait_quiet(1.0)
+    wait_until_idle(1.0)
 
 
 def touch(megabytes: int) -> None:

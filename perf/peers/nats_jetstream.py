@@ -22,7 +22,7 @@ class NatsJetStream(StreamPeer):
     )
 
     def prepare(self) -> None:
-        self._program = debian.program(debian.unpacked(PACKAGES), "usr/sbin/nats-server", "usr/bin/nats-server")
+        self._program = debian.program(debian.unpack(PACKAGES), "usr/sbin/nats-server", "usr/bin/nats-server")
         self.port = free_port()
 
     def version(self) -> str:

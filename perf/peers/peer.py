@@ -16,7 +16,7 @@ from perf.peers.processes import PeerFailed
 
 START_SECONDS = 60.0
 # If this program is killed, the kernel ends the servers that it started.
-ENDED_WITH_US = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+DIES_WITH_PARENT = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
 
 
 class Unavailable(RuntimeError):
@@ -90,7 +90,7 @@ class Peer(abc.ABC):
     def environment(self) -> dict[str, str]:
         return {}
 
-    def can(self, load: Load) -> str:
+    def unsupported_reason(self, load: Load) -> str:
         """Why this load cannot be run against the peer; "": it can."""
         if load.durable and not self.flush_settings:
             return "does not fsync before it acknowledges"
@@ -113,7 +113,7 @@ class Peer(abc.ABC):
         began = time.monotonic()
         with log:
             self.process = subprocess.Popen(
-                [*ENDED_WITH_US, *self.command()],
+                [*DIES_WITH_PARENT, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -122,13 +122,13 @@ class Peer(abc.ABC):
                 start_new_session=True,
             )
         try:
-            processes.wait_until_ready(self.is_ready, self._dead, START_SECONDS)
+            processes.wait_until_ready(self.is_ready, self._exit_reason, START_SECONDS)
         except PeerFailed as error:
             self.stop()
             raise PeerFailed(f"{self.name} {error}\n{self.log_tail()}") from None
         self.start_seconds = time.monotonic() - began
 
-    def _dead(self) -> str:
+    def _exit_reason(self) -> str:
         assert self.process is not None
         code = self.process.poll()
         return "" if code is None else f"ended with exit code {code}"

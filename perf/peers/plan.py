@@ -68,7 +68,7 @@ def vary(base: Load) -> list[Load]:
     return found
 
 
-def every() -> list[Load]:
+def all_combinations() -> list[Load]:
     """All combinations, except meaningless ones (fsync before an acknowledgement that does not wait)."""
     points = itertools.product(RECORD_BYTES, ACKS, COMPRESSIONS, PARTITIONS, (False, True))
     return [
@@ -103,7 +103,7 @@ def steps(full: bool = False, quick: bool = False) -> list[Step]:
         found += [Step(THROUGHPUT, load, everyone=True), Step(PRODUCE, load, LEAN, everyone=True)]
         found += _steps_for(load, SHARES, everyone=True)
         found += [Step(THROUGHPUT, load, KAFKA_TOOLS), Step(LATENCY, load, KAFKA_TOOLS)]
-    others = every() if full else vary(BASE)[1:]
+    others = all_combinations() if full else vary(BASE)[1:]
     return found + [
         Step(THROUGHPUT, load, everyone=_everyone_can(load)) for load in others if load not in (BASE, durable)
     ]

@@ -101,20 +101,20 @@ def _reap(pids: Iterable[int]) -> None:
 
 
 def wait_until_ready(
-    is_ready: Callable[[], bool], dead: Callable[[], str], seconds: float, interval: float = 0.005
+    is_ready: Callable[[], bool], exit_reason: Callable[[], str], seconds: float, interval: float = 0.005
 ) -> float:
-    """Calls `is_ready` until it returns True. Returns the seconds that took. `dead`: why the peer has
-    ended; "": it has not. Raises PeerFailed.
+    """Calls `is_ready` until it returns True. Returns the seconds that took. `exit_reason` returns why
+    the peer has ended, or "" while it runs. Raises PeerFailed.
     """
     began = time.monotonic()
     while True:
         with contextlib.suppress(OSError, EOFError, ValueError):
             if is_ready():
                 return time.monotonic() - began
-        if reason := dead():
+        if reason := exit_reason():
             raise PeerFailed(reason)
         if time.monotonic() - began > seconds:
-            raise PeerFailed(f"did not answer within {seconds:.0f} s")
+            raise PeerFailed(f"did not respond within {seconds:.0f} s")
         time.sleep(interval)
 
 

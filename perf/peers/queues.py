@@ -1,9 +1,9 @@
-"""`python -m perf queues`: mqd's work queues beside those of its peers: the broker's CPU for each job.
+"""`python -m perf queues`: mqd's work queues compared with those of its peers: the broker's CPU for each job.
 
-A queue is filled with jobs of 1 KiB, each confirmed by the broker; then one worker takes them all and
-acknowledges each alone: many at a time (500 are in flight), or one job at a time. What is measured is
-the CPU time of the broker's processes: the clients, in Python here, only set the pace. Rates are shown
-to tell that a broker was not idle; they are the clients' as much as the brokers'.
+A queue is filled with jobs of 1 KiB, each confirmed by the broker. Then one worker takes them all and
+acknowledges each individually: many at a time (500 in flight), or one job at a time. The figure is the
+CPU time of the broker's processes; the clients, in Python here, only set the pace. Rates only show that
+no broker was idle: they depend on the clients as much as on the brokers.
 
     mqd, Apache Kafka        share groups, by librdkafka's ShareConsumer in explicit mode; one at a time by
                              mqd's, over TCP, because librdkafka's limit is soft
@@ -115,7 +115,7 @@ class RabbitQueue(Queue):
             some = [next(tags) for _ in range(min(part, count))]
             channel.acknowledge(some)
             count -= len(some)
-        channel.settle()
+        channel.wait_until_read()
         channel.close()
 
 
@@ -152,7 +152,7 @@ class RedisGroup(Queue):
             count -= len(entries)
 
     def _call(self, commands: list[list[str | bytes]]) -> list[Any]:
-        """Pipelined."""
+        """Sends the commands in a pipeline. Returns their replies."""
         self._socket.sendall(b"".join(map(_resp, commands)))
         return [self._reply() for _ in commands]
 
@@ -261,7 +261,7 @@ def _deadline() -> Callable[[], None]:
 
     def check() -> None:
         if time.monotonic() > until:
-            raise PeerFailed(f"not all jobs came within {SECONDS:.0f} s")
+            raise PeerFailed(f"not all jobs arrived within {SECONDS:.0f} s")
 
     return check
 

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from perf.peers import debian
-from perf.peers.peer import ENDED_WITH_US, Unavailable
+from perf.peers.peer import DIES_WITH_PARENT, Unavailable
 from perf.peers.processes import PeerFailed, free_port
 from perf.peers.stream_peer import StreamPeer
 
@@ -53,12 +53,12 @@ class RabbitmqStreams(StreamPeer):
     )
 
     def prepare(self) -> None:
-        root = debian.unpacked(PACKAGES)
+        root = debian.unpack(PACKAGES)
         self._erlang = root / "usr/lib/erlang"
         homes = sorted((root / "usr/lib/rabbitmq/lib").glob("rabbitmq_server-*"))
         emulators = sorted(self._erlang.glob("erts-*/bin"))
         if not homes or not emulators:
-            raise Unavailable("its packages hold no RabbitMQ or no Erlang")
+            raise Unavailable("its packages contain no RabbitMQ or no Erlang")
         self._home, self._emulator = homes[-1], emulators[-1]
         self._libraries = debian.library_path(root)
         self.port, self._amqp, self._mapper, self._distribution = (free_port() for _ in range(4))
@@ -104,7 +104,7 @@ class RabbitmqStreams(StreamPeer):
         }
 
     def start(self) -> None:
-        mapper = [*ENDED_WITH_US, str(self._emulator / "epmd"), "-port", str(self._mapper), "-address", "127.0.0.1"]
+        mapper = [*DIES_WITH_PARENT, str(self._emulator / "epmd"), "-port", str(self._mapper), "-address", "127.0.0.1"]
         self._others = [
             subprocess.Popen(mapper, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         ]

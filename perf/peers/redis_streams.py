@@ -25,7 +25,7 @@ class RedisStreams(StreamPeer):
     flush_settings = "`appendfsync always`"
 
     def prepare(self) -> None:
-        self._root = debian.unpacked(PACKAGES)
+        self._root = debian.unpack(PACKAGES)
         self._program = debian.program(self._root, "usr/bin/redis-server")
         self.port = free_port()
         self._always = False

@@ -9,7 +9,7 @@ from perf.peers import plan
 from perf.peers.driving import KAFKA_TOOLS, LEAN
 from perf.peers.peer import Load
 from perf.peers.plan import BASE, Step
-from perf.peers.results import PeerFacts, Run, saturated
+from perf.peers.results import PeerFacts, Run, is_saturated
 from perf.report import MISSED, REACHED, markdown_table, number, paragraph
 
 DURABLE = dataclasses.replace(BASE, durable=True)
@@ -106,7 +106,7 @@ def headline_rows() -> list[Row]:
 
 
 def _is_saturated(run: Run, peer: str, step: Step) -> bool:
-    return step.kind == plan.LATENCY and saturated(run.medians(peer, step))
+    return step.kind == plan.LATENCY and is_saturated(run.medians(peer, step))
 
 
 def cell(run: Run, peer: str, row: Row, best: bool) -> str:
@@ -151,10 +151,10 @@ def table(run: Run, rows: Sequence[Row], heading: str, markdown: bool = True) ->
     headings = (heading, "", *(facts.name for facts in peers))
     if markdown:
         return markdown_table(headings, lines, right=range(2, len(headings)))
-    return plain(headings, lines)
+    return plain_text(headings, lines)
 
 
-def plain(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def plain_text(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     every = [[text.replace("**", "") for text in line] for line in (headings, *lines)]
     widths = [max(len(line[column]) for line in every) for column in range(len(headings))]
     text = [
@@ -277,7 +277,7 @@ def head_text(run: Run) -> str:
     rounds = {0: "part of a round", 1: "1 round"}.get(how["rounds"], f"{how['rounds']} rounds")
     busy = how.get("busy_before", 0.0)
     others = (
-        f" Other programs used {busy:.0%} of the CPUs when it began: its figures are theirs as much."
+        f" Other programs used {busy:.0%} of the CPUs when it began, which affects all figures."
         if busy > BUSY_MAX
         else ""
     )

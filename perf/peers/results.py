@@ -83,7 +83,7 @@ def latency_values(measured: dict, broker_cpu: float) -> dict[str, float]:
     return values
 
 
-def saturated(values: dict[str, float]) -> bool:
+def is_saturated(values: dict[str, float]) -> bool:
     """Whether the rate was not sustained: the latencies are then those of a growing queue."""
     return values.get("reached", 1.0) < 0.97 * values.get("rate", 1.0) or values.get("consumed_p50_us", 0.0) > 500_000
 

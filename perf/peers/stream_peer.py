@@ -13,7 +13,7 @@ from perf.peers.peer import Load, Peer
 from perf.peers.processes import PeerFailed
 
 # records in flight: the defaults of nats.go and of RabbitMQ's Java client; Redis's clients have
-# none, it gets NATS's
+# none, so it gets that of NATS
 WINDOWS = {"nats": 4000, "rabbitmq": 10_000, "redis": 4000}
 
 
@@ -44,10 +44,10 @@ class StreamPeer(Peer):
         words = [f"protocol={self.protocol}", f"port={self.port}"]
         return subprocess.run([str(stream_load()), "ping", *words], capture_output=True, timeout=10).returncode == 0
 
-    def can(self, load: Load) -> str:
+    def unsupported_reason(self, load: Load) -> str:
         if load.compression != "none" or load.acks != "all":
             return "has no choice of codecs and acks"
-        return super().can(load)
+        return super().unsupported_reason(load)
 
     def make_topic(self, name: str, load: Load) -> None:
         self._partitions = {**getattr(self, "_partitions", {}), name: load.partitions}

@@ -1,4 +1,4 @@
-"""python -m perf.security [--quick]: CPU of mqd with TLS beside Apache Kafka with the same certificate, in
+"""python -m perf.security [--quick]: CPU of mqd with TLS, compared with Apache Kafka with the same certificate, in
 a few minutes; fills docs/performance.md unless --quick. Needs Java 17, and Maven for Kafka's jars.
 """
 
@@ -51,7 +51,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two repetitions; the page stays as it is")
     parser.add_argument("--directory", type=Path, help="where the brokers keep their data")
     arguments = parser.parse_args()
-    # ended from outside, it still stops its brokers and deletes their data
+    # if it is terminated, it still stops its brokers and deletes their data
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()
     try:

@@ -1,4 +1,4 @@
-"""TLS of mqd beside Apache Kafka's: the same certificate, the same load generator, in turns within one
+"""TLS of mqd compared with Apache Kafka's: the same certificate, the same load generator, in turns within one
 run; the CPU of all processes of the broker for each megabyte of records.
 """
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 PRODUCED = {"batch": 16384, "acks": 1, "connections": 4, "depth": 16, "burst": 8}
 FETCHED = {"bytes": 65536, "connections": 4}
 FILLED, WARM, MEASURED = 16_384, 12_000, 12_000  # batches, or fetches; the warm-up is for Java's compiler
-PATIENCE_MS = 60_000
+TIME_LIMIT_MS = 60_000
 REPETITIONS = 3
 WHAT: dict[str, tuple[str, dict[str, object]]] = {
     "16 KiB batches produced": ("produce", {"topic": "produced", **PRODUCED}),
@@ -39,7 +39,7 @@ class Side:
 
     def wait_until_served(self, topic: str) -> None:
         """Waits for the leader of a new topic."""
-        end_s = time.monotonic() + PATIENCE_MS / 1000
+        end_s = time.monotonic() + TIME_LIMIT_MS / 1000
         while True:
             try:
                 self.cost("produce", "plain", topic=topic, count=4, **PRODUCED)
@@ -52,7 +52,7 @@ class Side:
         """CPU-ms for each MiB."""
         pids = self._pids()
         before = processes.cpu_seconds(pids)
-        result = loading.run(what, port=self._ports[way], tls=WAYS[way], milliseconds=PATIENCE_MS, **arguments)
+        result = loading.run(what, port=self._ports[way], tls=WAYS[way], milliseconds=TIME_LIMIT_MS, **arguments)
         return (processes.cpu_seconds(pids) - before) * 1000 / (result["bytes"] / MIB)
 
 

@@ -26,7 +26,7 @@ from tests.ports import free_port
 USER, PASSWORD = "perf", "perf-password"
 SHA_256 = 1  # SCRAM-SHA-256, in Kafka's request
 CREATE_ACLS, ALTER_USERS = 30, 51
-LASTS_MS = 4000
+DURATION_MS = 4000
 CONNECTIONS_PER_CORE_SECOND = 1200.0
 PACED = {"batch": 1024, "rate": 300, "acks": 1, "connections": 1}
 SMALL = {"batch": 200, "acks": 1, "connections": 4, "depth": 64, "burst": 32}
@@ -43,14 +43,14 @@ def _create_user(broker: Measured) -> None:
 
 
 @contextmanager
-def _connecting(port: int, ca: str, threads: int) -> Iterator[subprocess.Popen[str]]:
+def _run_connecting(port: int, ca: str, threads: int) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "perf.security.connecting", str(port), ca, USER, PASSWORD, str(threads)]
-    with subprocess.Popen([*command, str(LASTS_MS)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, str(DURATION_MS)], stdout=subprocess.PIPE, text=True) as process:
         yield process
 
 
 def _outcome(process: subprocess.Popen[str]) -> dict[str, float]:
-    output, _ = process.communicate(timeout=LASTS_MS / 1000 + 60)
+    output, _ = process.communicate(timeout=DURATION_MS / 1000 + 60)
     if process.returncode:
         raise loading.LoadFailed(f"perf.security.connecting: exit status {process.returncode}")
     return json.loads(output)
@@ -74,10 +74,10 @@ def connections(bench: Bench) -> None:
     tail: list[float] = []
     for _ in bench.repeat("connections of TLS and SCRAM"):
         bench.prepare()
-        alone, _ = broker.load("paced", topic=topic, milliseconds=LASTS_MS - 1000, **PACED)
+        alone, _ = broker.load("paced", topic=topic, milliseconds=DURATION_MS - 1000, **PACED)
         before = cpu_time(broker.pids())
-        with _connecting(port, str(ca), 4) as process:
-            others, _ = broker.load("paced", topic=topic, milliseconds=LASTS_MS - 1000, **PACED)
+        with _run_connecting(port, str(ca), 4) as process:
+            others, _ = broker.load("paced", topic=topic, milliseconds=DURATION_MS - 1000, **PACED)
             done = _outcome(process)
         spent = cpu_time(broker.pids()) - before
         # the paced producer's part is two hundredths of it
@@ -97,8 +97,8 @@ def _rule(resource_type: int, name: str, operation: int) -> CreateAclsRequest.Ac
 
 
 def rights(bench: Bench) -> None:
-    """Batches of 200 bytes, one in a request, without access rules and with them: a decision is made for
-    each request, so that this is the most that it can cost.
+    """Batches of 200 bytes, one in a request, without access rules and with them: each request needs a
+    decision, so this is the highest cost.
     """
     config = {"": {}, "with access rules": {"authorizer.class.name": "standard", "super.users": "User:admin"}}
     config["with access rules"]["allow.everyone.if.no.acl.found"] = "true"  # until there are some
@@ -117,7 +117,7 @@ def rights(bench: Bench) -> None:
         # in alternating order
         for way, broker in list(brokers.items())[:: -1 if number % 2 else 1]:
             bench.prepare()
-            result, spent = bench.undisturbed(
+            result, spent = bench.measure_undisturbed(
                 lambda broker=broker: broker.load("produce", topic="ruled", count=400_000, milliseconds=30_000, **SMALL)
             )
             cost[way].append(spent.reactor_ns / 1e3 / result["count"])

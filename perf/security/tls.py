@@ -1,4 +1,4 @@
-"""TLS beside plain text: two listeners of one broker, the same topics, measured in turns.
+"""TLS compared with plain text: two listeners of one broker, the same topics, measured in turns.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
@@ -63,7 +63,7 @@ def tls(bench: Bench) -> None:
         for _ in bench.repeat(f"{what}, TLS"):
             for way in WAYS:
                 bench.prepare()
-                result, spent = bench.undisturbed(lambda way=way, work=work: work(way))
+                result, spent = bench.measure_undisturbed(lambda way=way, work=work: work(way))
                 cost[way].append(spent.run_us / result["count"])
                 if way == "TLS":
                     speed.append(result["bytes"] / spent.run_ns)

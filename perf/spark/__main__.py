@@ -47,13 +47,13 @@ def _session(jars: list[Path]) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m perf.spark", description="What reading and writing by format(mqd) cost."
+        prog="python -m perf.spark", description="The cost of reading and writing by format(mqd)."
     )
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--partitions", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-spark", action="store_true", help="the steps without Spark alone")
+    parser.add_argument("--no-spark", action="store_true", help="only the steps without Spark")
     given = parser.parse_args()
     reading.adopt_orphans()
     print(reading.decode(given.value_bytes).line(), flush=True)
@@ -125,7 +125,7 @@ def _by_spark(given: argparse.Namespace, bootstrap: str, place: Path, spent: Cal
             flush=True,
         )
     print(streaming.ages(session, bootstrap, place).line(), flush=True)
-    for line in archiving.there_and_back(session, bootstrap, place, given.partitions, spent):
+    for line in archiving.archive_and_replay(session, bootstrap, place, given.partitions, spent):
         print(line, flush=True)
     session.stop()
 

@@ -22,7 +22,7 @@ SIZES = {0: 4_800_000, 780: 1_200_000}
 MB = 1e6
 
 
-def there_and_back(
+def archive_and_replay(
     session: Any, bootstrap: str, place: Path, partitions: int, broker: Callable[[], float]
 ) -> Iterator[str]:
     from mqd.spark.pipelines.running import run, start
@@ -52,21 +52,25 @@ def there_and_back(
                 },
                 "perf",
             )
-            took, cpu, theirs = _timed(lambda archive=archive: start(session, archive).awaitTermination(), broker)
+            took, cpu, broker_cpu_s = _measure(
+                lambda archive=archive: start(session, archive).awaitTermination(), broker
+            )
         yield (
-            _line(f"archive, {size}", megabytes, took, cpu, theirs)
+            _line(f"archive, {size}", megabytes, took, cpu, broker_cpu_s)
             + f"   {sum(file.stat().st_size for file in Path(path).rglob('*.parquet')) / MB:.0f} MB of Parquet"
         )
         replay = checked({"pipeline": "replay", "to": {topic: back}, **common}, "perf")
         for _ in range(2):
-            took, cpu, theirs = _timed(lambda replay=replay: run(session, replay, lambda _reported: None, None), broker)
-        yield _line(f"replay, {size}", megabytes, took, cpu, theirs)
+            took, cpu, broker_cpu_s = _measure(
+                lambda replay=replay: run(session, replay, lambda _reported: None, None), broker
+            )
+        yield _line(f"replay, {size}", megabytes, took, cpu, broker_cpu_s)
 
 
-def _timed(work: Callable[[], object], broker: Callable[[], float]) -> tuple[float, float, float]:
-    theirs, cpu, began = broker(), cpu_seconds(os.getpid()), time.perf_counter()
+def _measure(work: Callable[[], object], broker: Callable[[], float]) -> tuple[float, float, float]:
+    broker_cpu_s, cpu, began = broker(), cpu_seconds(os.getpid()), time.perf_counter()
     work()
-    return time.perf_counter() - began, cpu_seconds(os.getpid()) - cpu, broker() - theirs
+    return time.perf_counter() - began, cpu_seconds(os.getpid()) - cpu, broker() - broker_cpu_s
 
 
 def _line(name: str, megabytes: float, wall_s: float, cpu_s: float, broker_cpu_s: float) -> str:

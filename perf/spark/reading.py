@@ -104,12 +104,12 @@ def fill(bootstrap: str, topic: str, rows: int, value_bytes: int, partitions: in
     producer.close()
 
 
-def measured(name: str, rows: int, work: Callable[[], int], broker: Callable[[], float]) -> Figure:
+def measure(name: str, rows: int, work: Callable[[], int], broker: Callable[[], float]) -> Figure:
     broker_before, before, began = broker(), cpu_seconds(os.getpid()), time.perf_counter()
     got = work()
     wall, cpu = time.perf_counter() - began, cpu_seconds(os.getpid()) - before
     if got != rows:
-        raise RuntimeError(f"{name}: {got} rows, there are {rows}")
+        raise RuntimeError(f"{name}: {got} rows instead of {rows}")
     return Figure(name, rows, wall, cpu, broker() - broker_before)
 
 
@@ -145,7 +145,7 @@ def decode(value_bytes: int, rows: int = 2_000_000) -> Figure:
         return total + sum(made.num_rows for made in assembly.rest())
 
     work()
-    return measured("decode", rounds * end, work, lambda: 0.0)
+    return measure("decode", rounds * end, work, lambda: 0.0)
 
 
 def task(name: str, bootstrap: str, topic: str, transport: str, rows: int, broker: Callable[[], float]) -> Figure:
@@ -158,7 +158,7 @@ def task(name: str, bootstrap: str, topic: str, transport: str, rows: int, broke
         {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "transport": transport}, streaming=False
     )
     ranges = plan_batch(options)
-    return measured(
+    return measure(
         name, rows, lambda: sum(batch.num_rows for one in ranges for batch in read_range(options, COLUMNS, one)), broker
     )
 
@@ -186,7 +186,7 @@ def by_spark(
         return rows
 
     if frame.count() != rows:
-        raise RuntimeError("not all rows are there")
+        raise RuntimeError("rows are missing")
     work()
-    figures = sorted((measured(name, rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
+    figures = sorted((measure(name, rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
     return figures[statistics.median_low(range(len(figures)))]

@@ -20,7 +20,7 @@ RATE_PER_S, WARM_S, MEASURED_S = 1000, 15.0, 60.0
 
 
 class Ages(NamedTuple):
-    """Milliseconds."""
+    """Ages of records, in milliseconds."""
 
     rows: int
     batches: int

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from perf.spark.reading import KEY_BYTES, Figure, measured
+from perf.spark.reading import KEY_BYTES, Figure, measure
 
 ARROW_ROWS = 10_000  # of a batch, as Spark hands them over
 
@@ -52,7 +52,7 @@ def task(
         writing.joint(options, place).commit([outcome.child])
         return outcome.row_count
 
-    return measured(name, rows // ARROW_ROWS * ARROW_ROWS, work, broker)
+    return measure(name, rows // ARROW_ROWS * ARROW_ROWS, work, broker)
 
 
 def by_spark(
@@ -80,5 +80,5 @@ def by_spark(
         return rows
 
     work()
-    figures = sorted((measured(name, rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
+    figures = sorted((measure(name, rows, work, broker) for _ in range(rounds)), key=lambda one: one.wall_s)
     return figures[statistics.median_low(range(len(figures)))]

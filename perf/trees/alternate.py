@@ -48,7 +48,7 @@ ONE_WORKER: dict[str, list[dict[str, object]]] = {
 TWO_WORKERS = {f"produce of {size} bytes, local and forwarded": _over_workers(size) for size in (1024, 16384)}
 # broker -> name of a load -> arguments of the load generator, for each of its runs
 LOADS = {"epoll": ONE_WORKER, "uring": ONE_WORKER, "two": TWO_WORKERS}
-# Runs in each tree with that tree's own perf, and obeys one command a line.
+# Runs in each tree with that tree's own perf, and executes one command per line.
 SERVER = """
 import os, sys
 sys.path.insert(0, os.getcwd())

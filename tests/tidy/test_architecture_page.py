@@ -16,7 +16,7 @@ FILES = sorted(set(re.findall(r"`((?:native|mqd)/[\w/]+\.(?:c|h|py))`", PAGE)))
 def test_page_walks_both_paths() -> None:
     names = {function for _, function in FUNCTIONS}
     assert {
-        "mqd_produce_on",
+        "mqd_produce_on_request",
         "mqd_partition_write",
         "mqd_fetch_evaluate",
         "mqd_reader_find",

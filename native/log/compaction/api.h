@@ -78,8 +78,9 @@ int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_
 int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group *out);
 void mqd_compact_read_figures(const struct mqd_compact *compact, struct mqd_compact_figures *out);
 
-/* The new files of `base_offset` replace it and old_bases (the segments after it, ascending). After
- * a crash, recovery finishes the swap if prepare has completed, and undoes it otherwise. */
+/* The new files of `base_offset` replace the files of this segment and of old_bases (the segments
+ * after it, ascending). After a crash, recovery finishes the swap if prepare has completed, and
+ * undoes it otherwise. */
 int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const int64_t *old_bases, uint32_t old_count,
                              int has_transactions);
 int mqd_compact_swap_install(const char *directory, int64_t base_offset);

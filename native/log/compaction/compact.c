@@ -30,7 +30,7 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
                                                        "to clean, and a load factor");
 }
 
-/* The segment to clean that holds the offset, or the first. */
+/* The number of the segment that holds the offset, among those to clean; 0 if none does. */
 static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = 0;
@@ -223,7 +223,7 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
 
 /* ---- map: the last offset of each key ---- */
 
-static int map_done(struct mqd_compact *compact)
+static int finish_map(struct mqd_compact *compact)
 {
     mqd_compact_input_end(&compact->input);
     compact->phase = MQD_PHASE_MAPPED;
@@ -231,8 +231,8 @@ static int map_done(struct mqd_compact *compact)
 }
 
 /* The table became full at this offset, which is in the segment being read. The segments before it
- * are cleaned; if there are none, this segment is, as far as it was mapped. */
-static int map_filled(struct mqd_compact *compact, int64_t offset)
+ * are cleaned; if there are none, this segment is cleaned, as far as it was mapped. */
+static int on_map_full(struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = compact->input.number;
     compact->map_full = true;
@@ -247,7 +247,7 @@ static int map_filled(struct mqd_compact *compact, int64_t offset)
         return mqd_error_set(MQD_E_FULL,
                              "%s: the key table has no room for even one key; raise log.cleaner.dedupe.buffer.size",
                              compact->directory);
-    return map_done(compact);
+    return finish_map(compact);
 }
 
 static int map_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes)
@@ -262,7 +262,7 @@ static int map_records(struct mqd_compact *compact, const uint8_t *bytes, uint64
         if (record.key_bytes < 0 || offset < compact->options.first_dirty_offset)
             continue;
         if (!mqd_key_map_put(&compact->map, record.key, (uint32_t)record.key_bytes, offset))
-            return map_filled(compact, offset);
+            return on_map_full(compact, offset);
     }
     if (more < 0)
         return mqd_compact_input_corrupt(&compact->input, batch, records.reason);
@@ -296,7 +296,7 @@ static int map_step(struct mqd_compact *compact)
     if (more == 0) {
         if (clean_end_of(compact) != INT64_MAX)
             compact->mapped_end = clean_end_of(compact);
-        return map_done(compact);
+        return finish_map(compact);
     }
     const struct mqd_batch *batch = &compact->batch;
     if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from &&

@@ -170,7 +170,7 @@ static int add_run(struct mqd_compact *compact, uint32_t at, uint32_t size_bytes
     return 0;
 }
 
-struct kept {
+struct kept_records {
     int32_t count;
     uint64_t size_bytes;
     int64_t max_timestamp_ms;
@@ -178,7 +178,8 @@ struct kept {
 };
 
 /* K1, K3: selects the records to keep, as runs of bytes. */
-static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes, struct kept *kept)
+static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
+                          struct kept_records *kept)
 {
     const struct mqd_batch *batch = &compact->batch;
     bool horizon_passed =
@@ -186,7 +187,7 @@ static int choose_records(struct mqd_compact *compact, const uint8_t *bytes, uin
     struct mqd_records records;
     struct mqd_record record;
     int more;
-    *kept = (struct kept){.max_timestamp_ms = -1};
+    *kept = (struct kept_records){.max_timestamp_ms = -1};
     compact->run_count = 0;
     mqd_records_begin(&records, batch, bytes, size_bytes);
     while ((more = mqd_records_next(&records, &record)) == 1) {
@@ -240,7 +241,7 @@ static int gather_runs(struct mqd_compact *compact, const uint8_t *bytes)
 }
 
 /* The new header, without size and CRC. */
-static struct mqd_batch header_of(const struct mqd_compact *compact, const struct kept *kept, bool sets_horizon)
+static struct mqd_batch header_of(const struct mqd_compact *compact, const struct kept_records *kept, bool sets_horizon)
 {
     struct mqd_batch header = compact->batch;
     header.record_count = kept->count;
@@ -256,7 +257,7 @@ static struct mqd_batch header_of(const struct mqd_compact *compact, const struc
 int mqd_compact_copy_records(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes)
 {
     struct mqd_batch *batch = &compact->batch;
-    struct kept kept;
+    struct kept_records kept;
     if (size_bytes > UINT32_MAX)
         return mqd_compact_input_corrupt(&compact->input, batch, "its records decompress to more than 4 GiB");
     if (choose_records(compact, bytes, size_bytes, &kept) < 0)

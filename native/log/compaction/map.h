@@ -22,8 +22,8 @@
 
 struct mqd_key_entry {
     uint64_t hash[2];
-    int64_t offset;
-}; /* offset + 1; 0 = free */
+    int64_t offset; /* plus 1; 0 = free */
+};
 
 struct mqd_key_map {
     struct mqd_key_entry *entries;

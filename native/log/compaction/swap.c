@@ -1,4 +1,4 @@
-/* How compacted segments replace the original segments, safely whenever a crash happens.
+/* Replaces the original segments by compacted ones, safely whenever a crash happens.
  *
  *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
  *      .txnsum.cleaned) are written and flushed, with their directory entries

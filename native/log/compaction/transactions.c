@@ -1,5 +1,5 @@
-/* What a compaction must know about producers, and the index of aborted transactions that it writes
- * for readers; see log/compaction/compact.h (K4, K5). */
+/* The state of producers that a compaction needs, and the index of aborted transactions that it
+ * writes for readers; see log/compaction/compact.h (K4, K5). */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -111,7 +111,7 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
             if (was_dropped(compact, list.entries[k].last_offset))
                 continue;
             uint8_t link[MQD_TXN_SUM_BYTES];
-            sum = mqd_txn_index_link(sum, compact->output.base_offset, bytes);
+            sum = mqd_txn_index_checksum(sum, compact->output.base_offset, bytes);
             mqd_put_be32(link, sum);
             result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
             if (result == 0)

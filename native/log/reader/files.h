@@ -94,7 +94,7 @@ struct mqd_reader {
 int16_t mqd_reader_list(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint64_t generation);
 /* Index in slot->segments of the last one with a base offset <= offset, or -1. */
 int32_t mqd_reader_segment_below(const struct mqd_reader_slot *slot, int64_t offset);
-/* Opens segment `number` (or finds it open) and makes it the most recently used. Returns codes as
+/* Opens segment `number` (or finds it open) and makes it the most recently used. Returns codes like
  * mqd_reader_list. */
 int16_t mqd_reader_open(struct mqd_reader *reader, struct mqd_reader_slot *slot, uint32_t number,
                         struct mqd_segment_ref **out);

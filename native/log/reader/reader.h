@@ -63,8 +63,8 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct m
 uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                     int64_t offset, struct mqd_cursor *cursor);
 /* For read_committed: replaces the high watermark in `positions` by the batch boundary at
- * end_offset, its last stable offset; does nothing when that is not below. The place is cached, so
- * repeated calls are free. Codes as mqd_reader_find. */
+ * end_offset, the last stable offset; does nothing when that is not below the high watermark. The
+ * boundary is cached, so repeated calls are free. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segments_generation, int64_t end_offset,
                          struct mqd_positions *positions);
 /* While compaction puts new files in the place of old ones, a .txnindex may be of another version
@@ -72,9 +72,9 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
  * because the marker that an old entry refers to no longer exists. True while that is possible; the
  * directory is listed again at the next look-up. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
-/* The aborted transactions that overlap [from_offset, to_offset), by first_offset; `positions` as
- * published, because their markers may be after the last stable offset. Overwrites `out` and reuses
- * its memory; the caller frees entries. Codes as mqd_reader_find. */
+/* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset;
+ * `positions` as published, because their markers may be after the last stable offset. Overwrites
+ * `out` and reuses its memory; the caller frees entries. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                 uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                                 struct mqd_aborted_list *out);
@@ -87,7 +87,7 @@ struct mqd_segment_location {
     uint32_t position;
     uint32_t readable_bytes; /* of the file */
 };
-/* Finds the place of `offset`, which is between log start and high watermark. Codes as
+/* Finds the place of `offset`, which is between log start and high watermark. Returns codes like
  * mqd_reader_find. */
 int16_t mqd_reader_locate(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                           uint64_t segments_generation, int64_t offset, struct mqd_segment_location *out);

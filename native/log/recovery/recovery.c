@@ -305,7 +305,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         return -1;
     if (io->replicated && !recovery->cutting && restore_high_watermark(partition, io->high_watermark) < 0)
         return -1;
-    mqd_partition_settle(partition);
+    mqd_partition_decide_transactions(partition);
     io->log_start_offset = partition->log_start_offset;
     io->log_end_offset = partition->log_end_offset;
     io->segment_count = (int32_t)partition->segment_count;

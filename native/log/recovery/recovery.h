@@ -59,8 +59,8 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
                         int64_t decided_below, int64_t now_ms);
 
-/* Where a walk of a segment must begin so that it reaches every batch at or above `offset`: an
- * index entry that names a batch, or the segment's beginning. */
+/* Finds where a walk over a segment must begin so that it reaches every batch at or above `offset`:
+ * an index entry that names a batch, or the segment's beginning. */
 struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, int64_t base_offset, int64_t offset,
                                                int64_t size_bytes);
 

@@ -66,7 +66,7 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
 }
 
 /* the last batch that the walk read; it is not added yet */
-struct held {
+struct held_batch {
     struct mqd_batch batch;
     int64_t position;
     bool present;
@@ -76,7 +76,7 @@ struct held {
  * the batch, or the batch extends beyond what is trusted, its own length or offsets may be wrong.
  * Then its CRC is checked; if that is wrong, the walk steps back to before this batch. -1: disk
  * failure. */
-static int check_held(struct mqd_walk *walk, struct held *held, int64_t trusted_below)
+static int check_held(struct mqd_walk *walk, struct held_batch *held, int64_t trusted_below)
 {
     if (!held->present || held->batch.base_offset >= trusted_below ||
         (!walk->reason && mqd_batch_end_offset(&held->batch) <= trusted_below))
@@ -120,7 +120,7 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
                           int64_t cut_offset)
 {
     struct mqd_batch batch;
-    struct held held = {.present = false};
+    struct held_batch held = {.present = false};
     int64_t position;
     for (;;) {
         int more = mqd_walk_next(walk, &batch, &position);
@@ -135,7 +135,7 @@ static int tail_walk_from(struct recovery *recovery, struct tail *tail, struct m
             return more;
         if (mqd_batch_end_offset(&batch) > cut_offset)
             return 0;
-        held = (struct held){batch, position, true};
+        held = (struct held_batch){batch, position, true};
     }
 }
 

@@ -351,8 +351,8 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
     return piece;
 }
 
-/* Of the batches in found.bytes from `began` on, drops those that exceed output_bytes_max. Returns
- * like `take_piece`. */
+/* Drops those batches in found.bytes from `began` on that exceed output_bytes_max. Returns like
+ * `take_piece`. */
 static int trim_selection(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;

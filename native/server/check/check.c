@@ -147,7 +147,7 @@ static void maybe_submit(struct mqd_reactor *r, struct mqd_request *request)
         submit_transaction(r, request);
 }
 
-void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request)
+void mqd_check_on_routed(struct mqd_reactor *r, struct mqd_request *request)
 {
     request->blocks = 1;
     request->connection->blocked++;
@@ -233,7 +233,7 @@ int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request
 void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard)
 {
     struct mqd_request *request = append->request;
-    if (append->handed_on)
+    if (append->sent_to_target)
         /* the batch is sent again with its guard on the same path, first to the owner of the
          * retired partition */
         mqd_redirect_take_back(append);

@@ -9,7 +9,7 @@
  *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
  *                  batch in that codec, which is sent on in its place
  *
- * Which batches are checked: record.validation of the topic; always those of compacted topics.
+ * The topic's record.validation selects the batches that are checked; compacted topics check all.
  *
  * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
  * the job ends, as it is to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for each of the pool's
@@ -27,8 +27,7 @@
 
 bool mqd_check_by_acceptor;
 
-/* The result of checking a batch. */
-struct checked {
+struct check_result {
     int32_t count; /* as mqd_records_unkeyed */
     int32_t unkeyed[MQD_RECORD_ERROR_COUNT_MAX];
     int32_t error; /* enum mqd_codec_error, or 0 */
@@ -40,7 +39,7 @@ struct mqd_check_job {
     int32_t record_count;
     const uint8_t *records;
     uint32_t size_bytes;
-    struct checked found;
+    struct check_result found;
 };
 
 /* ---- refusals ---- */
@@ -92,7 +91,7 @@ static void refuse_malformed(struct mqd_reactor *r, struct mqd_append *append, i
     mqd_append_done(r, append, MQD_KAFKA_INVALID_RECORD);
 }
 
-static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct checked *found)
+static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, const struct check_result *found)
 {
     if (found->error == MQD_CODEC_NO_MEMORY) {
         append->message = "no memory to check the batch's records; the client may retry";
@@ -110,7 +109,7 @@ static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, con
 }
 
 /* True: the append may continue. Otherwise it is refused. */
-static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct checked *found)
+static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct check_result *found)
 {
     int32_t count = found->count;
     if (!found->error && (count == 0 || (count > 0 && !keyed)))
@@ -130,7 +129,7 @@ static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed,
 /* ---- checking ---- */
 
 static void check_bytes(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes, uint32_t size_max,
-                        int32_t record_count, struct checked *found)
+                        int32_t record_count, struct check_result *found)
 {
     int64_t records_bytes = size_bytes;
     found->error = 0;
@@ -145,7 +144,7 @@ static void check_bytes(uint8_t codec, const uint8_t *bytes, uint32_t size_bytes
                                        MQD_RECORD_ERROR_COUNT_MAX, &found->reason);
 }
 
-/* On a thread of the pool. */
+/* Runs on a thread of the pool. */
 static int run(void *argument)
 {
     struct mqd_check_job *job = argument;
@@ -236,7 +235,7 @@ bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const s
     int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
     bool scheduled = validation == MQD_VALIDATION_SCHEDULES;
     uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
-    struct checked found;
+    struct check_result found;
     if (compression && codec == compression - 1)
         compression = 0; /* as in Kafka, a batch that already has the codec is stored unchanged, whatever its level */
     if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)

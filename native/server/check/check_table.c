@@ -173,7 +173,7 @@ void mqd_check_submit(struct mqd_reactor *r, struct mqd_check *check, struct mqd
     mqd_check_send_queued(r);
 }
 
-void mqd_check_acceptor_died(struct mqd_reactor *r)
+void mqd_check_on_acceptor_died(struct mqd_reactor *r)
 {
     uint64_t generation = mqd_load_acquire(
         &mqd_control_worker(r->options.control, mqd_control_worker_count(r->options.control))->generation);

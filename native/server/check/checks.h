@@ -19,7 +19,7 @@ void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append);
 /* ends the ordering: the append's place in the log is certain, or it gets none */
 void mqd_check_end_order(struct mqd_reactor *r, struct mqd_append *append);
 /* called when all appends of a request are routed but some are still undecided */
-void mqd_check_routed(struct mqd_reactor *r, struct mqd_request *request);
+void mqd_check_on_routed(struct mqd_reactor *r, struct mqd_request *request);
 /* the owner requires that the append's transaction is verified */
 void mqd_check_verify(struct mqd_reactor *r, struct mqd_append *append, int64_t guard);
 /* the append is done; removes it from its check */
@@ -30,7 +30,7 @@ void mqd_check_cancel(struct mqd_reactor *r, struct mqd_request *request);
 bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append);
 void mqd_check_on_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_check_send_queued(struct mqd_reactor *r);
-void mqd_check_acceptor_died(struct mqd_reactor *r);
+void mqd_check_on_acceptor_died(struct mqd_reactor *r);
 void mqd_check_on_job(struct mqd_reactor *r, uint64_t token); /* of MQD_TOKEN_CHECK */
 void mqd_checks_destroy(struct mqd_reactor *r);
 extern bool mqd_check_by_acceptor; /* tests: as if no codec's library were installed */

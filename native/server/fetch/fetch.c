@@ -5,8 +5,8 @@
  * parked fetch sets this worker's bit in each slot it waits on, then reads the high watermark
  * again; the owner publishes, then checks the bits. At least one side sees the other.
  *
- *   on -> (its turn on the connection) evaluate -> parked | ranges found (server/fetch/range.c) ->
- *   (cold ranges: read ahead) -> encode (server/fetch/response.c)
+ *   request -> (its turn on the connection) evaluate -> parked | ranges found
+ *   (server/fetch/range.c) -> (cold ranges: read ahead) -> encode (server/fetch/response.c)
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -47,7 +47,7 @@ static int take_partitions(struct mqd_reactor *r, struct mqd_fetch_request *fetc
         }
     }
     int32_t forgotten_count;
-    if (mqd_fetch_forgotten(fetch, &forgotten_count) < 0)
+    if (mqd_fetch_begin_forgotten(fetch, &forgotten_count) < 0)
         return -1;
     for (int32_t t = 0; t < forgotten_count; t++) {
         struct mqd_fetch_topic topic;
@@ -106,8 +106,8 @@ static int fetch_accept(struct mqd_reactor *r, struct mqd_request *request, stru
     return 0;
 }
 
-void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                  const uint8_t *body, uint32_t size_bytes)
+void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                          const uint8_t *body, uint32_t size_bytes)
 {
     struct mqd_fetch_request fetch;
     if (mqd_fetch_parse(body, size_bytes, header->api_version, &fetch) < 0) {
@@ -242,7 +242,7 @@ static bool entry_wait(struct mqd_reactor *r, const struct mqd_request *request,
     return mqd_fetch_readable_end(request, &positions) == mqd_fetch_readable_end(request, seen);
 }
 
-static void ready_again(struct mqd_fetch_entry *entry)
+static void make_ready(struct mqd_fetch_entry *entry)
 {
     mqd_list_remove(&entry->waiter);
     if (!mqd_list_linked(&entry->ready))
@@ -251,8 +251,9 @@ static void ready_again(struct mqd_fetch_entry *entry)
 
 /* ---- evaluation ---- */
 
-/* What an entry contributes to min_bytes. Segments that this worker has not listed yet, or that
- * were rolled since, are listed first: an estimate would answer too early. */
+/* The number of bytes that an entry contributes to min_bytes. Segments that this worker has not
+ * listed yet, or that were rolled since, are listed first: an estimate would end the wait too
+ * early. */
 static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                                uint32_t slot, const struct mqd_positions *published)
 {
@@ -284,7 +285,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
     return bytes > (uint64_t)entry->bytes_max ? entry->bytes_max : (int64_t)bytes;
 }
 
-/* Whether this differs from the last response that named the partition, or there was none. After an
+/* Whether these values differ from the last response that named the partition, if any. After an
  * error it always differs, because the error's high watermark was -1. */
 static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int64_t high_watermark, int64_t last_stable,
                         int64_t log_start)
@@ -293,7 +294,7 @@ static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int6
            last_stable != entry->sent_last_stable || log_start != entry->sent_log_start;
 }
 
-/* What one entry contributes to bytes_min; also makes it wait on its slot. If its high watermark
+/* Returns what one entry contributes to bytes_min; makes it wait on its slot. If its high watermark
  * has moved, the owner may have checked before the bit was set: evaluate again. An error must be
  * reported immediately; other changes wait for records or the end of the wait. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
@@ -320,8 +321,8 @@ static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *req
     return bytes_min; /* records arrive faster than they are counted */
 }
 
-/* The same for a follower, which waits for any record. After changes without records the entry
- * stays ready for a limited time. */
+/* Like entry_survey, for a follower, which waits for any record. After changes without records the
+ * entry stays ready for a limited time. */
 static int64_t follower_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     struct mqd_positions positions;
@@ -546,7 +547,7 @@ void mqd_fetch_on_read_ahead(struct mqd_reactor *r, uint64_t id, int result)
 
 static void wake_entry(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
-    ready_again(entry);
+    make_ready(entry);
     if (entry->set->request && !mqd_list_linked(&entry->set->woken))
         mqd_list_append(&r->woken, &entry->set->woken);
 }

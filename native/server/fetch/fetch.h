@@ -28,7 +28,7 @@ struct mqd_fetch_entry {
     struct mqd_fetch_set *set;
     struct mqd_topic *topic; /* referenced; NULL: unknown topic, the response echoes the `name` or id of the request */
     struct mqd_fetch_entry *hash_next;
-    uint32_t order;
+    uint32_t order; /* index in set->entries */
     int32_t partition_index;
     int64_t fetch_offset;
     int64_t skipped; /* of a view: it selects nothing below fetch_offset + skipped (server/fetch/view.c) */
@@ -94,8 +94,8 @@ struct mqd_fetch_set {
 };
 
 /* server/fetch/fetch.c, server/fetch/response.c, server/fetch/session.c */
-void mqd_fetch_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                  const uint8_t *body, uint32_t size_bytes);
+void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
+                          const uint8_t *body, uint32_t size_bytes);
 /* `request` must be the oldest one of its connection */
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired);
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
@@ -149,7 +149,7 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
                           uint32_t slot, struct mqd_positions *positions, int64_t *budget, bool *first);
 void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                             uint32_t slot, struct mqd_positions *positions);
-/* For the next fetch without a session: its entry begins with this one's cursor. */
+/* Without a session: keeps the entry's cursor for the next fetch at this position. */
 void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry);
 /* releases the range and its references */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry);

@@ -183,8 +183,8 @@ static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, 
     }
 }
 
-bool mqd_list_offsets_on(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
-                         const uint8_t *body, uint32_t size_bytes)
+bool mqd_list_offsets_on_request(struct mqd_reactor *r, struct mqd_connection *c,
+                                 const struct mqd_request_header *header, const uint8_t *body, uint32_t size_bytes)
 {
     uint32_t awaited_count;
     if (!reactor_can_serve(r, c, body, size_bytes, header->api_version, &awaited_count))

@@ -5,10 +5,10 @@
 
 #include "server/reactor.h"
 
-/* aborted transactions reported with one range; if there are more, only the first batch is
- * returned */
+/* if a range overlaps more aborted transactions, a shorter one is returned: one batch, or of a view
+ * VIEW_BYTES_SHORT of its base topic */
 #define ABORTED_COUNT_MAX 4096
-#define VIEW_BYTES_SHORT (1u << 20) /* ... or, for a view, this many bytes of its base topic */
+#define VIEW_BYTES_SHORT (1u << 20)
 
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index, uint32_t slot)
 {
@@ -62,7 +62,7 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
         mqd_filtered_free(&entry->filtered);
 }
 
-/* Finds the range of an entry and the aborted transactions that overlap it. Codes as
+/* Finds the range of an entry and the aborted transactions that overlap it. Returns codes like
  * mqd_reader_find. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                          uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,

@@ -56,7 +56,7 @@ struct mqd_fetch_set *mqd_fetch_set_new(struct mqd_reactor *r)
     return set;
 }
 
-static void set_hold(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t bytes)
+static void set_count_bytes(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t bytes)
 {
     set->heap_bytes += (uint64_t)bytes;
     if (set->session_id)
@@ -66,7 +66,7 @@ static void set_hold(struct mqd_reactor *r, struct mqd_fetch_set *set, int64_t b
 static void entry_free(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     mqd_heap_release(r, entry->heap_bytes);
-    set_hold(r, entry->set, -(int64_t)entry->heap_bytes);
+    set_count_bytes(r, entry->set, -(int64_t)entry->heap_bytes);
     mqd_list_remove(&entry->waiter);
     mqd_list_remove(&entry->ready);
     if (entry->range.segment)
@@ -167,7 +167,7 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
         return NULL;
     }
     entry->heap_bytes = heap_bytes;
-    set_hold(r, set, heap_bytes);
+    set_count_bytes(r, set, heap_bytes);
     mqd_list_init(&entry->waiter);
     mqd_list_init(&entry->ready);
     entry->set = set;

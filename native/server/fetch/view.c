@@ -8,7 +8,7 @@
  * Offsets at which nothing is selected are skipped without a response: entry->skipped is the number
  * of offsets above the client's offset that have been read without a selection. It is stored in the
  * session, or by topic, partition and offset, so that the next fetch at the same offset continues
- * there. A client that advances over batches without records (connection->passes_empty) receives
+ * there. A client that skips batches without records (connection->skips_empty_batches) receives
  * one, so that its position advances too; other clients would stop at it.
  *
  * Invariants
@@ -83,7 +83,7 @@ static void skip(struct mqd_reactor *r, struct mqd_fetch_entry *entry, const str
 
 void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
-    if (!entry->skipped_known || !request->connection || !request->connection->passes_empty)
+    if (!entry->skipped_known || !request->connection || !request->connection->skips_empty_batches)
         return;
     entry->filtered.has_empty = true;
     memcpy(entry->filtered.empty, entry->skipped_batch, sizeof entry->filtered.empty);
@@ -92,7 +92,7 @@ void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entr
 
 /* ---- the job ---- */
 
-/* On a thread of the pool. */
+/* Runs on a thread of the pool. */
 static int run(void *argument)
 {
     struct mqd_view_job *job = argument;
@@ -180,7 +180,7 @@ static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_
     }
     entry->filtered = *found;
     found->bytes = NULL;
-    entry->filtered.has_empty &= request->connection && request->connection->passes_empty;
+    entry->filtered.has_empty &= request->connection && request->connection->skips_empty_batches;
     entry->outcome.records_bytes =
         (uint32_t)found->size_bytes + (entry->filtered.has_empty ? (uint32_t)sizeof found->empty : 0);
     mqd_stat(r, MQD_COUNT_FETCH_BYTES, entry->outcome.records_bytes);

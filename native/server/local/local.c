@@ -385,12 +385,12 @@ void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c)
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags)
 {
     if (flags & (MQD_POLL_READABLE | MQD_POLL_WRITABLE))
-        mqd_local_query_on(r, c->local);
+        mqd_local_query_schedule(r, c->local);
     if (flags & MQD_POLL_HANGUP)
         mqd_local_on_end(r, c);
 }
 
-bool mqd_local_overdue(struct mqd_local *local)
+bool mqd_local_is_overdue(struct mqd_local *local)
 {
     return local->connection->hangup && ++local->ended_periods >= OVERDUE_PERIODS;
 }

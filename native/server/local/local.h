@@ -90,7 +90,7 @@ void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
 /* called once per housekeeping period: whether the client has hung up and the attachment is not
  * finished in time */
-bool mqd_local_overdue(struct mqd_local *local);
+bool mqd_local_is_overdue(struct mqd_local *local);
 
 void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes);
 
@@ -113,7 +113,7 @@ void mqd_local_publish(struct mqd_local *local); /* makes what was sent visible 
 
 /* server/local/query.c */
 /* the socket has queries, or room for a response */
-void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local);
+void mqd_local_query_schedule(struct mqd_reactor *r, struct mqd_local *local);
 void mqd_locals_respond(struct mqd_reactor *r);
 void mqd_local_query_close(struct mqd_local *local);
 

@@ -197,7 +197,7 @@ static bool respond_one(struct mqd_reactor *r, struct mqd_local *local, bool *cl
     return send_response(local);
 }
 
-void mqd_local_query_on(struct mqd_reactor *r, struct mqd_local *local)
+void mqd_local_query_schedule(struct mqd_reactor *r, struct mqd_local *local)
 {
     if (!mqd_list_linked(&local->query_node))
         mqd_list_append(&r->queries, &local->query_node);
@@ -215,7 +215,7 @@ void mqd_locals_respond(struct mqd_reactor *r)
             more = respond_one(r, local, &closed);
         if (!closed && more)
             /* the other queries are handled in the next turn, because other clients wait, too */
-            mqd_local_query_on(r, local);
+            mqd_local_query_schedule(r, local);
         else if (!closed && local->response_waits && local->response_refused)
             mqd_list_append(&r->query_later, &local->query_node);
     }

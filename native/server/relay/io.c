@@ -16,7 +16,7 @@
 static void release_sent(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     while (relay->unsent && relay->unsent->end <= relay->out_sent)
-        mqd_relay_entry_sent(r, relay->unsent);
+        mqd_relay_on_entry_sent(r, relay->unsent);
     uint64_t sent = relay->out_sent - relay->out_base;
     if (sent == relay->out.size_bytes) {
         relay->out_base = relay->out_sent;
@@ -39,7 +39,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_relay *relay)
         if (sent < 0 && errno == EAGAIN)
             break;
         if (sent < 0) {
-            mqd_relay_broken(r, relay);
+            mqd_relay_end_with_error(r, relay);
             return;
         }
         relay->out_sent += (uint64_t)sent;
@@ -125,7 +125,7 @@ static void receive(struct mqd_reactor *r, struct mqd_relay *relay)
         if (got < 0 && errno == EAGAIN)
             return;
         if (got < 0) {
-            mqd_relay_broken(r, relay);
+            mqd_relay_end_with_error(r, relay);
             return;
         }
         if (got == 0) {
@@ -157,7 +157,7 @@ void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value)
     struct mqd_relay *relay = relay_by_token(r, value);
     MQD_ASSERT(relay, "T2: a session of a relay that has ended was not released");
     if (mqd_outgoing_on_step(r, &relay->socket) < 0)
-        mqd_relay_broken(r, relay);
+        mqd_relay_end_with_error(r, relay);
 }
 
 void mqd_relays_read(struct mqd_reactor *r)
@@ -184,7 +184,7 @@ static bool run_tls(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     if (mqd_outgoing_run(r, &relay->socket) == 0)
         return mqd_outgoing_established(&relay->socket);
-    mqd_relay_broken(r, relay);
+    mqd_relay_end_with_error(r, relay);
     return false;
 }
 

@@ -11,8 +11,8 @@
 #include "server/relay/state.h"
 #include "server/rights/subject.h"
 
-#define CONNECT_MS_MAX 5000 /* normally Python reports a failure earlier */
-#define UNPROVED_PAUSE_MS 1000
+#define CONNECT_MS_MAX 5000          /* normally Python reports a failure earlier */
+#define AUTHENTICATION_RETRY_MS 1000 /* after a failed authentication of either host */
 
 static const char *const not_written =
     "the partition's leader, another host, could not be reached; nothing was written";
@@ -109,7 +109,7 @@ static void unblock(struct mqd_reactor *r, struct mqd_relayed *entry)
 
 /* Called when all bytes of the entry are in the socket: it no longer uses memory or blocks its
  * connection. */
-void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
+void mqd_relay_on_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry)
 {
     struct mqd_relay *relay = entry->relay;
     mqd_heap_release(r, entry->frame_bytes);
@@ -137,7 +137,7 @@ struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay 
     if (append)
         mqd_relay_untrack(r, append);
     if (relay->unsent == entry)
-        mqd_relay_entry_sent(r, entry);
+        mqd_relay_on_entry_sent(r, entry);
     mqd_list_remove(&entry->node);
     entry->node.next = (struct mqd_node *)r->relays->free;
     r->relays->free = entry;
@@ -197,14 +197,14 @@ void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, co
 
 /* A connection to a host that cannot prove its identity, or does not accept this host's, is not
  * tried again immediately. */
-void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay)
+void mqd_relay_end_with_error(struct mqd_reactor *r, struct mqd_relay *relay)
 {
     char reason[MQD_ERROR_MESSAGE_BYTES];
-    bool unproved = !mqd_outgoing_ready(&relay->socket) || mqd_error_code() == EPROTO;
+    bool unauthenticated = !mqd_outgoing_ready(&relay->socket) || mqd_error_code() == EPROTO;
     snprintf(reason, sizeof reason, "%s", mqd_error_message());
     mqd_relay_end(r, relay, mqd_error_code(), reason);
-    if (unproved)
-        relay->refuse_until_ms = r->now_ms + UNPROVED_PAUSE_MS;
+    if (unauthenticated)
+        relay->refuse_until_ms = r->now_ms + AUTHENTICATION_RETRY_MS;
 }
 
 /* ---- appends ---- */
@@ -328,7 +328,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
 }
 
 /* The former leader may be unreachable: its response may never arrive. */
-void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
+void mqd_relay_on_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++)
         MQD_LIST_EACH(node, spare, &r->relays->relay[i]->entries) {

@@ -55,7 +55,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
                       const struct mqd_produce_partition *partition);
 /* called when the append is done: a response that arrives later is ignored */
 void mqd_relay_untrack(struct mqd_reactor *r, struct mqd_append *append);
-void mqd_relay_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
+void mqd_relay_on_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic); /* L3 */
 /* Handles the commands put, refuse and remove; emits MQD_EVENT_DONE. */
 void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
@@ -63,8 +63,8 @@ void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* from the pool:
 void mqd_relays_read(struct mqd_reactor *r);                   /* once a turn: receives responses */
 /* called once a turn, after clients' requests were read: sends requests and handles time-outs */
 void mqd_relays_run(struct mqd_reactor *r);
-int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* as mqd_fetchers_next_ms */
-void mqd_relays_close(struct mqd_reactor *r);            /* at the end of the reactor: closes the connections */
+int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* like mqd_fetchers_next_ms */
+void mqd_relays_close(struct mqd_reactor *r);            /* when the reactor stops: closes the connections */
 void mqd_relays_destroy(struct mqd_reactor *r);
 
 /* ---- server/relay/wire.c ---- */

@@ -53,7 +53,7 @@ struct mqd_relays {
 };
 
 /* the whole request was given to the socket */
-void mqd_relay_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry);
+void mqd_relay_on_entry_sent(struct mqd_reactor *r, struct mqd_relayed *entry);
 /* removes the oldest entry; the caller completes the returned append; NULL: the outcome is not
  * awaited */
 struct mqd_append *mqd_relay_entry_take(struct mqd_reactor *r, struct mqd_relay *relay);
@@ -61,6 +61,6 @@ void mqd_relay_done(struct mqd_reactor *r, struct mqd_append *append, int16_t er
 /* ends the connection and notifies Python; error < 0: no notification */
 void mqd_relay_end(struct mqd_reactor *r, struct mqd_relay *relay, int error, const char *text);
 /* the same, with mqd_error_code and mqd_error_message as the reason */
-void mqd_relay_broken(struct mqd_reactor *r, struct mqd_relay *relay);
+void mqd_relay_end_with_error(struct mqd_reactor *r, struct mqd_relay *relay);
 
 #endif

@@ -70,12 +70,12 @@ static struct mqd_fetcher *fetcher_for(struct mqd_fetchers *fetchers, const stru
     return fetcher ? fetcher : fetcher_find(fetchers, replica->leader, owned->leader_worker, MQD_LANE_IN_SYNC);
 }
 
-void mqd_followed_changed(struct mqd_followed *followed)
+void mqd_followed_queue_change(struct mqd_followed *followed)
 {
-    if (!followed->fetcher || (mqd_list_linked(&followed->change) && !followed->putting_off))
+    if (!followed->fetcher || (mqd_list_linked(&followed->change) && !followed->is_put_off))
         return;
     mqd_list_remove(&followed->change);
-    followed->putting_off = 0;
+    followed->is_put_off = 0;
     mqd_list_append(&followed->fetcher->changes, &followed->change);
 }
 
@@ -86,11 +86,11 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     if (!followed->fetcher)
         return;
     if (followed->in_session) { /* the next request removes the partition from the session; then it waits */
-        mqd_followed_changed(followed);
+        mqd_followed_queue_change(followed);
         return;
     }
     mqd_list_remove(&followed->change);
-    followed->putting_off = 1;
+    followed->is_put_off = 1;
     struct mqd_node *after = followed->fetcher->put_off.previous;
     while (after != &followed->fetcher->put_off &&
            MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
@@ -150,7 +150,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     }
     mqd_list_remove(&followed->member);
     mqd_list_remove(&followed->change);
-    followed->putting_off = 0;
+    followed->is_put_off = 0;
     followed->storing = 0;
     /* another leader's log may begin lower: after an unclean election it may have older records.
      * The response to a new session has its log start */
@@ -159,7 +159,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
     if (fetcher)
         mqd_followed_update_storing(followed);
-    mqd_followed_changed(followed);
+    mqd_followed_queue_change(followed);
 }
 
 static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetchers *fetchers, struct mqd_owned *owned)
@@ -185,12 +185,12 @@ static struct mqd_followed *followed_new(struct mqd_reactor *r, struct mqd_fetch
  * other partitions. */
 static void request_urgently(struct mqd_followed *followed)
 {
-    mqd_followed_changed(followed);
+    mqd_followed_queue_change(followed);
     if (followed->fetcher)
         followed->fetcher->urgent = 1;
 }
 
-void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_fetchers *fetchers = fetchers_of(r);
     if (owned->replica->leader < 0 || owned->closing || r->log_dirs[owned->log_dir].failed) {
@@ -227,20 +227,20 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* A partition may have been left out of requests even if its `storing` is false: flush.on.ack was
  * enabled while its flush was running. */
-void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_fetcher_on_flush(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;
     if (!followed)
         return;
     if (followed->storing) {
         mqd_followed_update_storing(followed);
-        mqd_followed_changed(followed);
+        mqd_followed_queue_change(followed);
     } else if (!followed->in_session && followed->put_off_ms <= r->now_ms) {
         request_urgently(followed);
     }
 }
 
-void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
+void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool cut)
 {
     struct mqd_followed *followed = owned->followed;
     if (!followed)
@@ -279,7 +279,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         struct mqd_fetcher *moved = fetchers->fetcher[fetcher->index];
         mqd_poll_remove(r->poll, moved->socket.fd, poll_token(moved));
         moved->index = fetcher->index;
-        mqd_outgoing_moved(&moved->socket, poll_token(moved));
+        mqd_outgoing_set_token(&moved->socket, poll_token(moved));
         if (mqd_poll_add(r->poll, moved->socket.fd, poll_token(moved)) < 0)
             shutdown(moved->socket.fd, SHUT_RDWR); /* the fetcher ends at its next use */
     }
@@ -298,7 +298,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
     fetcher_free(fetcher);
 }
 
-void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
+void mqd_fetcher_end_with_error(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     char reason[MQD_ERROR_MESSAGE_BYTES];
     snprintf(reason, sizeof reason, "%s", mqd_error_message());
@@ -467,7 +467,7 @@ void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value)
     struct mqd_fetcher *fetcher = fetcher_by_token(r, value);
     MQD_ASSERT(fetcher, "T2: a session of a fetcher that has ended was not released");
     if (mqd_outgoing_on_step(r, &fetcher->socket) < 0)
-        mqd_fetcher_broken(r, fetcher);
+        mqd_fetcher_end_with_error(r, fetcher);
 }
 
 /* Makes room at the end of the buffer: bytes not yet taken move to its beginning; if they are part
@@ -511,7 +511,7 @@ static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t
     if (got < 0 && errno == EAGAIN)
         return false;
     if (got < 0) {
-        mqd_fetcher_broken(r, fetcher);
+        mqd_fetcher_end_with_error(r, fetcher);
         return false;
     }
     if (got == 0) {

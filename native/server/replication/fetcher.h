@@ -43,29 +43,30 @@ struct mqd_reactor;
 /* ---- for the reactor's other files ---- */
 
 /* The role, leader or leader epoch of `owned` has changed (owned->replica, owned->leader_*). */
-void mqd_fetcher_assigned(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_fetcher_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned);
 /* Handles the commands put, remove and rate; emits MQD_EVENT_DONE. */
 void mqd_fetcher_command(struct mqd_reactor *r, const struct mqd_command *command);
 /* Stops fetching `owned`: it is closing, or this host leads it, or its log directory failed. */
 void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned);
 /* The staged batches of `owned` were written (error 0) or could not be written (errno). */
-void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
-void mqd_fetcher_flushed(struct mqd_reactor *r, struct mqd_owned *owned);
+void mqd_fetcher_on_written(struct mqd_reactor *r, struct mqd_owned *owned, int error);
+void mqd_fetcher_on_flush(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_fetcher_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
 void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value); /* from the pool: a step of the TLS handshake */
 void mqd_fetchers_read(struct mqd_reactor *r);                   /* once a turn: receives and applies responses */
 /* once a turn, after the flushes were started: sends requests that are due */
 void mqd_fetchers_run(struct mqd_reactor *r);
-/* when there is work to do without an event (as r->now_ms); -1 = only on events, 0 = immediately */
+/* when there is work to do without an event, on the clock of r->now_ms; -1 = only on events, 0 =
+ * immediately */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
 /* called once a second: sends events again that did not fit in the event queue */
 void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);
-void mqd_fetchers_close(struct mqd_reactor *r);   /* at the end of the reactor: closes the connections */
+void mqd_fetchers_close(struct mqd_reactor *r);   /* when the reactor stops: closes the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
 
 /* the truncation of the log has ended and the partition may be fetched again; if nothing was cut,
  * only after a pause, because its leader would give the same response */
-void mqd_fetcher_truncated(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
+void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
 
 /* ---- server/replication/follow_cut.c ---- */
 

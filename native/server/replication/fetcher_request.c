@@ -25,7 +25,7 @@ static bool same_fetch(const struct mqd_replica_fetch *left, const struct mqd_re
            left->last_fetched_epoch == right->last_fetched_epoch;
 }
 
-static bool items_room(struct mqd_fetchers *fetchers, uint32_t count)
+static bool reserve_items(struct mqd_fetchers *fetchers, uint32_t count)
 {
     if (count < fetchers->item_capacity)
         return true;
@@ -77,8 +77,8 @@ static void begin_session(struct mqd_fetcher *fetcher)
     MQD_LIST_EACH(node, spare, &fetcher->members) {
         struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
         followed->in_session = 0;
-        if (!followed->putting_off)
-            mqd_followed_changed(followed);
+        if (!followed->is_put_off)
+            mqd_followed_queue_change(followed);
     }
 }
 
@@ -115,7 +115,7 @@ static void send_some(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
         if (sent < 0 && errno == EAGAIN)
             return;
         if (sent < 0) {
-            mqd_fetcher_broken(r, fetcher);
+            mqd_fetcher_end_with_error(r, fetcher);
             return;
         }
         fetcher->out_sent += (uint32_t)sent;
@@ -165,7 +165,7 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     fetcher->urgent = 0;
     if (fetcher->starts_session)
         begin_session(fetcher);
-    while (items_room(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
+    while (reserve_items(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
         count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
     drop_returned(fetchers, fetcher);
     if (fetcher->starts_session ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
@@ -210,7 +210,7 @@ static bool run_tls(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     if (mqd_outgoing_run(r, &fetcher->socket) == 0)
         return mqd_outgoing_established(&fetcher->socket);
-    mqd_fetcher_broken(r, fetcher);
+    mqd_fetcher_end_with_error(r, fetcher);
     return false;
 }
 
@@ -227,7 +227,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
             struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
             if (followed->put_off_ms > r->now_ms)
                 break;
-            mqd_followed_changed(followed);
+            mqd_followed_queue_change(followed);
             fetcher->urgent = 1;
         }
         if (fetcher->outstanding && r->now_ms > fetcher->deadline_ms)

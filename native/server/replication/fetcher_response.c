@@ -109,7 +109,7 @@ static struct mqd_followed *requested_partition(struct mqd_reactor *r, const str
 static void take_high_watermark(struct mqd_reactor *r, struct mqd_followed *followed, int64_t high_watermark)
 {
     struct mqd_owned *owned = followed->owned;
-    mqd_replication_changed(
+    mqd_replication_apply_changes(
         r, owned, mqd_replica_take_high_watermark(owned->replica, followed->sent.current_leader_epoch, high_watermark));
 }
 
@@ -120,7 +120,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
     struct mqd_replica_step step = step_of(followed, partition);
     switch (step.action) {
     case MQD_REPLICA_IGNORE:
-        mqd_followed_changed(followed); /* the session has outdated values, so the next request must update them */
+        mqd_followed_queue_change(followed); /* the session has outdated values, so the next request must update them */
         return;
     case MQD_REPLICA_APPEND:
         take_high_watermark(r, followed, partition->high_watermark);
@@ -132,7 +132,7 @@ static void on_empty(struct mqd_reactor *r, struct mqd_followed *followed, const
                 owned->replica->leader, owned->replica->leader_epoch,
                 step.action == MQD_REPLICA_RESTART ? "restart at" : "be truncated to", (long long)step.offset,
                 (long long)owned->replica->log_end);
-        mqd_followed_changed(followed);
+        mqd_followed_queue_change(followed);
         mqd_follow_truncate(r, owned, step.offset, step.action == MQD_REPLICA_RESTART ? step.offset : -1);
         return;
     default:
@@ -149,7 +149,7 @@ static void on_partition(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     if (!followed)
         return;
     if (step_of(followed, partition).action != MQD_REPLICA_APPEND) {
-        mqd_followed_changed(followed);
+        mqd_followed_queue_change(followed);
         return;
     }
     if (r->log_dirs[followed->owned->log_dir].full) {
@@ -166,7 +166,7 @@ static void refuse(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error
     struct mqd_followed *followed = fetcher->filling;
     fetcher->filling = NULL;
     if (error == MQD_FOLLOW_BEFORE) {
-        mqd_followed_changed(followed);
+        mqd_followed_queue_change(followed);
         mqd_follow_truncate(r, followed->owned, followed->sent.fetch_offset, follow->next_offset);
         return;
     }
@@ -204,7 +204,7 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
     return fetcher->filling && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
 }
 
-void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
+void mqd_fetcher_on_written(struct mqd_reactor *r, struct mqd_owned *owned, int error)
 {
     struct mqd_followed *followed = owned->followed;
     if (error) {
@@ -221,7 +221,7 @@ void mqd_fetcher_written(struct mqd_reactor *r, struct mqd_owned *owned, int err
         /* the high watermark is published together with the log's end */
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
     mqd_followed_update_storing(followed);
-    mqd_followed_changed(followed);
+    mqd_followed_queue_change(followed);
 }
 
 static bool on_partition_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher)

@@ -28,9 +28,9 @@ struct mqd_followed {
      * it is above the high watermark */
     int64_t pending_log_start;
     int64_t warned_ms;
-    uint8_t in_session;  /* the leader has it in the session */
-    uint8_t storing;     /* records of the last response are not written or not flushed yet */
-    uint8_t putting_off; /* in fetcher->put_off */
+    uint8_t in_session; /* the leader has it in the session */
+    uint8_t storing;    /* records of the last response are not written or not flushed yet */
+    uint8_t is_put_off; /* in fetcher->put_off */
     /* refusals by a leader that did not know this leader epoch yet; counted until the maximum pause
      * is reached */
     uint8_t refusals;
@@ -84,14 +84,14 @@ struct mqd_fetchers {
 
 struct mqd_followed *mqd_followed_find(struct mqd_fetchers *fetchers, const struct mqd_fetch_key *key);
 /* Adds the partition to the next request. */
-void mqd_followed_changed(struct mqd_followed *followed);
+void mqd_followed_queue_change(struct mqd_followed *followed);
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms);
 void mqd_followed_update_storing(struct mqd_followed *followed); /* computes `storing` again */
 void mqd_followed_leave_session(struct mqd_followed *followed);  /* the next request removes it from the session */
 /* ends the connection and notifies Python; error < 0: no notification */
 void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int error, const char *text);
 /* the same, with mqd_error_code and mqd_error_message as the reason */
-void mqd_fetcher_broken(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
+void mqd_fetcher_end_with_error(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 /* server/replication/fetcher_response.c: handles received bytes. false: the fetcher has ended. */
 bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher);
 

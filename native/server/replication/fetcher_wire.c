@@ -101,8 +101,8 @@ void mqd_response_parser_begin(struct mqd_response_parser *parser, uint32_t fram
 
 /* Reads the number of elements that follow; each takes at least element_bytes_min of the rest of
  * the frame. */
-static int take_many(struct mqd_cursor_bytes *cursor, const struct mqd_response_parser *parser, const char *field,
-                     uint32_t element_bytes_min, uint32_t *out)
+static int take_count(struct mqd_cursor_bytes *cursor, const struct mqd_response_parser *parser, const char *field,
+                      uint32_t element_bytes_min, uint32_t *out)
 {
     uint32_t raw;
     if (mqd_take_varint(cursor, field, &raw))
@@ -120,7 +120,7 @@ static int take_head(struct mqd_response_parser *parser, struct mqd_cursor_bytes
         mqd_take_i32(cursor, "throttle_time_ms", &parser->throttle_ms) ||
         mqd_take_i16(cursor, "error_code", &parser->error) || mqd_take_i32(cursor, "session_id", &parser->session_id))
         return -1;
-    return take_many(cursor, parser, "responses", TOPIC_BYTES_MIN, &parser->topics_left);
+    return take_count(cursor, parser, "responses", TOPIC_BYTES_MIN, &parser->topics_left);
 }
 
 static int take_topic(struct mqd_response_parser *parser, struct mqd_cursor_bytes *cursor)
@@ -129,7 +129,7 @@ static int take_topic(struct mqd_response_parser *parser, struct mqd_cursor_byte
         return mqd_wire_short(cursor, "topic id", 16);
     memcpy(parser->partition.key.topic_id, cursor->at, 16);
     cursor->at += 16;
-    if (take_many(cursor, parser, "partitions", PARTITION_BYTES_MIN, &parser->partitions_left))
+    if (take_count(cursor, parser, "partitions", PARTITION_BYTES_MIN, &parser->partitions_left))
         return -1;
     return parser->partitions_left == 0 ? mqd_skip_tags(cursor, true) : 0;
 }

@@ -132,7 +132,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
         report(r, owned, job);
     }
     if (owned->replica)
-        mqd_replication_truncated(r, owned);
+        mqd_replication_on_truncation(r, owned);
     owned->high_watermark = -1; /* forces a publish: the high watermark may have decreased */
     mqd_owner_publish(r, owned);
     if (mqd_partition_dirty(owned->partition)) /* nothing was truncated: requests the needed flush again */
@@ -141,7 +141,7 @@ void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     uint32_t index = owned->slot;
     mqd_owned_maybe_close(r, owned);
     if ((owned = r->owned[index])) {
-        mqd_fetcher_truncated(r, owned, cut);
+        mqd_fetcher_on_truncation(r, owned, cut);
         mqd_commands_run_deferred(r, owned);
     }
 }

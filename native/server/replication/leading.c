@@ -22,7 +22,7 @@
 #define TICK_MS 250
 #define SLOW_CHECK_MS 25 /* while a record waits for a possibly slow member (MQD_REPLICA_SLOW_MS) */
 
-void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_leading_on_open(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
     mqd_list_init(&owned->followers_waiting);
@@ -36,8 +36,8 @@ void mqd_leading_opened(struct mqd_reactor *r, struct mqd_owned *owned)
 
 /* ---- clients ---- */
 
-/* Whether the controller may have given this host's partitions to other hosts. Checked once a turn,
- * unless this host alone is the quorum. */
+/* Sets lease_lost: whether the controller may have given this host's partitions to other hosts.
+ * Called once a turn, unless this host alone is the quorum. */
 void mqd_leading_check_lease(struct mqd_reactor *r)
 {
     int64_t deadline_ns = mqd_load_acquire(&r->header->lease_deadline_ns);
@@ -72,7 +72,7 @@ static uint8_t role_of(const struct mqd_owned *owned)
                                                           : MQD_ROLE_NONE;
 }
 
-static bool lags(const struct mqd_replica *replica)
+static bool is_out_of_sync(const struct mqd_replica *replica)
 {
     for (uint32_t i = 0; i < replica->follower_count; i++)
         if (replica->followers[i].member.node_id == replica->node_id)
@@ -87,7 +87,7 @@ static void publish_role(struct mqd_reactor *r, struct mqd_owned *owned)
             pending = owned->replica && mqd_replica_check_latest(owned->replica) == MQD_KAFKA_OFFSET_NOT_AVAILABLE;
     if (mqd_load_relaxed(&slot->latest_pending) != pending)
         mqd_store_release(&slot->latest_pending, pending);
-    uint8_t lagging = role == MQD_ROLE_FOLLOWS && lags(owned->replica);
+    uint8_t lagging = role == MQD_ROLE_FOLLOWS && is_out_of_sync(owned->replica);
     if (mqd_load_relaxed(&slot->role) == role && mqd_load_relaxed(&slot->lagging) == lagging)
         return;
     mqd_store_release(&slot->lagging, lagging);
@@ -105,7 +105,7 @@ static bool waits_for_member(const struct mqd_owned *owned)
 }
 
 /* Called after the partition's positions were published in the slot. */
-void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
+void mqd_leading_on_publish(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_positions *positions)
 {
     publish_role(r, owned);
     if (waits_for_member(owned) && !mqd_list_linked(&owned->waiting_records_node)) {
@@ -122,10 +122,10 @@ void mqd_leading_published(struct mqd_reactor *r, struct mqd_owned *owned, const
 }
 
 /* A new assignment applies, or the partition has only one replica now. */
-void mqd_leading_assigned(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_leading_on_assignment(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     owned->replicated = mqd_partition_replicated(owned->partition);
-    mqd_redirect_led(owned);
+    mqd_redirect_on_epoch(owned);
     mqd_fetch_wake_followers(r, owned); /* requests with another epoch are refused */
     mqd_owner_publish(r, owned);
     publish_role(r, owned);
@@ -179,7 +179,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
     const struct mqd_epoch *epochs = mqd_partition_epochs(owned->partition, &epoch_count);
     mqd_replica_fetch(owned->replica, &fetch, epochs, epoch_count, r->now_ms, &response);
     if (response.changed)
-        mqd_replication_changed(r, owned, response.changed);
+        mqd_replication_apply_changes(r, owned, response.changed);
     if (response.error == 0 && response.diverging_epoch < 0 && may_join(owned->replica, fetch.node_id))
         mqd_leading_propose(r, owned);
     if (response.error && response.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE)
@@ -251,7 +251,7 @@ void mqd_leading_tick(struct mqd_reactor *r)
     r->leading_tick_ms = r->now_ms;
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++)
         if (r->owned[slot] && r->owned[slot]->replica) {
-            mqd_replication_changed(r, r->owned[slot], mqd_replica_tick(r->owned[slot]->replica, r->now_ms));
+            mqd_replication_apply_changes(r, r->owned[slot], mqd_replica_tick(r->owned[slot]->replica, r->now_ms));
             mqd_leading_propose(r, r->owned[slot]);
         }
 }

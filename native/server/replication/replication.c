@@ -36,7 +36,7 @@ void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned)
 }
 
 /* Applies the core's high watermark to the log, the slot and the waiters. */
-void mqd_replication_changed(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
+void mqd_replication_apply_changes(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK &&
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark))
@@ -72,7 +72,7 @@ static void end_replication(struct mqd_reactor *r, struct mqd_owned *owned, int3
     mqd_replication_free(r, owned);
     mqd_partition_set_leader_epoch(owned->partition, leader_epoch);
     mqd_partition_set_replicated(owned->partition, false);
-    mqd_leading_assigned(r, owned);
+    mqd_leading_on_assignment(r, owned);
     if (mqd_partition_dirty(owned->partition))
         mqd_flush_request(r, owned);
 }
@@ -86,12 +86,12 @@ static void take_role(struct mqd_reactor *r, struct mqd_owned *owned, int change
         mqd_partition_set_leader_epoch(owned->partition, replica->leader_epoch);
         mqd_owner_wake_slot(r, owned->slot); /* readers and followers that wait here learn which host leads */
     }
-    mqd_replication_changed(r, owned, changed);
+    mqd_replication_apply_changes(r, owned, changed);
     if (replica->role == MQD_REPLICA_FOLLOWER)
-        mqd_fetcher_assigned(r, owned);
+        mqd_fetcher_on_assignment(r, owned);
     else
         mqd_fetcher_leave(r, owned);
-    mqd_leading_assigned(r, owned);
+    mqd_leading_on_assignment(r, owned);
 }
 
 static const struct mqd_replica_follower *member_in(const struct mqd_replica *replica, int32_t node_id)
@@ -165,14 +165,14 @@ void mqd_replication_set(struct mqd_reactor *r, struct mqd_owned *owned, const s
 void mqd_replication_in_sync_result(struct mqd_reactor *r, struct mqd_owned *owned, const struct mqd_command *command)
 {
     if (owned->replica)
-        mqd_replication_changed(r, owned,
-                                mqd_replica_on_response(owned->replica, (uint64_t)command->offset,
-                                                        (int32_t)command->last_offset, (int)command->number, r->now_ms,
-                                                        r->now_ms + MQD_IN_SYNC_RETRY_MS));
+        mqd_replication_apply_changes(r, owned,
+                                      mqd_replica_on_response(owned->replica, (uint64_t)command->offset,
+                                                              (int32_t)command->last_offset, (int)command->number,
+                                                              r->now_ms, r->now_ms + MQD_IN_SYNC_RETRY_MS));
     mqd_command_done(r, command->token, 0, command->slot, 0, NULL, "");
 }
 
-void mqd_replication_truncated(struct mqd_reactor *r, struct mqd_owned *owned)
+void mqd_replication_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     report_log(r, owned);
 }

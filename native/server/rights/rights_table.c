@@ -58,7 +58,8 @@ static int compare(const uint8_t *table, struct entry entry, const void *name, u
 }
 
 /* The number of the `count` entries from `first` on that are not greater than the name. */
-static uint32_t not_greater(const uint8_t *table, uint32_t first, uint32_t count, const void *name, uint32_t name_bytes)
+static uint32_t count_not_greater(const uint8_t *table, uint32_t first, uint32_t count, const void *name,
+                                  uint32_t name_bytes)
 {
     uint32_t low = 0, high = count;
     while (low < high) {
@@ -74,13 +75,13 @@ static uint32_t not_greater(const uint8_t *table, uint32_t first, uint32_t count
 uint16_t mqd_rights_table_mask(const uint8_t *table, const void *name, uint32_t name_bytes)
 {
     struct head head = head_of(table);
-    uint32_t literal = not_greater(table, 0, head.literal_count, name, name_bytes);
+    uint32_t literal = count_not_greater(table, 0, head.literal_count, name, name_bytes);
     if (literal) {
         struct entry entry = entry_at(table, literal - 1);
         if (compare(table, entry, name, name_bytes) == 0)
             return entry.mask;
     }
-    uint32_t prefix = not_greater(table, head.literal_count, head.prefix_count, name, name_bytes) - 1;
+    uint32_t prefix = count_not_greater(table, head.literal_count, head.prefix_count, name, name_bytes) - 1;
     while (prefix != NO_PARENT) {
         struct entry entry = entry_at(table, (uint64_t)head.literal_count + prefix);
         if (entry.name_bytes <= name_bytes && memcmp(table + entry.name_offset, name, entry.name_bytes) == 0)

@@ -9,7 +9,7 @@
 
 /* Whether every look-up stays inside the table and ends, for any name. */
 bool mqd_rights_table_valid(const uint8_t *table, uint64_t size_bytes);
-/* `table` is valid */
+/* The mask for the name. The table must be valid. */
 uint16_t mqd_rights_table_mask(const uint8_t *table, const void *name, uint32_t name_bytes);
 
 #endif

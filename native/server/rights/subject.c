@@ -190,7 +190,7 @@ static void apply_tables(struct mqd_reactor *r, struct mqd_connection *c)
         c->blocked--;
         mqd_connection_resume(r, c);
         if (c->local)
-            mqd_local_query_on(r, c->local);
+            mqd_local_query_schedule(r, c->local);
     }
     for (struct mqd_request *request = c->head; request; request = request->next)
         if (request->kind == MQD_REQUEST_FETCH && request->set && request->set->request == request &&

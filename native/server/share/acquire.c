@@ -46,7 +46,7 @@ static void ensure_path(struct walk *w)
 }
 
 /* Finds the range of whole batches from w->from on; size_bytes is 0 when there is nothing to read.
- * -1: the segments have changed. Codes as mqd_reader_find. */
+ * -1: the segments have changed. Returns codes like mqd_reader_find. */
 static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
 {
     struct mqd_reader *reader = w->r->reader;
@@ -159,7 +159,7 @@ static bool read_headers(struct walk *w)
     uint8_t *chunk = w->r->shares->chunk;
     int fd = mqd_segment_ref_fd(w->range.segment);
     uint64_t at = w->range.position, end = at + w->range.size_bytes, chunk_at = 0, chunk_end = 0;
-    int64_t reach = mqd_share_reach(&w->owned->partition.state);
+    int64_t reach = mqd_share_acquire_end(&w->owned->partition.state);
     uint32_t last_bytes = 0;
     struct mqd_batch batch;
     w->batch_count = 0;

@@ -196,7 +196,7 @@ int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned
 {
     struct mqd_share_keys *keys = &r->shares->keys;
     const struct mqd_share_group_settings *settings = &owned->partition.settings;
-    int64_t keys_from = mqd_share_hashed(&owned->partition.state);
+    int64_t keys_from = mqd_share_keys_from(&owned->partition.state);
     uint32_t read_bytes = 0, at = 0;
     int16_t error = 0;
     bool is_kept_batch_in_use = false;

@@ -229,7 +229,7 @@ void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descrip
     mqd_share_pump(r);
 }
 
-void mqd_share_acceptor_died(struct mqd_reactor *r)
+void mqd_share_on_acceptor_died(struct mqd_reactor *r)
 {
     struct mqd_shares *shares = r->shares;
     uint64_t generation = mqd_load_acquire(
@@ -244,7 +244,7 @@ void mqd_share_acceptor_died(struct mqd_reactor *r)
             continue;
         end_loan(r, owned);
         if (owned->partition.in_flight)
-            mqd_share_partition_unsent(&owned->partition, r->now_ms);
+            mqd_share_partition_on_unsent(&owned->partition, r->now_ms);
         touch(shares, owned);
     }
     mqd_share_pump(r);
@@ -271,7 +271,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     expire(r, owned);
     int api_key = owned->body_offset < 0 ? mqd_share_partition_next_request(partition, r->now_ms) : 0;
     if (api_key && !send_to_acceptor(r, owned, api_key))
-        mqd_share_partition_unsent(partition, r->now_ms + RETRY_MS);
+        mqd_share_partition_on_unsent(partition, r->now_ms + RETRY_MS);
     bool is_used = owned->body_offset >= 0 || owned->reads_ahead || owned->reads_keys || has_users(owned);
     if (!is_used && mqd_share_partition_is_idle(partition)) {
         release(shares, owned);

@@ -50,7 +50,7 @@ static struct mqd_share_call *call_new(struct mqd_shares *shares)
     return shares->calls[shares->call_count++] = call;
 }
 
-static struct mqd_share_call **place_in(struct mqd_share_part *part, uint8_t kind)
+static struct mqd_share_call **call_field(struct mqd_share_part *part, uint8_t kind)
 {
     return kind == MQD_SHARE_REQUEST_ACKNOWLEDGE ? &part->acknowledge_call : &part->acquire_call;
 }
@@ -64,7 +64,7 @@ static void call_end(struct mqd_reactor *r, struct mqd_share_call *call)
     free(call->payload);
     call->payload = NULL;
     if (call->part)
-        *place_in(call->part, call->kind) = NULL;
+        *call_field(call->part, call->kind) = NULL;
     call->part = NULL;
     call->used = 0;
     call->sequence = (call->sequence + 1) & 0xffffff;
@@ -140,7 +140,7 @@ bool mqd_share_call_owner(struct mqd_reactor *r, struct mqd_share_part *part, ui
     call->used = 1;
     call->part = part;
     if (part)
-        *place_in(part, request->kind) = call;
+        *call_field(part, request->kind) = call;
     call->kind = request->kind;
     call->joins = request->joins;
     call->size_bytes = size_bytes;
@@ -215,7 +215,7 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
     mqd_share_pump(r);
 }
 
-void mqd_share_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
+void mqd_share_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     struct mqd_shares *shares = r->shares;
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);

@@ -98,7 +98,7 @@ void mqd_shares_destroy(struct mqd_reactor *r)
 
 /* ---- sessions ---- */
 
-static void count_sessions(struct mqd_reactor *r)
+static void set_session_gauge(struct mqd_reactor *r)
 {
     mqd_set_gauge(r, MQD_GAUGE_SHARE_SESSIONS, r->shares->sessions.count);
 }
@@ -132,10 +132,10 @@ static void close_session(struct mqd_reactor *r, struct mqd_share_session *sessi
     for (uint32_t i = 0; i < session->entry_count; i++)
         leave_partition(r, session, &session->entries[i], kind);
     mqd_share_session_close(&r->shares->sessions, session);
-    count_sessions(r);
+    set_session_gauge(r);
 }
 
-void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c)
+void mqd_share_on_connection_closed(struct mqd_reactor *r, struct mqd_connection *c)
 {
     while (!mqd_list_empty(&c->share_sessions))
         close_session(r, MQD_CONTAINER(c->share_sessions.next, struct mqd_share_session, node),
@@ -249,7 +249,7 @@ static int take_names(struct arrival *a)
 static int forget_names(struct mqd_reactor *r, struct arrival *a)
 {
     int32_t topic_count, partition_index;
-    if (mqd_share_fetch_forgotten(&a->wire, &topic_count))
+    if (mqd_share_fetch_begin_forgotten(&a->wire, &topic_count))
         return -1;
     for (int32_t t = 0; t < topic_count; t++) {
         struct mqd_share_fetch_topic topic;
@@ -308,7 +308,7 @@ static int16_t admit(struct mqd_reactor *r, struct arrival *a)
         close_session(r, a->session, MQD_SHARE_REQUEST_FORGET);
     a->session =
         is_full(r) ? NULL : mqd_share_session_open(sessions, wire->group_id, wire->member_id, &c->share_sessions);
-    count_sessions(r);
+    set_session_gauge(r);
     return a->session ? 0 : MQD_KAFKA_SHARE_SESSION_LIMIT_REACHED;
 }
 
@@ -497,7 +497,7 @@ static void make_parts(struct mqd_reactor *r, struct arrival *a, struct mqd_shar
         job->turn = a->session->turn++ % job->part_count;
 }
 
-static int take_in(struct mqd_reactor *r, struct arrival *a)
+static int accept_request(struct mqd_reactor *r, struct arrival *a)
 {
     struct mqd_share_sessions *sessions = &r->shares->sessions;
     bool is_fetch = a->wire.api_key == MQD_API_SHARE_FETCH, is_final = a->wire.session_epoch == FINAL_EPOCH;
@@ -557,7 +557,7 @@ void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
         return;
     }
     limit_bytes(r, &a);
-    int failed = take_in(r, &a);
+    int failed = accept_request(r, &a);
     free(a.named);
     mqd_buffer_free(&a.ranges);
     if (failed) {

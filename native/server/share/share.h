@@ -214,11 +214,11 @@ void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_job_free(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_share_expire_wait(struct mqd_reactor *r, struct mqd_request *request); /* the request's wait time is over */
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot);                 /* only if r->shares exists */
-void mqd_share_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
+void mqd_share_on_connection_closed(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
 void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descriptor *descriptor, uint32_t from);
-void mqd_share_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
-void mqd_share_acceptor_died(struct mqd_reactor *r);
+void mqd_share_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
+void mqd_share_on_acceptor_died(struct mqd_reactor *r);
 void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index);
 void mqd_share_pump(
     struct mqd_reactor *r); /* once a turn, and after every call that gives jobs or owners something to do */

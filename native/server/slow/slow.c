@@ -18,7 +18,7 @@ static uint64_t passed_us(int64_t from_ns, int64_t to_ns)
     return to_ns > from_ns ? (uint64_t)(to_ns - from_ns) / 1000 : 0;
 }
 
-void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned)
+void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);

@@ -35,7 +35,7 @@ static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_req
 
 /* Stamps the requests whose records are below the partition's durable offset: they no longer wait
  * for this host's disk. */
-void mqd_slow_flushed(struct mqd_reactor *r, const struct mqd_owned *owned);
+void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned);
 
 /* Copies the client id of the frame, which may be freed before the request is answered. */
 void mqd_slow_copy_client(struct mqd_connection *c, const struct mqd_request_header *header);

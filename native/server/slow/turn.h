@@ -1,6 +1,6 @@
-/* What the turns of the loop spend their time on: a histogram for each cause, of the turns in which
- * it occurred. Measured while options.turn_causes is set: two system calls a turn, and two more in
- * a turn that writes. */
+/* The time that the loop's turns spend on each cause: one histogram per cause, of the turns in
+ * which it occurred. Measured while options.turn_causes is set: two system calls a turn, and two
+ * more in a turn that writes. */
 #ifndef MQD_TURN_H
 #define MQD_TURN_H
 
@@ -11,7 +11,7 @@ static inline bool mqd_turn_measured(const struct mqd_reactor *r)
     return __builtin_expect(r->options.turn_causes, 0);
 }
 
-/* On the reactor's thread, before its first turn, and after its last. */
+/* Called on the reactor's thread, before its first turn and after its last. */
 void mqd_turn_open(struct mqd_reactor *r);
 void mqd_turn_close(struct mqd_reactor *r);
 

@@ -225,7 +225,7 @@ void mqd_secure_on_event(struct mqd_reactor *r)
     }
 }
 
-const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_connection *c)
+const char *mqd_secure_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c)
 {
     if (!c->tls || r->now_ms < c->secure_by_ms)
         return NULL;

@@ -22,7 +22,7 @@ int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int
     return 0;
 }
 
-void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token)
+void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token)
 {
     outgoing->readable = outgoing->writable = 1;
     if (outgoing->tls)

@@ -34,7 +34,7 @@ struct mqd_outgoing {
  * reason. */
 int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
 /* the connection's events have another token from now on */
-void mqd_outgoing_moved(struct mqd_outgoing *outgoing, uint64_t token);
+void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token);
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */
 /* the pool has carried out a step of its handshake; -1: it has failed */
 int mqd_outgoing_on_step(struct mqd_reactor *r, struct mqd_outgoing *outgoing);

@@ -46,7 +46,7 @@ bool mqd_secure_established(const struct mqd_connection *c);
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_secure_on_event(struct mqd_reactor *r);
 /* NULL, or the reason why c must be closed */
-const char *mqd_secure_overdue(const struct mqd_reactor *r, const struct mqd_connection *c);
+const char *mqd_secure_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */

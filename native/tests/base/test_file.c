@@ -115,7 +115,7 @@ TEST(rules_count_and_select)
     CHECK_EQUAL(mqd_file_sync(b, false), -1);
     CHECK_EQUAL(errno, EIO);
     mqd_file_sync_begin(b);
-    CHECK_EQUAL(mqd_file_synced(b, false, 0), -EIO);
+    CHECK_EQUAL(mqd_file_sync_end(b, false, 0), -EIO);
     static const char *const wrong[] = {"write",         "write:WHAT",        "fly:EIO",
                                         "write:EIO:a:b", "write:EIO:after=x", "write:EIO:after=-1"};
     for (int i = 0; i < 6; i++)
@@ -276,9 +276,9 @@ TEST(the_journal_has_names_and_the_coverage_of_syncs)
     mqd_file_sync_begin(fd);
     CHECK_EQUAL(mqd_file_pwrite(fd, "def", 3, 3), 3);
     mqd_file_sync_begin(fd);
-    CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0);
-    CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0);
-    CHECK_EQUAL(mqd_file_synced(fd, false, 0), 0); /* its start was never recorded */
+    CHECK_EQUAL(mqd_file_sync_end(fd, false, 0), 0);
+    CHECK_EQUAL(mqd_file_sync_end(fd, false, 0), 0);
+    CHECK_EQUAL(mqd_file_sync_end(fd, false, 0), 0); /* its start was never recorded */
     CHECK_EQUAL(mqd_file_rename(log, moved), 0);
     CHECK_EQUAL(mqd_file_sync(fd, false), -1); /* known by its new name */
     CHECK_EQUAL(mqd_file_fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, 4096), 0);
@@ -320,7 +320,7 @@ static void *hammer(void *argument)
             TEST_FAIL("a write failed");
         if (i % 70 == 0) {
             mqd_file_sync_begin(fd);
-            if (mqd_file_synced(fd, false, 0) != 0)
+            if (mqd_file_sync_end(fd, false, 0) != 0)
                 TEST_FAIL("synced failed");
         }
     }

@@ -240,7 +240,7 @@ TEST(parking_requests_positions_only)
             CHECK_EQUAL(partition.fetch_offset, 100 + first + j);
         }
     }
-    CHECK_EQUAL(mqd_fetch_forgotten(&request, &forgotten), 0);
+    CHECK_EQUAL(mqd_fetch_begin_forgotten(&request, &forgotten), 0);
     CHECK_EQUAL(forgotten, 0);
     CHECK_EQUAL(mqd_fetch_end(&request), 0);
     mqd_client_close(client);

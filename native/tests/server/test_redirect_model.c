@@ -56,7 +56,7 @@ struct model {
     enum mqd_retiring step;
     struct producer producer[PRODUCERS];
     uint64_t seed;
-    uint32_t refused, handed_on, duplicates, leader_changes, bumps;
+    uint32_t refused, redirected, duplicates, leader_changes, bumps;
     bool failed;
 };
 
@@ -188,7 +188,7 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
     struct host *host = &m->host[m->leader[RETIRED]];
     struct mqd_partition *retired = host->log[RETIRED];
     struct mqd_stage_result result = {.base_offset = -1};
-    struct mqd_append append = {.handed_on = 1, .base_offset = -1};
+    struct mqd_append append = {.sent_to_target = 1, .base_offset = -1};
     int16_t error;
     bool duplicate;
     *log = RETIRED;
@@ -213,7 +213,7 @@ static int16_t produce(struct model *m, struct mqd_batch batch, uint8_t *bytes, 
     append.verdict = mqd_redirect_verdict(retired, &batch, &append.verdict_offset);
     batch.producer_id = mqd_redirect_producer(batch.producer_id, PARTITION);
     error = stage(m, TAKER, batch, bytes, MQD_STAGE_REDIRECTED | (append.verdict ? MQD_STAGE_KNOWN : 0), &result);
-    m->handed_on++;
+    m->redirected++;
     *log = TAKER;
     *base_offset = result.base_offset;
     if (!error)
@@ -420,18 +420,18 @@ static void run(uint64_t seed, struct model *m)
 
 TEST(nothing_is_lost_duplicated_or_reordered_in_any_step)
 {
-    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 10, refused = 0, handed_on = 0, duplicates = 0, changes = 0,
+    uint64_t seeds = getenv("MQD_TEST_LONG") ? 2000 : 10, refused = 0, redirected = 0, duplicates = 0, changes = 0,
              bumps = 0, first = getenv("MQD_TEST_SEED") ? strtoull(getenv("MQD_TEST_SEED"), NULL, 0) : 1;
     static struct model m;
     for (uint64_t seed = first; seed < first + seeds; seed++) {
         run(seed, &m);
         CHECK_OR(!m.failed, fprintf(stderr, "again: MQD_TEST_SEED=%llu\n", (unsigned long long)seed); return);
-        refused += m.refused, handed_on += m.handed_on, duplicates += m.duplicates, changes += m.leader_changes,
+        refused += m.refused, redirected += m.redirected, duplicates += m.duplicates, changes += m.leader_changes,
             bumps += m.bumps;
     }
     test_message(
         "%llu refused, %llu handed on, %llu answered by the retired partition, %llu new epochs, %llu of producers",
-        (unsigned long long)refused, (unsigned long long)handed_on, (unsigned long long)duplicates,
+        (unsigned long long)refused, (unsigned long long)redirected, (unsigned long long)duplicates,
         (unsigned long long)changes, (unsigned long long)bumps);
-    CHECK(refused && handed_on && duplicates && changes && bumps);
+    CHECK(refused && redirected && duplicates && changes && bumps);
 }

@@ -151,7 +151,7 @@ static void step(struct world *w, struct input *in)
         break;
     case 7:
         if (partition->in_flight)
-            mqd_share_partition_unsent(partition, w->now_ms + byte_of(in));
+            mqd_share_partition_on_unsent(partition, w->now_ms + byte_of(in));
         break;
     default:
         if (partition->phase == MQD_SHARE_FAILED)

@@ -453,7 +453,7 @@ static int history(uint64_t seed, uint32_t planted)
             if (o->partition.in_flight == MQD_SHARE_WRITE && which % 2)
                 apply(&o->coordinator, &o->partition.body);
             if (o->partition.in_flight)
-                mqd_share_partition_unsent(&o->partition, o->now_ms);
+                mqd_share_partition_on_unsent(&o->partition, o->now_ms);
         } else if (o->partition.in_flight) {
             o->coordinator.error = which % 4 ? 0 : MQD_KAFKA_REQUEST_TIMED_OUT;
             if (o->coordinator.error && which % 8 == 0 && o->partition.in_flight == MQD_SHARE_WRITE)

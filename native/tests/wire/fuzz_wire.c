@@ -73,7 +73,7 @@ static void fetch_forgotten(struct mqd_fetch_request *request, uint32_t size_byt
 {
     struct mqd_fetch_topic topic;
     int32_t count, partition_index;
-    ALWAYS(mqd_fetch_forgotten(request, &count) == 0);
+    ALWAYS(mqd_fetch_begin_forgotten(request, &count) == 0);
     ALWAYS(count >= 0 && (uint32_t)count <= size_bytes);
     for (int32_t i = 0; i < count; i++) {
         ALWAYS(mqd_fetch_next_forgotten_topic(request, &topic) == 0);
@@ -153,7 +153,7 @@ static void share_forgotten(struct mqd_share_fetch_request *request, uint32_t si
 {
     struct mqd_share_fetch_topic topic;
     int32_t count, partition_index;
-    ALWAYS(mqd_share_fetch_forgotten(request, &count) == 0);
+    ALWAYS(mqd_share_fetch_begin_forgotten(request, &count) == 0);
     ALWAYS(count >= 0 && (uint32_t)count <= size_bytes);
     for (int32_t i = 0; i < count; i++) {
         ALWAYS(mqd_share_fetch_next_topic(request, &topic) == 0);

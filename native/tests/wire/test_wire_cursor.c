@@ -133,8 +133,8 @@ TEST(forgotten_topics_may_be_skipped_when_there_are_none)
     CHECK_EQUAL(mqd_fetch_parse(body, sizeof body - 1, 7, &request), 0);
     CHECK_EQUAL(mqd_fetch_end(&request), 0);
     CHECK_EQUAL(mqd_fetch_parse(body, sizeof body - 1, 7, &request), 0);
-    CHECK_EQUAL(mqd_fetch_forgotten(&request, &count), 0);
-    CHECK_EQUAL(mqd_fetch_forgotten(&request, &count), -1);
+    CHECK_EQUAL(mqd_fetch_begin_forgotten(&request, &count), 0);
+    CHECK_EQUAL(mqd_fetch_begin_forgotten(&request, &count), -1);
 }
 
 TEST(frames_in_one_buffer_have_their_own_lengths)

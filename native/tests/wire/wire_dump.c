@@ -134,7 +134,7 @@ static int dump_fetch(const uint8_t *body, uint32_t size_bytes, int16_t version)
             print_number(partition.high_watermark);
         }
     }
-    must(mqd_fetch_forgotten(&request, &forgotten_count));
+    must(mqd_fetch_begin_forgotten(&request, &forgotten_count));
     print_number(forgotten_count);
     for (int32_t i = 0; i < forgotten_count; i++) {
         must(mqd_fetch_next_forgotten_topic(&request, &topic));
@@ -210,7 +210,7 @@ static int dump_share(const uint8_t *body, uint32_t size_bytes, int16_t api_key,
             }
         }
     }
-    must(mqd_share_fetch_forgotten(&request, &forgotten_count));
+    must(mqd_share_fetch_begin_forgotten(&request, &forgotten_count));
     print_number(forgotten_count);
     for (int32_t i = 0; i < forgotten_count; i++) {
         must(mqd_share_fetch_next_topic(&request, &topic));

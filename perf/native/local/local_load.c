@@ -162,7 +162,7 @@ static uint8_t *values_make(int64_t record, int64_t count)
     uint8_t *values = malloc((size_t)(record * count));
     if (!values)
         exit(1);
-    for (int64_t i = 0; i < record * count; i++) /* letters: neither all alike nor noise */
+    for (int64_t i = 0; i < record * count; i++) /* letters: neither all equal nor random */
         values[i] = (uint8_t)('A' + (i * 2654435761u >> 7) % 26);
     return values;
 }
@@ -178,7 +178,7 @@ static int produce_main(const struct arguments *arguments)
         chunk = 4 * (batch / (record + 10) + 1);
     chunk = chunk < CHUNK_MAX ? chunk : CHUNK_MAX;
     struct load load;
-    /* a chunk's end is no batch's end */
+    /* the end of a chunk is not the end of a batch */
     load_open(&load, arguments, batch, number_of(arguments, "linger", 1000), number_of(arguments, "spin", 50));
     uint8_t *values = values_make(record, chunk);
     int64_t begin = now_ns(), end = begin + number_of(arguments, "milliseconds", 10000) * 1000000;
@@ -264,7 +264,7 @@ static int latency_main(const struct arguments *arguments)
 
 /* ---- at a pace ---- */
 
-struct weighed {
+struct weighted_sample {
     int64_t ns;
     uint32_t records;
 };
@@ -273,7 +273,7 @@ struct pace {
         uint64_t batch;
         int64_t due_ns;
     } pending[PENDING]; /* by batch number; when its oldest record was due */
-    struct weighed *took;
+    struct weighted_sample *took;
     uint64_t took_count, took_capacity;
 };
 
@@ -291,12 +291,13 @@ static void pace_on_delivery(void *context, const struct mqd_delivery *delivery)
             exit(1);
     }
     /* every record of the batch counts with the age of its oldest */
-    pace->took[pace->took_count++] = (struct weighed){now_ns() - pace->pending[at].due_ns, delivery->record_count};
+    pace->took[pace->took_count++] =
+        (struct weighted_sample){now_ns() - pace->pending[at].due_ns, delivery->record_count};
 }
 
 static int by_ns(const void *a, const void *b)
 {
-    int64_t x = ((const struct weighed *)a)->ns, y = ((const struct weighed *)b)->ns;
+    int64_t x = ((const struct weighted_sample *)a)->ns, y = ((const struct weighted_sample *)b)->ns;
     return (x > y) - (x < y);
 }
 
@@ -353,7 +354,7 @@ static int pace_main(const struct arguments *arguments)
         if (mqd_producer_send(load.producer, now / 1000, 0) < 0)
             fail("send");
         if (!load_deliveries(&load, pace_on_delivery, pace))
-            load_wait(&load, 100); /* at 800,000 a second 80 records fall due in it */
+            load_wait(&load, 100); /* at 800,000 a second 80 records become due meanwhile */
     }
     if (mqd_producer_send(load.producer, now_ns() / 1000, 1) < 0)
         fail("send");

@@ -25,8 +25,8 @@
 #define SLICE_NS 100000
 #define OUT_BYTES_MAX ((size_t)1 << 20) /* unsent bytes above this are sent before more is published */
 #define READ_BYTES ((size_t)256 << 10)
-#define READS_OF_A_TURN 8              /* then it is the other connection's turn */
-#define SETTLE_NS ((int64_t)300000000) /* the reader is waiting by then */
+#define READS_OF_A_TURN 8                    /* then it is the other connection's turn */
+#define READER_START_NS ((int64_t)300000000) /* the reader is waiting by then */
 
 struct load load;
 static const struct protocol *protocol;
@@ -103,20 +103,21 @@ static void link_open(struct link *link, int port)
     protocol->open(link);
 }
 
-static bool link_send(struct link *link) /* what goes without waiting; true: something went */
+/* Sends what the socket takes without waiting. True: something was sent. */
+static bool link_send(struct link *link)
 {
-    bool went = false;
+    bool progress = false;
     while (buffer_held(&link->out)) {
         ssize_t sent = send(link->fd, buffer_first(&link->out), buffer_held(&link->out), MSG_NOSIGNAL);
         if (sent < 0) {
             if (errno == EAGAIN || errno == EINTR)
-                return went;
+                return progress;
             fail("the peer closed the connection while records were sent: %s", strerror(errno));
         }
         link->out.start += (size_t)sent;
-        went = true;
+        progress = true;
     }
-    return went;
+    return progress;
 }
 
 static bool link_receive(struct link *link)
@@ -150,7 +151,7 @@ static void not_blocking(struct link *link)
         fail("fcntl: %s", strerror(errno));
 }
 
-/* ---- what the peer says ---- */
+/* ---- messages from the peer ---- */
 
 static int64_t due_of(int64_t number)
 {
@@ -334,7 +335,7 @@ static int latency_main(const struct arguments *arguments, int port)
     protocol->subscriber(&subscriber);
     not_blocking(&subscriber);
     wait_until_all(NULL, &subscriber, 0, warm);
-    began_ns = now_ns() + SETTLE_NS;
+    began_ns = now_ns() + READER_START_NS;
     rate = wanted_rate;
     warm_until_ns = began_ns + warm_ms * 1000000;
     double cpu = client_cpu_seconds();

@@ -33,7 +33,7 @@ struct load {
 extern struct load load;
 
 void stream_name(char name[NAME_MAX_BYTES], int stream);         /* TOPIC-0, TOPIC-1, ... */
-void stream_of_name(const char *name, size_t size, int *stream); /* the reverse; fails when it is none of ours */
+void stream_of_name(const char *name, size_t size, int *stream); /* the reverse; fails if it is not one of ours */
 
 /* Callbacks of the engine: a protocol calls them from take. */
 void on_acknowledged(int64_t number);

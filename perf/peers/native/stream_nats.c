@@ -12,7 +12,7 @@
 
 #define LINE_BYTES_MAX 512
 #define ACK_SID 1
-#define ASK_SID 2
+#define REQUEST_SID 2
 #define DELIVERY_SID 3 /* and above: one for each stream */
 #define WORDS_MAX 8
 #define PULL_RECORDS 500
@@ -63,7 +63,7 @@ static void status(struct link *link, int stream, const uint8_t *header, size_t 
 
 static void message(struct link *link, int sid, const char *subject, const uint8_t *payload, size_t header, size_t size)
 {
-    if (sid == ASK_SID) {
+    if (sid == REQUEST_SID) {
         snprintf(answer, sizeof answer, "%.*s", (int)size, (const char *)payload);
         answered = true;
     } else if (sid == ACK_SID) {
@@ -128,7 +128,7 @@ static void nats_open(struct link *link)
     buffer_text(&link->out, "CONNECT "
                             "{\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\",\"protocol\":1,"
                             "\"headers\":true,\"no_responders\":false}\r\n");
-    buffer_text(&link->out, "SUB _INBOX.ask %d\r\n", ASK_SID);
+    buffer_text(&link->out, "SUB _INBOX.ask %d\r\n", REQUEST_SID);
     request(link, "$JS.API.INFO", "");
 }
 

@@ -39,8 +39,8 @@ static struct {
     uint32_t records;
     bool open;
 } publishing;
-static bool answered;
-static uint16_t answer_code;
+static bool responded;
+static uint16_t response_code;
 
 static uint64_t get(const uint8_t *at, int bytes)
 {
@@ -146,64 +146,64 @@ static bool rabbitmq_take(struct link *link)
             fail("rabbitmq: credit was refused");
         if (!(key & RESPONSE) || size < 10)
             fail("rabbitmq: a frame of kind %d", key);
-        answered = true;
-        answer_code = (uint16_t)get(first + 12, 2);
+        responded = true;
+        response_code = (uint16_t)get(first + 12, 2);
     }
     link->in.start += 4 + size;
     return true;
 }
 
-static size_t ask(struct link *link, int key)
+static size_t begin_request(struct link *link, int key)
 {
     size_t place = begin(&link->out, key);
     put(&link->out, 1, 4); /* correlation id: one request at a time */
     return place;
 }
 
-static void wait_answer(struct link *link, size_t place, const char *what)
+static void wait_response(struct link *link, size_t place, const char *what)
 {
     finish(&link->out, place);
-    for (answered = false; !answered;)
+    for (responded = false; !responded;)
         if (!rabbitmq_take(link))
             link_need(link, buffer_held(&link->in) + 1);
-    if (answer_code != OK)
-        fail("rabbitmq: %s: response code %d", what, answer_code);
+    if (response_code != OK)
+        fail("rabbitmq: %s: response code %d", what, response_code);
 }
 
 static void rabbitmq_open(struct link *link)
 {
-    size_t place = ask(link, PEER_PROPERTIES);
+    size_t place = begin_request(link, PEER_PROPERTIES);
     put(&link->out, 0, 4);
-    wait_answer(link, place, "peer properties");
-    place = ask(link, SASL_HANDSHAKE);
-    wait_answer(link, place, "SASL handshake");
-    place = ask(link, SASL_AUTHENTICATE);
+    wait_response(link, place, "peer properties");
+    place = begin_request(link, SASL_HANDSHAKE);
+    wait_response(link, place, "SASL handshake");
+    place = begin_request(link, SASL_AUTHENTICATE);
     put_string(&link->out, "PLAIN");
     put(&link->out, 12, 4);
     buffer_add(&link->out, "\0guest\0guest", 12); /* RabbitMQ's own user for loopback */
-    wait_answer(link, place, "authentication");
-    place = begin(&link->out, TUNE); /* the server sends its own unasked; ours: frames of any size, no heartbeats */
+    wait_response(link, place, "authentication");
+    place = begin(&link->out, TUNE); /* the server sends its own first; ours: frames of any size, no heartbeats */
     put(&link->out, 0, 4);
     put(&link->out, 0, 4);
     finish(&link->out, place);
-    place = ask(link, OPEN);
+    place = begin_request(link, OPEN);
     put_string(&link->out, "/");
-    wait_answer(link, place, "open");
+    wait_response(link, place, "open");
 }
 
 static void rabbitmq_make(struct link *link, const char *stream)
 {
-    size_t place = ask(link, CREATE);
+    size_t place = begin_request(link, CREATE);
     put_string(&link->out, stream);
     put(&link->out, 0, 4);
-    wait_answer(link, place, "create");
+    wait_response(link, place, "create");
 }
 
 static void rabbitmq_drop(struct link *link, const char *stream)
 {
-    size_t place = ask(link, DELETE);
+    size_t place = begin_request(link, DELETE);
     put_string(&link->out, stream);
-    wait_answer(link, place, "delete");
+    wait_response(link, place, "delete");
 }
 
 static void rabbitmq_publisher(struct link *link)
@@ -211,11 +211,11 @@ static void rabbitmq_publisher(struct link *link)
     char name[NAME_MAX_BYTES];
     for (int stream = 0; stream < load.streams; stream++) {
         stream_name(name, stream);
-        size_t place = ask(link, DECLARE_PUBLISHER);
+        size_t place = begin_request(link, DECLARE_PUBLISHER);
         put(&link->out, (uint64_t)stream, 1);
         put_string(&link->out, "");
         put_string(&link->out, name);
-        wait_answer(link, place, "declare publisher");
+        wait_response(link, place, "declare publisher");
     }
 }
 
@@ -252,13 +252,13 @@ static void rabbitmq_subscriber(struct link *link)
     char name[NAME_MAX_BYTES];
     for (int stream = 0; stream < load.streams; stream++) {
         stream_name(name, stream);
-        size_t place = ask(link, SUBSCRIBE);
+        size_t place = begin_request(link, SUBSCRIBE);
         put(&link->out, (uint64_t)stream, 1);
         put_string(&link->out, name);
         put(&link->out, 1, 2); /* from the first */
         put(&link->out, CREDIT_FIRST, 2);
         put(&link->out, 0, 4);
-        wait_answer(link, place, "subscribe");
+        wait_response(link, place, "subscribe");
     }
 }
 

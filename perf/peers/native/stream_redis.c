@@ -28,7 +28,7 @@ static const uint8_t *line_end(const struct buffer *buffer)
     return found && found > buffer_first(buffer) && found[-1] == '\r' ? found : NULL;
 }
 
-static void ask(struct link *link)
+static void send_read(struct link *link)
 {
     char name[NAME_MAX_BYTES];
     buffer_text(&link->out,
@@ -43,12 +43,12 @@ static void ask(struct link *link)
 }
 
 /* An element is complete: so is each array whose last element it was. */
-static void taken(struct link *link)
+static void element_done(struct link *link)
 {
     while (redis_state.depth && --redis_state.left[redis_state.depth - 1] == 0)
         redis_state.depth--;
     if (!redis_state.depth)
-        ask(link);
+        send_read(link);
 }
 
 static void bulk(const uint8_t *bytes, size_t size)
@@ -103,7 +103,7 @@ static bool redis_take(struct link *link)
         on_acknowledged(redis_state.acknowledged++);
     link->in.start += head + (size_t)(number + 2);
     if (array_member)
-        taken(link);
+        element_done(link);
     return true;
 }
 
@@ -150,7 +150,7 @@ static void redis_subscriber(struct link *link)
 {
     for (int stream = 0; stream < load.streams; stream++)
         strcpy(redis_state.last_id[stream], "0");
-    ask(link);
+    send_read(link);
 }
 
 const struct protocol redis = {"redis",       redis_open, redis_make,       redis_drop, redis_publisher,

@@ -1,5 +1,5 @@
 """Clients that pipeline OffsetCommits over one connection, and the worker that keeps them until
-there is a response: when the acceptor dies it acts as mqd_control_acceptor_died in
+there is a response: when the acceptor dies it acts as mqd_control_on_acceptor_died in
 native/server/control_request.c.
 
 Checked, besides coordinators.py's checks of a group

@@ -94,10 +94,10 @@ class Share:
 
     @property
     def hashed(self) -> int:
-        return lib.mqd_share_hashed(self.native)
+        return lib.mqd_share_keys_from(self.native)
 
     def reach(self) -> int:
-        return lib.mqd_share_reach(self.native)
+        return lib.mqd_share_acquire_end(self.native)
 
     def next(self) -> int:
         return lib.mqd_share_next(self.native)

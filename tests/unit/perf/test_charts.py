@@ -52,4 +52,4 @@ def test_an_empty_chart_is_refused():
     ("value", "text"), [(0, "0"), (950, "950"), (1500, "1.5k"), (2_000_000, "2M"), (3.2e9, "3.2G"), (0.05, "0.05")]
 )
 def test_numbers_are_short(value, text):
-    assert charts.short(value) == text
+    assert charts.short_number(value) == text

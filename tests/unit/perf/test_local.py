@@ -24,14 +24,14 @@ def kept_figures() -> list[Figure]:
             Figure(name, unit, values, target, at_least, note)
         )
     )
-    kept = cases_local._Kept()
+    samples = cases_local._Samples()
     for factor in (1, 2, 3):
-        kept.load(
+        samples.load(
             "produce, shared memory",
             {"count": 1_000_000 * factor, "seconds": 0.5, "client_cpu_seconds": 0.4 * factor},
             CpuTime(run_ns=200_000_000 * factor),
         )
-    kept.add_to(bench, "produce, shared memory", 5e6)
+    samples.add_to(bench, "produce, shared memory", 5e6)
     return [*added, Figure("local: round trip", "µs", [3.0], 15.0), Figure("something else", "µs", [1.0], 0.5)]
 
 

@@ -56,7 +56,7 @@ class FakePeer:
     def version(self) -> str:
         return "1"
 
-    def can(self, load: Load) -> str:
+    def unsupported_reason(self, load: Load) -> str:
         return self.cannot
 
     def make_topic(self, name: str, load: Load) -> None:

@@ -156,7 +156,7 @@ def test_without_a_tool_the_reason_is_its_name(pom: Path, monkeypatch: pytest.Mo
     for request, reason in (
         (maven.java, "no java"),
         (lambda: maven.jars(pom), "no mvn"),
-        (lambda: debian.unpacked(["redis-server"]), "no apt-get"),
+        (lambda: debian.unpack(["redis-server"]), "no apt-get"),
     ):
         with pytest.raises(Unavailable, match=reason):
             request()
@@ -190,5 +190,5 @@ def test_existing_jars_are_not_downloaded_again(pom: Path, monkeypatch: pytest.M
 def test_apts_own_lists_are_tried_before_a_package_is_given_up(pom: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = _running(monkeypatch, 100, error="E: Unable to locate package redis-server\n")
     with pytest.raises(Unavailable, match="Unable to locate package redis-server"):
-        debian.unpacked(["redis-server"])
+        debian.unpack(["redis-server"])
     assert [command[-1] for command in ran] == ["redis-server", "update", "redis-server"]

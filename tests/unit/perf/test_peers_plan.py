@@ -29,11 +29,11 @@ def test_a_star_varies_one_factor_at_a_time_over_all_its_values() -> None:
 def test_durable_loads_use_acks_all() -> None:
     durable = dataclasses.replace(BASE, durable=True)
     assert {load.acks for load in plan.vary(durable)} == {"all"}
-    assert all(load.acks == "all" for load in plan.every() if load.durable)
+    assert all(load.acks == "all" for load in plan.all_combinations() if load.durable)
 
 
 def test_the_product_has_every_combination_once() -> None:
-    loads = plan.every()
+    loads = plan.all_combinations()
     assert len(loads) == len(set(loads)) == 3 * 3 * 3 * 3 + 3 * 1 * 3 * 3
 
 
@@ -44,7 +44,7 @@ def test_a_plan_measures_nothing_twice_and_begins_with_the_base(full: bool) -> N
     through = [step for step in steps if step.kind == plan.THROUGHPUT and step.driver == NEUTRAL]
     assert through[0].load == BASE
     assert {step.load for step in through} == set(
-        plan.every() if full else [*plan.vary(BASE), dataclasses.replace(BASE, durable=True)]
+        plan.all_combinations() if full else [*plan.vary(BASE), dataclasses.replace(BASE, durable=True)]
     )
 
 

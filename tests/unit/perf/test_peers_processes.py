@@ -100,5 +100,5 @@ def test_a_peer_that_ends_at_once_is_reported_with_the_reason(tmp_path: Path) ->
 
 
 def test_peers_that_cannot_flush_are_marked() -> None:
-    assert "fsync" in Script(Path("x")).can(Load(durable=True))
-    assert Script(Path("x")).can(Load()) == ""
+    assert "fsync" in Script(Path("x")).unsupported_reason(Load(durable=True))
+    assert Script(Path("x")).unsupported_reason(Load()) == ""

@@ -213,7 +213,7 @@ def _runs(*waited_shares: float):
 
 def test_a_disturbed_measurement_is_repeated_until_it_is_calm() -> None:
     bench = Bench(None, lambda line: None)  # type: ignore[arg-type]  # no broker is asked for
-    result, spent = bench.undisturbed(_runs(0.5, 0.3, 0.01, 0.0))
+    result, spent = bench.measure_undisturbed(_runs(0.5, 0.3, 0.01, 0.0))
     assert spent.waited_ns == 10_000_000
     assert result["count"] == 2, "the fourth was not made"
     assert (bench.measured, bench.disturbed) == (1, 0)
@@ -221,7 +221,7 @@ def test_a_disturbed_measurement_is_repeated_until_it_is_calm() -> None:
 
 def test_when_all_are_disturbed_the_least_disturbed_is_used_and_reported() -> None:
     bench = Bench(None, lambda line: None)  # type: ignore[arg-type]
-    _, spent = bench.undisturbed(_runs(0.5, 0.3, 0.2, 0.4))
+    _, spent = bench.measure_undisturbed(_runs(0.5, 0.3, 0.2, 0.4))
     assert spent.waited_ns == 200_000_000
     assert (bench.measured, bench.disturbed) == (1, 1)
 

@@ -48,5 +48,5 @@ def test_rounds_take_turns_and_are_compared_pairwise() -> None:
 
 
 def test_the_surge_sends_ten_times_as_much_as_each_of_ten() -> None:
-    assert cases.QUIET_LOAD["connections"] == cases.QUIET_CLIENTS == 10 and cases.SURGE_TIMES == 10
-    assert cases.QUIET_LOAD["partitions"] == cases.QUIET_CLIENTS + 1, "no client waits for another's partition"
+    assert cases.STEADY_LOAD["connections"] == cases.STEADY_CLIENTS == 10 and cases.SURGE_FACTOR == 10
+    assert cases.STEADY_LOAD["partitions"] == cases.STEADY_CLIENTS + 1, "no client waits for another's partition"

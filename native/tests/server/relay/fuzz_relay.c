@@ -479,8 +479,8 @@ static void submit(uint32_t i)
     int64_t offset = mqd_arena_allocate(r->arena, frame.size_bytes);
     NEED(!frame.failed && offset >= 0);
     memcpy(r->options.arenas[0] + offset, frame.bytes, frame.size_bytes);
-    mqd_frame_on(r, &clients[sent_request->client], r->options.arenas[0] + offset + 4, frame.size_bytes - 4,
-                 offset + 4);
+    mqd_dispatch_frame(r, &clients[sent_request->client], r->options.arenas[0] + offset + 4, frame.size_bytes - 4,
+                       offset + 4);
     mqd_arena_release(r->arena, (uint64_t)offset);
     mqd_buffer_free(&frame);
     sent_request->end = r->relays->relay[0]->out.size_bytes;
