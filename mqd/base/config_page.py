@@ -30,7 +30,7 @@ def markdown() -> str:
         "",
         (
             "Names and defaults are Kafka's wherever Kafka has the property; mqd's own are marked (mqd). An unknown"
-            " name or a value that is not allowed stops the start"
+            " name or a value that is not allowed prevents the start"
         ),
         "with a message that says where it was set and what is allowed.",
         "",
@@ -42,11 +42,11 @@ def markdown() -> str:
         "4. the default.",
         "",
         (
-            "In these three, `${file:PATH:KEY}` is the value of a key in another properties file, `${env:NAME}` that of"
+            "In the first three, `${file:PATH:KEY}` is the value of a key in another properties file, `${env:NAME}` that of"
             " an environment variable and `${dir:PATH:FILE}` the content of a file: secrets need not be in any of"
         ),
         (
-            "them. The references are resolved when the broker starts (Kafka's `config.providers`, which need"
+            "these places. The references are resolved when the broker starts (Kafka's `config.providers`, which need"
             " not be declared). A reference that cannot be resolved prevents the start."
         ),
         "",
@@ -71,7 +71,8 @@ def markdown() -> str:
         "",
         "## Consumer and share groups",
         "",
-        "Settings of a group of the consumer protocol (KIP-848), or of a share group (KIP-932): `mqd config set"
+        "Settings of a group of the consumer protocol (KIP-848), a share group (KIP-932) or a streams group (KIP-1071):"
+        " `mqd config set"
         " group/jobs share.isolation.level=read_committed`, or IncrementalAlterConfigs on a resource of type GROUP.",
         "",
         *_markdown_table(

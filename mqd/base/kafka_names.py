@@ -65,7 +65,7 @@ WITHOUT_EFFECT: dict[str, str] = {
     "Internal topics are written uncompressed.": (
         "offsets.topic.compression.codec share.coordinator.state.topic.compression.codec"
     ),
-    "TLS is the system's OpenSSL. For TLS between hosts see cluster.tls.": (
+    "The system's OpenSSL does TLS. For TLS between hosts see cluster.tls.": (
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),
@@ -118,7 +118,7 @@ REFUSED: dict[str, str] = {
     "sasl.kerberos.": _MECHANISMS,
     "sasl.": "it belongs to a mechanism that the broker does not support: see sasl.enabled.mechanisms",
     "principal.builder.class": "the broker loads no Java classes",
-    "security.providers": "the broker loads no Java classes; TLS is the system's OpenSSL",
+    "security.providers": "the broker loads no Java classes; the system's OpenSSL does TLS",
     "create.topic.policy.class.name": _POLICY,
     "alter.config.policy.class.name": _POLICY,
     "client.quota.callback.class": _POLICY + "; quotas are set by kafka-configs, or `mqd quota set`",

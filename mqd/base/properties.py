@@ -45,8 +45,8 @@ broker.rack: string
     The rack (availability zone) of this broker, as clients see it.
 max.connections: int >=1 <=1000000 dynamic per_listener = 10000
     Connections that the broker accepts; further ones are closed immediately. For one listener
-    (listener.name.NAME.max.connections): its own share of them. At run time it can be raised to 65536, or to its value
-    at the start.
+    (listener.name.NAME.max.connections): its limit within that number. At run time it can be raised to 65536, or to its
+    value at the start.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
     Connections that one address may have; further ones are closed immediately.
 max.connections.per.ip.overrides: string dynamic =
@@ -69,8 +69,9 @@ large.request.memory.bytes: long >=1048576 <=17179869184 = 268435456
     bytes arrive, and released afterwards. Requests that find it in use wait unread. At least socket.request.max.bytes;
     unless set, it grows with that.
 large.request.timeout.ms: int >=1000 <=INT_MAX = 30000
-    (mqd) A client that has begun a large request and sends nothing for this time is disconnected; after 2 seconds if
-    others wait for the memory, or if its request is not complete by then.
+    (mqd) A client that has begun a large request and sends nothing for this time is disconnected. While other requests
+    wait for the memory, it is disconnected after 2 seconds without data, or if its request is not complete after this
+    time.
 queued.max.request.bytes: long >=1048576 = 67108864
     Memory of one worker for requests and connections in addition to its receive arena; above that it stops reading from
     them.
@@ -78,8 +79,8 @@ local.attachments.max: int >=0 <=65536 = 1024
     (mqd) Clients on this host that the broker serves through shared memory; further ones connect by TCP. 0: none, and
     no client socket.
 local.memory.max.bytes: long >=1048576 <=1099511627776 = 1073741824
-    (mqd) Shared memory of all these clients together (a client requests 16 MiB by default). Only what is used is
-    allocated.
+    (mqd) Shared memory of all clients on this host together (a client requests 16 MiB by default). Only memory that is
+    used is allocated.
 local.socket.permissions: enum(0600|0660|0666) = 0600
     (mqd) File permissions of the client socket, run/client.sock in the data directory. A process that may connect to it
     has the rights of the user that local.principal.mapping.rules gives it; without an authorizer, every right.
@@ -184,7 +185,7 @@ ssl.enabled.protocols: list(TLSv1.2|TLSv1.3) per_listener = TLSv1.2,TLSv1.3
     refused TLSv1: {_BROKEN}
     refused TLSv1.1: {_BROKEN}
 ssl.cipher.suites: list pattern={"|".join(_SUITES)} per_listener
-    Cipher suites, if not all of these: {", ".join(_SUITES)}.
+    Enabled cipher suites. Not set: all of these: {", ".join(_SUITES)}.
 """
 
 _CLUSTER = r"""
@@ -261,7 +262,7 @@ leader.imbalance.per.broker.percentage: int >=0 <=100 = 10
 replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
     (mqd) The replicas of a lost host are created on other hosts after this time, unless it returns. -1: never.
 replica.moves.max: int >=1 <=100000 = 50
-    (mqd) Partitions whose replicas are moved at a time to drain a host, to even out load, or in place of a lost host.
+    (mqd) Partitions whose replicas are moved at a time to drain a host, to balance the load, or to replace a lost host.
 controlled.shutdown.moves.max: int >=1 <=1000000 = 1000
     (mqd) Leaderships that a host which shuts down transfers with each heartbeat.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
@@ -290,7 +291,8 @@ delete.topic.enable: bool = true
 unclean.leader.election.enable: bool dynamic = false
     true: if no in-sync replica is alive, a replica that lacks records leads after a second; the missing records are
     lost, including acknowledged ones. false: the partition waits; an operator can elect such a leader by
-    kafka-leader-election.sh --election-type unclean. Of values in files, the active controller's applies.
+    kafka-leader-election.sh --election-type unclean. If configuration files set it, the value on the active
+    controller's host applies.
 message.max.bytes: int >=0 dynamic = 1048588
     The largest record batch (max.message.bytes of a topic).
 compression.type: enum(uncompressed|zstd|lz4|snappy|gzip|producer) dynamic = producer
@@ -359,7 +361,7 @@ log.index.interval.bytes: int >=0 dynamic = 4096
 log.index.size.max.bytes: int >=4 dynamic ignored = 10485760
     Accepted (segment.index.bytes of a topic); indexes grow as needed.
 log.message.timestamp.type: enum(CreateTime|LogAppendTime) dynamic = CreateTime
-    Whether a record's timestamp is the producer's or the broker's.
+    CreateTime: a record has the producer's timestamp. LogAppendTime: the broker sets it.
 log.message.timestamp.before.max.ms: long >=0 dynamic = LONG_MAX
     How far in the past a record's timestamp may be.
 log.message.timestamp.after.max.ms: long >=0 dynamic = 3600000
@@ -704,8 +706,9 @@ queue.memory.bytes: long >=0 dynamic = 0
     not written to the disk; a power cut loses unflushed records (docs/queues.md). About three segments can wait: set
     segment.bytes to a third of it or more. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
-    (mqd) A member of a share group that reads several topics gets records of those with a higher priority first, among
-    those that one host leads. A tenth is reserved for lower ones, so that they do not wait forever.
+    (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
+    applies to the partitions that one host leads. A tenth is reserved for lower priorities, so that they do not wait
+    forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
@@ -720,7 +723,7 @@ dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
 acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is kept
     at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
-    a spare that has all records. At least 2, at most the number of replicas; with fewer in sync acks=all is refused, so
+    a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync acks=all is refused, so
     min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
     that are in sync.
 view.of: string dynamic =
@@ -781,8 +784,8 @@ share.auto.offset.reset: string dynamic = latest
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 errors.deadletterqueue.topic.name: string dynamic =
-    The topic for dead letters, for records that were rejected, or delivered group.share.delivery.count.limit times. It
-    needs errors.deadletterqueue.group.enable=true. Empty: there are none. Needs mqd.version 5.
+    The topic for dead letters, for records that were rejected, or delivered group.share.delivery.count.limit times. The
+    topic needs errors.deadletterqueue.group.enable=true. Empty: there are no dead letters. Needs mqd.version 5.
 errors.deadletterqueue.copy.record.enable: bool dynamic = false
     Dead letters have the key, the value and the headers of their records. false: only headers that identify the
     records.

@@ -34,9 +34,9 @@ class TrailingBytes(ProtocolError):
 
 
 _TABLE = """
--1  UNKNOWN_SERVER_ERROR                    no   the server hit an unexpected error
+-1  UNKNOWN_SERVER_ERROR                    no   an unexpected error occurred in the server
 0   NONE                                    no
-1   OFFSET_OUT_OF_RANGE                     no   the offset is outside what the partition holds
+1   OFFSET_OUT_OF_RANGE                     no   the offset is outside the partition's log
 2   CORRUPT_MESSAGE                         yes  the records fail their checksum or are malformed
 3   UNKNOWN_TOPIC_OR_PARTITION              yes  this server does not host the topic or partition
 4   INVALID_FETCH_SIZE                      no   the fetch size is invalid
@@ -48,7 +48,7 @@ _TABLE = """
 10  MESSAGE_TOO_LARGE                       no   the record batch is larger than the server accepts
 11  STALE_CONTROLLER_EPOCH                  no   the controller has moved to another broker
 12  OFFSET_METADATA_TOO_LARGE               no   the metadata of the offset commit is too large
-13  NETWORK_EXCEPTION                       yes  the server disconnected before it answered
+13  NETWORK_EXCEPTION                       yes  the server disconnected before it responded
 14  COORDINATOR_LOAD_IN_PROGRESS            yes  the coordinator is loading its state
 15  COORDINATOR_NOT_AVAILABLE               yes  the coordinator is not available
 16  NOT_COORDINATOR                         yes  this broker is not the coordinator

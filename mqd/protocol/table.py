@@ -28,42 +28,43 @@ NOTES = """
   it adds the partition.
 * **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for
   clients that support them, and of version 1 for the others. The response to EndTxn is sent when
-  the markers are written, so once the producer has it, the committed records are readable; if
-  writing them takes longer than 200 ms, the response is sent before.
+  the markers are written, so once the producer has it, the committed records are readable. If
+  writing the markers takes longer than 200 ms, the response is sent earlier.
 * **AddPartitionsToTxn** 4 and 5, which brokers send to each other, are served to clients too.
   **WriteTxnMarkers** accepts only aborts from clients (Admin.abortTransaction); a commit gets
-  CLUSTER_AUTHORIZATION_FAILED. If a coordinator knows the transaction, on any host, its producer is
-  fenced and it is aborted in all its partitions; otherwise only in the partitions of the request.
-  CONCURRENT_TRANSACTIONS: the transaction is already ending. Hosts send each other markers over a
-  listener that clients cannot use. These have a tagged field of mqd's own, number 9100, with the
-  partition's leader epoch, and are written only in that epoch. On that listener **EndTxn** forwards
-  an administrator's abort that another host received: the ongoing transaction of that producer is
-  aborted, if its epoch is not above the one in the request.
+  CLUSTER_AUTHORIZATION_FAILED. If a coordinator on any host knows the transaction, its producer is
+  fenced and the transaction is aborted in all its partitions; otherwise it is aborted only in the
+  partitions of the request. CONCURRENT_TRANSACTIONS means that the transaction is already ending.
+  Hosts send each other markers over a listener that clients cannot use. Such a marker has a tagged
+  field of mqd's own, number 9100, with the partition's leader epoch, and is written only in that
+  epoch. On that listener **EndTxn** forwards an administrator's abort that another host received:
+  the ongoing transaction of that producer is aborted, if its epoch is not above the one in the
+  request.
 * **FindCoordinator** names the leader of the partition of the internal topic that the group or
   transactional id belongs to; any other broker refuses requests for it with NOT_COORDINATOR. The
-  first request for a group creates `__consumer_offsets`, the first for a transactional id
-  `__transaction_state`.
+  first request for a group creates `__consumer_offsets`, and the first for a transactional id
+  creates `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of mqd's own,
   number 9100. If it is `true` in the request, the field of the same number in the response has the
   rebalance in progress in each group, its reason, and the members that delay it. Otherwise the
   response does not have the field. `mqd group describe` requests it.
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
-  transactions: transactions of many producers, whose end lists the producers to commit (winners)
-  (`mqd/coordinator/transaction/joint.py`). Their transactional ids begin with `mqd.joint.`; no
-  other id may use the field, and these ids may not be used for other transactions. InitProducerId
-  with `batch_id` and `run_id` enlists a child of the batch's transaction, which begins with the
-  first one: the response has the child's own producer id and epoch. With a producer id and epoch in
-  the request, that child reports that it is alive: the time-out counts from the last such report.
-  The response has `committed_batch_id`; if the requested batch is not above it, it is already
-  committed, and the response has no producer id (-1). EndTxn has `batch_id`, `run_id` and `winners`
-  (producer id and epoch of each child whose records count); its producer id is ignored. With
-  `committed` false the batch is aborted, and its run is over: children that it would enlist later
-  are refused, even if none was enlisted before. With an empty `run_id` and `committed` false an
-  administrator aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has
-  replaced this one, or this one was aborted; INVALID_TXN_STATE: the transaction was aborted
-  meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response
-  without the field comes from a broker that does not support joint transactions. Children produce
-  with Produce 12 and up.
+  transactions: transactions of many producers, in which EndTxn lists the producers to commit
+  (winners) (`mqd/coordinator/transaction/joint.py`). Their transactional ids begin with
+  `mqd.joint.`; no other id may use the field, and these ids may not be used for other transactions.
+  InitProducerId with `batch_id` and `run_id` enlists a child in the batch's transaction (the first
+  child begins the transaction): the response has the child's own producer id and epoch. With a
+  producer id and epoch in the request, that child reports that it is alive: the time-out counts
+  from the last such report. The response has `committed_batch_id`; if the requested batch is not
+  above it, it is already committed, and the response has no producer id (-1). EndTxn has
+  `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its
+  producer id is ignored. With `committed` false the batch is aborted, and its run is over: children
+  that it would enlist later are refused, even if none was enlisted before. With an empty `run_id`
+  and `committed` false an administrator aborts the transaction in progress. Errors:
+  PRODUCER_FENCED: another run has replaced this one, or this one was aborted; INVALID_TXN_STATE:
+  the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner does not belong to
+  this transaction. A response without the field comes from a broker that does not support joint
+  transactions. Children produce with Produce 12 and up.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   it contains a request of a client that is attached by shared memory to one host, for another host,
   which coordinates the client's group or transactional id or leads the partition (ListOffsets).
@@ -71,12 +72,12 @@ NOTES = """
   the principal and address by which its host authorizes it. `client_host_address` is the address of
   its host, for descriptions of groups. The contained request has that client's rights; with
   `is_host` it is a request of the host itself, for its dead letters, and has all rights.
-* **ReadShareGroupState** has a tagged field of mqd's own, number 9100: where the leader epochs of
-  the reader's log begin, and as the last one, 2147483647, where the log ends. In a newer leader
-  epoch the coordinator discards the state of records that this log has lost.
+* **ReadShareGroupState** has a tagged field of mqd's own, number 9100: the offsets at which the
+  leader epochs of the reader's log begin; the last entry, with epoch 2147483647, has the end of the
+  log. In a newer leader epoch the coordinator discards the state of records that this log has lost.
 * **DescribeShareGroupOffsets** and **ReadShareGroupStateSummary** have a tagged field of mqd's own,
   number 9100. If it is `true` in the request, the field of the same number in the response has the
-  number of unfinished records of each share-partition, by how often they were delivered. Otherwise
+  number of unfinished records of each share-partition, by the number of their deliveries. Otherwise
   the response does not have the field.
 * **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the
   share groups of each partition of the topics, and the partitions of `__share_group_state` that the
@@ -98,44 +99,45 @@ NOTES = """
   offsets. An error of the whole group is repeated at each requested partition (**OffsetFetch** 2 to
   7).
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id is valid only between
-  hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below 7, which has no field for
-  it, a response without partitions). A consumer that sends its rack (11 and up) is directed to an
-  in-sync replica there (KIP-392), and may read from any replica up to its high watermark. A session
-  belongs to its principal; others get FETCH_SESSION_ID_NOT_FOUND, where Kafka lets any client
-  continue it under its own rights.
+  hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (before version 7, which has no
+  field for the error, a response without partitions). A consumer that sends its rack (11 and up) is
+  directed to an in-sync replica there (KIP-392), and may read from any replica up to its high
+  watermark. A session belongs to its principal; others get FETCH_SESSION_ID_NOT_FOUND, where Kafka
+  lets any client continue it under its own rights.
 * **Produce** from 10 and **Fetch** from 12 on name the current leader along with
   NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,
-  when requested), each with the address that it has registered; the responding broker with the
-  address that the client has used. As the controller they name the responding broker, which
-  forwards changes to the active controller.
+  when requested), each with the address that it has registered; the responding broker is shown with
+  the address that the client has used. As the controller the response names the responding broker,
+  which forwards changes to the active controller.
 * **ListOffsets** supports earliest (-2, -4), latest (-1), by time, and the largest timestamp (-3);
   tiered offsets (-5, -6) return -1.
-* **AlterClientQuotas** accepts an ip by its address, never by a host name. A throttled response is
-  sent immediately, with its throttle time; then the connection is not read for that time (KIP-219).
-  A client over its controller_mutation_rate gets THROTTLING_QUOTA_EXCEEDED for each further topic
-  of **CreateTopics** from 6, **CreatePartitions** from 3 and **DeleteTopics** from 5 on; in earlier
-  versions it is served, and waits (KIP-599).
+* **AlterClientQuotas** accepts addresses, but not host names, for entities of the type ip. A
+  throttled response is sent immediately, with its throttle time; then the connection is not read
+  for that time (KIP-219). A client over its controller_mutation_rate gets THROTTLING_QUOTA_EXCEEDED
+  for each further topic of **CreateTopics** from 6, **CreatePartitions** from 3 and
+  **DeleteTopics** from 5 on; in earlier versions it is served, and waits (KIP-599).
 * **AlterReplicaLogDirs** gets its response when the move has begun; **DescribeLogDirs** shows the
   copy as a future replica with its lag.
 * **AlterPartitionReassignments** gets its response when the reassignments have begun; each is
-  checked separately. **DescribeQuorum** is the view of the quorum's leader, whichever broker is
-  queried; its tagged field 9100, of a partition, is the leader's
-  `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one; for **ElectLeaders** it
-  returns ELECTION_NOT_NEEDED. **UnregisterBroker** is refused while the broker is alive or has
+  checked separately. **DescribeQuorum** returns the view of the quorum's leader, whichever broker
+  is queried; its tagged field 9100, of a partition, is the leader's
+  `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one. For **ElectLeaders** it
+  returns ELECTION_NOT_NEEDED, or PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE
+  if the log directory is offline. **UnregisterBroker** is refused while the broker is alive or has
   replicas.
 * The responses to **CreateAcls** and **DeleteAcls** are sent when all workers of the host that
   received them apply the change. Without `authorizer.class.name` these and **DescribeAcls** return
   SECURITY_DISABLED, and requests for authorized operations return all operations that the resource
   supports. The rights that each request needs are in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, of a topic: 1
-  retires the partitions from `count` on, 2 does so even if keys of the remaining partitions move, 3
-  ends the pause of their producers, 4 changes nothing. The response to each has the field of the
-  same number: `step` (0 none is being retired; 1 they move to the hosts of the partitions that take
-  their records, 2 sealed, 3 redirected, 4 hidden), whether this host's workers have applied it
-  (`applied`), how many partitions remain, and for each retired partition the partition that takes
-  its records, its leader and leader epoch. CONCURRENT_TRANSACTIONS: a transaction is open on one of
-  them.
+  retires the partitions from `count` on; 2 does so even if keys of the remaining partitions move; 3
+  ends the pause of the retired partitions' producers; 4 only queries the state. The response to
+  each has the field of the same number: `step` (0 no partition is being retired, 1 retired
+  partitions move to the hosts of the partitions that take their records, 2 sealed, 3 redirected, 4
+  hidden), whether this host's workers have applied it (`applied`), how many partitions remain, and
+  for each retired partition the partition that takes its records, its leader and leader epoch.
+  CONCURRENT_TRANSACTIONS: a transaction is open on one of them.
 * **GetTelemetrySubscriptions** and **PushTelemetry** (71, 72; KIP-714) are not offered, as in
   Apache Kafka without a metrics reporter that implements `ClientTelemetry`. Clients with
   `enable.metrics.push=true`, the default in Java and librdkafka, then send no metrics and log no

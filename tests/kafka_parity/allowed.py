@@ -217,7 +217,7 @@ ALLOWED = (
     Allowed("JoinGroup", "2-9", "members", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics", HASHED, order=True),
     Allowed("DescribeLogDirs", "1-4", "results[].topics[].partitions", HASHED, order=True),
-    Allowed("DescribeLogDirs", "1-4", "results[].log_dir", "two directories on one host"),
+    Allowed("DescribeLogDirs", "1-4", "results[].log_dir", "each broker has its own directory on the same host"),
     Allowed(
         "DescribeLogDirs",
         "1-4",
@@ -298,7 +298,7 @@ ALLOWED = (
     Allowed("ListTransactions", "0-2", "transaction_states", HASHED, order=True),
     *(Allowed("ApiVersions", "0-4", "api_keys[] only Kafka", BETWEEN_BROKERS, kafka=str(key)) for key in range(83, 88)),
     Allowed("ApiVersions", "3-4", "finalized_features[] only mqd", "mqd.version is mqd's own"),
-    Allowed("ApiVersions", "3-4", "finalized_features_epoch", "the position in each one's metadata log"),
+    Allowed("ApiVersions", "3-4", "finalized_features_epoch", "it is a position in each broker's own metadata log"),
     Allowed(
         "ApiVersions",
         "4",
