@@ -54,7 +54,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     parsed_progress,
 )
 from mqd.coordinator.share.letter_records import Copied, Source
-from mqd.coordinator.share.records import core_name, listed
+from mqd.coordinator.share.records import core_name, runs_of
 from mqd.coordinator.share.runs import ARCHIVING
 from mqd.log.batches import CorruptBatch
 from mqd.log.lookup import records_at
@@ -202,7 +202,7 @@ class DeadLetters:
         (one,), (result,) = topic.partitions, answered.partitions
         if api_key not in (READ, WRITE) or result.error_code:
             return response
-        runs = listed(result.state_batches if api_key == READ else one.state_batches)
+        runs = runs_of(result.state_batches if api_key == READ else one.state_batches)
         writer = self._writers.get(name)
         if any(run.state == ARCHIVING for run in runs):
             if writer is None or writer.core.leader_epoch < one.leader_epoch or writer.core.phase == STOPPED:
@@ -358,7 +358,7 @@ class DeadLetters:
             if self._writers.get(writer.name) is not writer:
                 return
             if not result.error_code:
-                loaded = Loaded(result.state_epoch, tuple(listed(result.state_batches)))
+                loaded = Loaded(result.state_epoch, tuple(runs_of(result.state_batches)))
                 self._handle(writer, Outcome(step.token, loaded=loaded))
             elif result.error_code in (
                 ErrorCode.FENCED_LEADER_EPOCH,

@@ -26,8 +26,8 @@ class Persist(msgspec.Struct, frozen=True):
     records: tuple[KeyValue, ...]
     producer_id: int = -1
     producer_epoch: int = -1
-    # A lazy Persist decides nothing: earlier Persists already hold everything that counts. No Reply
-    # waits for it. The runtime delays it briefly to batch it with others.
+    # No decision depends on a lazy Persist: earlier Persists have everything that must not be lost.
+    # No Reply waits for it. The runtime delays it briefly to batch it with others.
     is_lazy: bool = False
 
 
@@ -50,8 +50,8 @@ def persists(records: list[KeyValue]) -> list["Action"]:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Answers the request with that number. Each request is answered exactly once. The runtime
-    ignores a number that no request waits for any more.
+    """The response to the request with that number. Each request is answered exactly once. The
+    runtime ignores the Reply if the request no longer waits.
     """
 
     request: int
@@ -59,8 +59,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Timer(msgspec.Struct, frozen=True):
-    """Arms this core's timer of that name, also one that is armed; `at_ms` None disarms it. It fires
-    once, as TimerFired, not before `at_ms`.
+    """Arms this core's timer of that name. If it is already armed, `at_ms` replaces its time; None
+    disarms it. It fires once, as TimerFired, not before `at_ms`.
     """
 
     name: str
@@ -84,9 +84,9 @@ class TimerFired(msgspec.Struct, frozen=True):
 
 
 class TransactionEnded(msgspec.Struct, frozen=True):
-    """The marker of a transaction. It goes to every core that has persisted something with that
-    producer id since the previous marker. The changes that it makes need no Persist: the marker
-    itself is the record.
+    """The marker of a transaction. The event goes to every core that has persisted something with
+    that producer id since the previous marker. The changes that it makes need no Persist: the
+    marker itself is the record.
     """
 
     producer_id: int

@@ -144,8 +144,8 @@ class Log:
         return await asyncio.shield(self.append_nowait(topic, partition, batch, leader_epoch, control))
 
     def marker_nowait(self, marker: Marker, leader_epoch: int = -1) -> asyncio.Future[int]:
-        """As append_nowait. For partitions of __consumer_offsets call the group coordinator
-        instead: the marker also changes its state.
+        """Appends a marker, like append_nowait(). For partitions of __consumer_offsets call the
+        group coordinator instead: the marker also changes its state.
         """
         batch = marker_batch(
             marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, marker.commit, marker.timestamp_ms
@@ -224,7 +224,7 @@ class Log:
         self.marker_nowait(there).add_done_callback(on_written)
 
     def on_owner_death(self, owner: int) -> None:
-        """Everything in flight to it has an unknown outcome (L3)."""
+        """Appends in flight to this owner have an unknown outcome (L3)."""
         for token in [token for token, append in self._pending.items() if append.owner == owner]:
             append = self._pending.pop(token)
             self._bytes -= append.size_bytes
@@ -240,9 +240,10 @@ class Log:
 
 def _is_redirected(marker: Marker, error: int) -> bool:
     """Whether a marker for a retired partition must also be written to the partition that takes its
-    records. With INVALID_PRODUCER_EPOCH this marker was written before, and it is unknown whether
-    the second one was. Records are redirected once only (D3 of native/server/redirect.h), so a
-    marker whose producer id was rewritten for a redirect is not written a second time.
+    records. INVALID_PRODUCER_EPOCH means that the retired partition has the marker already; the
+    other partition may not have it. Records are redirected once only (D3 of
+    native/server/redirect.h), so a marker whose producer id was rewritten for a redirect is not
+    written a second time.
     """
     return error in (0, ErrorCode.INVALID_PRODUCER_EPOCH) and origin_of(marker.producer_id)[1] < 0
 

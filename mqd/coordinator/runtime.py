@@ -25,7 +25,7 @@ Invariants
         immediately, or after each reload of its partition before the core answers any request,
         until the core's effects are written. This holds as long as no other host has led the
         partition, even if this host lost its lease or the partition had no leader in between.
-        Earlier events are for `after_load` to recover
+        `after_load` makes up for earlier events
 Bounds: REQUESTS_MAX requests wait in one coordinator; further ones are refused with
 COORDINATOR_NOT_AVAILABLE. MISSED_MAX posted events wait for one partition; the oldest are dropped.
 
@@ -202,7 +202,8 @@ class Coordinator:
 
     def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
         """Another host leads the partition in this epoch, or may have led it up to this epoch. It
-        has handled the posted events; its commits may refer to things created since.
+        has handled the posted events. Delivered again, they could remove what it has committed
+        since.
         """
         if partition < len(self.partition_states) and self.partition_states[partition].epoch <= leader_epoch:
             self.partition_states[partition].forget_missed()
@@ -548,7 +549,7 @@ class Coordinator:
         except Exception as error:
             state.shard = None
             state.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
-            # any error other than of the disk is a bug
+            # any error that is not a disk error is a bug
             write = log.error if isinstance(error, OSError) else log.exception
             write(
                 "a coordinator's partition cannot be loaded; trying again",

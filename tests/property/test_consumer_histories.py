@@ -73,9 +73,9 @@ def assigns_partitions_that_are_still_owned(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def does_not_wait_for_release(patch: pytest.MonkeyPatch) -> None:
-    original = consumer.reconciled
+    original = consumer.next_state
     patch.setattr(
-        consumer, "reconciled", lambda member, target, epoch, owners, owned: original(member, target, epoch, owners, {})
+        consumer, "next_state", lambda member, target, epoch, owners, owned: original(member, target, epoch, owners, {})
     )
 
 

@@ -179,7 +179,7 @@ def assignments_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def one_member_has_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(assignor, "_shared_out", lambda pool, users, current: {users[0]: pool})
+    patch.setattr(assignor, "_distribute", lambda pool, users, current: {users[0]: pool})
 
 
 @planted

@@ -115,10 +115,10 @@ def a_member_need_not_confirm_a_release(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def a_member_that_reports_nothing_has_released(patch: pytest.MonkeyPatch) -> None:
-    original = members.reconciled
+    original = members.next_state
     patch.setattr(
         streams,
-        "reconciled",
+        "next_state",
         lambda member, target, epoch, holders, owned: original(member, target, epoch, holders, owned or NO_TASKS),
     )
 
@@ -228,7 +228,7 @@ def the_tasks_of_a_member_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
 @planted
 def the_epochs_of_tasks_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        records, "_with_epochs", lambda role, epochs: records.listed(role, records._CURRENT.value.cls.TaskIds)
+        records, "_with_epochs", lambda role, epochs: records.as_structs(role, records._CURRENT.value.cls.TaskIds)
     )
 
 

@@ -25,7 +25,7 @@ from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, S
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share import core as share
-from mqd.coordinator.share.records import core_name, epoch_starts, listed
+from mqd.coordinator.share.records import core_name, epoch_starts, runs_of
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode, error_message
@@ -61,7 +61,7 @@ _EVENTS: dict[int, _Api] = {
             one.leader_epoch,
             one.start_offset,
             one.delivery_complete_count,
-            tuple(listed(one.state_batches)),
+            tuple(runs_of(one.state_batches)),
         ),
     ),
     DELETE: _Api(0, lambda number, one: share.Delete(number)),

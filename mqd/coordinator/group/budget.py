@@ -33,7 +33,7 @@ from mqd.coordinator.group.streams.requests import topic_names
 from mqd.protocol.errors import ErrorCode
 
 NEW_GROUPS, MEMBERS = 0.75, 0.875
-# Below this share of the limit requests are not checked: no single one can take the rest.
+# Below this fraction of the limit requests are not checked: no single request can use up the rest.
 UNCHECKED = 0.5
 
 log = logging.get("coordinator")

@@ -1,8 +1,8 @@
 """Builds the cores of groups and loads their records. Committed offsets, up to a million, are loaded
 in bulk, without a call for each.
 
-Values are decoded here, so that an unreadable one is found at loading, not when a client requests
-it.
+Values are decoded here, so that an unreadable value is found during loading, not when a client
+requests it.
 """
 
 from __future__ import annotations

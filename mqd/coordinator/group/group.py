@@ -86,7 +86,7 @@ class DeleteGroup(msgspec.Struct, frozen=True):
     request: int
 
 
-class Listed(NamedTuple):
+class GroupListing(NamedTuple):
     """An entry of ListGroups. `kind` is "classic" also for a group that has only offsets, as in
     Kafka.
     """
@@ -172,14 +172,14 @@ class Group:
     def member_count(self) -> int:
         return len(self.classic.members.by_id if self._modern is None else self._modern.members)
 
-    def listed(self) -> Listed:
+    def listing(self) -> GroupListing:
         if self.consumer is not None:
-            return Listed(self.group_id, CONSUMER_PROTOCOL, self.state_name, "consumer")
+            return GroupListing(self.group_id, CONSUMER_PROTOCOL, self.state_name, "consumer")
         if self.share is not None:
-            return Listed(self.group_id, SHARE_PROTOCOL, self.state_name, "share")
+            return GroupListing(self.group_id, SHARE_PROTOCOL, self.state_name, "share")
         if self.streams is not None:
-            return Listed(self.group_id, STREAMS_PROTOCOL, self.state_name, "streams")
-        return Listed(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
+            return GroupListing(self.group_id, STREAMS_PROTOCOL, self.state_name, "streams")
+        return GroupListing(self.group_id, self.classic.protocol_type or "", self.state_name, "classic")
 
     def held_up_by(self) -> list[DelayingMember]:
         return self.classic.held_up_by() if self.consumer is None else delaying_members(self.consumer)
@@ -204,7 +204,7 @@ class Group:
             else None
         )
 
-    def described(self) -> DescribeGroupsResponse.Group | None:
+    def describe(self) -> DescribeGroupsResponse.Group | None:
         """The entry of DescribeGroups. None: no such classic group."""
         if not self.is_shown or self._modern is not None:
             return None
@@ -216,7 +216,7 @@ class Group:
             protocol_type=classic.protocol_type or "",
             protocol_data=(classic.protocol or "") if stable else "",
             members=[
-                member.described(classic.protocol if stable else None) for member in classic.members.by_id.values()
+                member.describe(classic.protocol if stable else None) for member in classic.members.by_id.values()
             ],
         )
 
@@ -292,7 +292,7 @@ class Group:
                 consumer.pending.append((classic_records.encode_key(self.group_id), None))
         else:
             consumer = (
-                migration.upgraded(classic, self.cluster, now_ms)
+                migration.upgrade(classic, self.cluster, now_ms)
                 if self.cluster.settings(self.group_id).upgrade
                 else None
             )
@@ -375,7 +375,7 @@ class Group:
 
     def _downgrade(self, consumer: ConsumerGroup, now_ms: int) -> list[Action]:
         consumer.downgrades = False
-        value = migration.downgraded(consumer, now_ms)
+        value = migration.downgrade(consumer, now_ms)
         if value is None or len(consumer.members) > self.classic.settings.max_size:
             return []
         tombstones = consumer.delete_all()
@@ -439,7 +439,7 @@ class Group:
         return records
 
     def _maybe_remove(self) -> list[Action]:
-        """A group without members is removed with its last offset."""
+        """Removes a group that has neither members nor offsets left."""
         if not self.offsets.is_empty or not self._is_deserted():
             return []
         return list(persists(self._remove()))

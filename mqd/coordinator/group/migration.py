@@ -1,9 +1,9 @@
 """Online migration between the classic and the consumer protocol (KIP-848,
 group.consumer.migration.policy). Pure; group.py does the rest.
 
-upgraded     the first ConsumerGroupHeartbeat joins a classic group: its members become classic
+upgrade      the first ConsumerGroupHeartbeat joins a classic group: its members become classic
              members of a consumer group with the same generation and the same assignment
-downgraded   no member speaks the consumer protocol any more: the members become members of a
+downgrade    no member speaks the consumer protocol any more: the members become members of a
              classic group, keep their assignment, and rejoin immediately
 """
 
@@ -25,7 +25,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 
-def upgraded(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
+def upgrade(classic: ClassicGroup, cluster: Cluster, now_ms: int) -> ConsumerGroup | None:
     """A consumer group with the members of the classic group; its records are pending. None: the
     group cannot be converted (another protocol type, or unreadable metadata).
     """
@@ -108,7 +108,7 @@ def retry_replies(classic: ClassicGroup) -> list[Action]:
     return found
 
 
-def downgraded(group: ConsumerGroup, now_ms: int) -> bytes | None:
+def downgrade(group: ConsumerGroup, now_ms: int) -> bytes | None:
     """The GroupMetadata of the classic group. None: the members have no protocol in common."""
     members = list(group.members.values())
     votes, first = group.classic.votes, members[0].description.classic

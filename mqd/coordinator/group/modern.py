@@ -33,7 +33,7 @@ class ModernGroup:
         self.pending: list[KeyValue] = []  # records of the event in progress
         self.needs_new_epoch = False  # a change other than that of topics requires a new epoch
         self._armed_ms: int | None = None
-        # by member id: description, current
+        # member id -> (description, current)
         self._loading: dict[str, tuple[Any, Any]] = {}
         self._loaded_keys: set[bytes] = set()
 

@@ -71,7 +71,8 @@ topics: [Topic] 0+
         racks: [string] 0+
 """,
 )
-# authorized_as: mqd's own tagged field: for whom the regular expression is resolved
+# authorized_as is mqd's own tagged field: the client whose rights limit the matches of the regular
+# expression
 CONSUMER_GROUP_MEMBER_METADATA = RecordType(
     5,
     "ConsumerGroupMemberMetadata",

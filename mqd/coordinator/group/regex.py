@@ -1,7 +1,7 @@
 """Subscriptions by regular expression (KIP-848: SubscribedTopicRegex, RE2 syntax), matched against
 whole topic names.
 
-Any client that can join a group supplies expressions, so they run in RE2: time is linear in the
+Any client that can join a group can supply expressions, so they run in RE2: time is linear in the
 name's length, memory is bounded by REGEX_MEMORY_BYTES, and there is no backtracking. Each name is
 matched once for each expression; when the topics change only new names are matched. Internal topics
 match like any others, as in Kafka: `.*` reads __consumer_offsets too.

@@ -14,9 +14,9 @@ Invariants (check())
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on give the state (`durable()`)
     P5  with updates since the last snapshot the timer of the next one is armed
-    P6  when a reader names a newer leader epoch, the state of lost records is dropped: of the
-        offsets at or above the end, in the reader's log, of the leader epoch in which the state was
-        written. Other records get these offsets
+    P6  a read in a newer leader epoch drops the state of records that the log has lost. These are
+        the offsets from the point on where, in the reader's log, the leader epoch of the state
+        ends. Other records get these offsets
 Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the
@@ -87,7 +87,7 @@ class Read(msgspec.Struct, frozen=True, gc=False):
 
 
 class Write(msgspec.Struct, frozen=True, gc=False):
-    """`runs` are valid (records.listed)."""
+    """The caller has validated `runs` (records.runs_of)."""
 
     request: int
     state_epoch: int
@@ -360,7 +360,7 @@ class SharePartition:
             self._reset()
             return
         record = records.SHARE_SNAPSHOT.decode_value(value)
-        runs = Runs(records.listed(record.state_batches))
+        runs = Runs(records.runs_of(record.state_batches))
         self._reset()
         self.exists, self.runs = True, runs
         self.snapshot_epoch, self.state_epoch = record.snapshot_epoch, record.state_epoch
@@ -371,7 +371,7 @@ class SharePartition:
             self.runs.advance(self.start_offset)
 
     def _replay_update(self, record: Any) -> None:
-        runs = records.listed(record.state_batches)
+        runs = records.runs_of(record.state_batches)
         self.leader_epoch = max(self.leader_epoch, record.leader_epoch)
         if record.start_offset > self.start_offset:
             self.start_offset = record.start_offset

@@ -6,14 +6,15 @@ delivered the maximum number of times. The states of a partition's groups are sp
 coordinators of `__share_group_state`, so its leader queries all of them.
 
 Invariants
-    Q1  no group loses a record that it is not done with: nothing is deleted from the start offset
-        of any of the partition's groups on. A group that begins while the coordinators are queried may
-        begin after the deleted records
+    Q1  no group loses a record that it is not done with: nothing at or above the start offset of
+        any of the partition's groups is deleted. A group that begins while the coordinators are
+        queried may begin after the deleted records
     Q2  nothing is deleted until each partition of `__share_group_state` has responded
-    Q3  a start offset counts when it is persisted: a host reports only what it would load again
+    Q3  a start offset counts only once it is persisted: a host reports only values that it would
+        load again
     Q4  nothing is deleted if no group has begun, or if one has no start offset yet
-    Q5  a start offset counts when it was read in the partition's leader epoch: only then is it not
-        above the log's records (P6 of core.py). Until then the group needs all records
+    Q5  a start offset counts only if it was read in the partition's current leader epoch. An older
+        one may lie above the log's end (P6 of core.py), so such a group needs all records
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def update_record(
     return key, SHARE_UPDATE.encode_value(value)
 
 
-def listed(batches: list) -> list[Run]:
+def runs_of(batches: list) -> list[Run]:
     """State batches of a record or a request as runs. Raises ValueError for invalid batches."""
     runs = [Run(batch.first_offset, batch.last_offset, batch.delivery_state, batch.delivery_count) for batch in batches]
     for run in runs:

@@ -26,7 +26,7 @@ an EndTxn is recognized by the epoch before the current one, and a fenced produc
 mistaken for it.
 
 Invariants (check() asserts those of one state; the simulator those across transitions)
-    T1  there are partitions exactly in Ongoing and the two Prepare states; an abort without
+    T1  a transaction has partitions exactly in Ongoing and the two Prepare states; an abort without
         partitions goes directly to CompleteAbort
     T2  for one producer id the epoch never falls; a new producer id begins at 0; each is used by
         one transactional id only
@@ -284,8 +284,8 @@ class Transaction(TransactionState):
         return None
 
     def _abort_nothing(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
-        """A client of version 2 that aborts does not know whether any of its records arrived. From
-        now on they are refused.
+        """Handles an abort without a transaction: a client of version 2 does not know whether any
+        of its records arrived. From now on they are refused.
         """
         self.previous_producer_id = self.producer_id
         if self.producer_epoch >= EPOCH_MAX - 1:
@@ -327,8 +327,8 @@ class Transaction(TransactionState):
         )
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
-        """The waiting EndTxn is answered before the Complete record is written: that record decides
-        nothing.
+        """The waiting EndTxn is answered before the Complete record is written: the outcome does
+        not depend on that record.
         """
         if self.state not in PREPARING or event.attempt != self._attempt:
             return

@@ -292,8 +292,8 @@ class JointTransaction(JointState):
                 )
 
     def _on_markers_written(self, event: events.MarkersWritten, now_ms: int, actions: list[Action]) -> None:
-        """The waiting EndJoint is answered before the Complete record is written: that record
-        decides nothing.
+        """The waiting EndJoint is answered before the Complete record is written: the outcome does
+        not depend on that record.
         """
         if self.state not in PREPARING or event.attempt not in self._pending:
             return

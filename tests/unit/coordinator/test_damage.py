@@ -131,7 +131,7 @@ def test_groups(seed: int, make_log) -> None:
         for number in range(8):
             now += chance.choice((1, 500, 60_000))
             group.handle(_event(chance, group, number), now)
-            group.described(), group.listed()
+            group.describe(), group.listing()
 
 
 def _event(chance: random.Random, group: Group, number: int) -> object:

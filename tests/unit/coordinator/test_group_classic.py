@@ -464,15 +464,15 @@ def test_a_group_above_the_limit_after_a_restart_rejoins() -> None:
 
 def test_described_and_listed() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
-    assert shell.core.described() is None and shell.core.state_name == "Dead"
+    assert shell.core.describe() is None and shell.core.state_name == "Dead"
     ids = shell.stable(2)
-    group = shell.core.described()
+    group = shell.core.describe()
     assert (group.group_state, group.protocol_type, group.protocol_data) == ("Stable", "consumer", "range")
     assert [
         (one.member_id, one.client_id, one.client_host, one.member_metadata, one.member_assignment)
         for one in group.members
     ] == [(ids[0], "client", "/10.0.0.1", b"m", b"a0"), (ids[1], "client", "/10.0.0.1", b"m", b"a1")]
-    assert tuple(shell.core.listed()) == ("g", "consumer", "Stable", "classic")
+    assert tuple(shell.core.listing()) == ("g", "consumer", "Stable", "classic")
     shell.join(ids[0])
-    between = [(one.member_metadata, one.member_assignment) for one in shell.core.described().members]
+    between = [(one.member_metadata, one.member_assignment) for one in shell.core.describe().members]
     assert between == [(b"", b"a0"), (b"", b"a1")]

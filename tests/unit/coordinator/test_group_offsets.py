@@ -483,7 +483,7 @@ def test_a_group_outlives_its_last_offset_until_it_is_looked_at() -> None:
         found = GroupShell()
         found.handle(commit(("t", 0, 5)))
         found.handle(DeleteOffsets(2, (("t", (0,)),)))
-        assert found.core.exists and found.core.listed().state == "Empty" and found.core.offsets.is_empty
+        assert found.core.exists and found.core.listing().state == "Empty" and found.core.offsets.is_empty
         return found
 
     kept = shell()

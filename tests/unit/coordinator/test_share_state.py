@@ -122,7 +122,7 @@ def test_invalid_state_batches(run: Run) -> None:
         first_offset=run.first, last_offset=run.last, delivery_state=run.state, delivery_count=run.deliveries
     )
     with pytest.raises(ValueError, match="a state batch"):
-        records.listed([batch])
+        records.runs_of([batch])
 
 
 def test_before_it_is_initialized_and_after_its_end() -> None:

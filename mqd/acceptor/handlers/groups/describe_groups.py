@@ -34,7 +34,7 @@ def _describe(broker: Broker, group_id: str, version: int, with_rebalance: bool)
         core = coordinator(broker).core(group_id)
     except CoordinatorError as error:
         return DescribeGroupsResponse.Group(group_id=group_id, error_code=error.error_code)
-    found = core.described() if isinstance(core, Group) else None
+    found = core.describe() if isinstance(core, Group) else None
     if found is not None:
         if with_rebalance:
             found.rebalance = rebalance_of(broker, core, DescribeGroupsResponse)

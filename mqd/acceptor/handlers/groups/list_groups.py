@@ -17,7 +17,7 @@ async def handle(context: Context, header: RequestHeader, request: ListGroupsReq
     try:
         groups = coordinator(context.broker)
         groups.check_loaded()
-        found = [core.listed() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
+        found = [core.listing() for _, core in groups.items() if isinstance(core, Group) and core.is_shown]
     except CoordinatorError as error:
         return ListGroupsResponse(error_code=error.error_code)
     sees_all = context.authorize(Operation.DESCRIBE, ResourceType.CLUSTER, is_named=False)

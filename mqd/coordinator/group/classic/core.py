@@ -19,8 +19,8 @@ Invariants (check(), in addition to those of members.py and classic/records.py)
     G2  a JoinGroup waits only in PreparingRebalance, a SyncGroup only in CompletingRebalance; a
         change of state answers the requests of the previous one immediately
     G3  the generation never falls, and rises by one with each join phase that ends
-    G4  a member that waits for nothing has a deadline, and so has a new member's first JoinGroup
-        and every pending member: no member stays forever without a heartbeat or request
+    G4  a member without a waiting request has a deadline, and so have a new member's first
+        JoinGroup and every pending member: no member stays forever without a heartbeat or request
     G5  the join timer is armed exactly in PreparingRebalance, the sync timer while members of this
         generation have not synced: no phase lasts forever
     G6  only members can be recorded as not synced, and only while the group is CompletingRebalance
@@ -156,7 +156,7 @@ class ClassicGroup(Rebalancing):
     # -- sessions ----------------------------------------------------------------------------------
 
     def note_activity(self, member: Member, now_ms: int) -> None:
-        """The member has sent another request than one of this protocol (a commit)."""
+        """The member has sent a request that is not part of this protocol (a commit)."""
         if not member.is_new:
             self._touch(member, now_ms)
 

@@ -114,7 +114,7 @@ class Member(Watched):
         """Whether `protocols` are the member's: same metadata, same order."""
         return list(self.protocols.items()) == list(protocols.items())
 
-    def described(self, protocol: str | None) -> DescribeGroupsResponse.Member:
+    def describe(self, protocol: str | None) -> DescribeGroupsResponse.Member:
         """Its entry of DescribeGroups. Metadata is that of the current generation, empty if there is
         none; an assignment stays until the next one, as in Kafka.
         """

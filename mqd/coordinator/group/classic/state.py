@@ -19,7 +19,7 @@ CONSUMER_PROTOCOL = "consumer"
 # highest generation that is accepted from a record: later ones must fit into an int32
 GENERATION_MAX = 2**31 - 2**16
 
-# Plain integers: on the heartbeat's path an enum attribute costs as much as everything else.
+# Plain integers: on the heartbeat's path reading an enum attribute costs as much as all the rest.
 NONE, REBALANCE_IN_PROGRESS, UNKNOWN_MEMBER_ID = (
     int(ErrorCode.NONE),
     int(ErrorCode.REBALANCE_IN_PROGRESS),

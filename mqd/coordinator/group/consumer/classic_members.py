@@ -8,9 +8,8 @@ wait for each other: each JoinGroup is answered immediately.
 
 A classic member must send its next request within its rebalance timeout: JoinGroup after the first
 REBALANCE_IN_PROGRESS, SyncGroup after JoinGroup. When the last member of the consumer protocol
-has left and the configuration allows it, the group requests to become a classic one
-(`ConsumerGroup.downgrades`); group.py does that. Source: KIP-848 (online migration), Kafka's own
-behaviour.
+has left and the configuration allows it, the group sets `ConsumerGroup.downgrades`, and group.py
+converts it to a classic group. Source: KIP-848 (online migration), Kafka's own behaviour.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ from mqd.coordinator.group.consumer.members import (
     STABLE,
     Member,
     Owners,
-    reconciled,
+    next_state,
 )
 from mqd.coordinator.group.consumer.records import Current, Description, Partitions
 from mqd.coordinator.group.consumer.requests import Refused
@@ -111,9 +111,9 @@ class ConsumerGroup(ModernGroup):
         self.owners = Owners()
         self.assignor_votes: dict[str, int] = {}
         self.classic = ClassicSide(self)
-        # to become a classic group: no member uses the consumer protocol any more
+        # must become a classic group: no member uses the consumer protocol any more
         self.downgrades = False
-        self._rebalance_since_ms = -1  # time of the first target since all members last held theirs
+        self._rebalance_since_ms = -1  # time of the first target after all members last held theirs
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
@@ -134,7 +134,7 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def state_name(self) -> str:
-        """As ListGroups and ConsumerGroupDescribe name it. O(members)."""
+        """The state's name in ListGroups and ConsumerGroupDescribe. O(members)."""
         if not self.members:
             return "Empty"
         if self.epoch > self.assignment_epoch:
@@ -147,8 +147,8 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def rebalance_since_ms(self) -> int:
-        """When the rebalance in progress began: the first target since all members last held theirs.
-        -1: all hold their target. O(members).
+        """When the rebalance in progress began: the time of the first target after all members last
+        held their targets. -1: all hold them now. O(members).
         """
         return self._rebalance_since_ms if self.state_name == "Reconciling" else -1
 
@@ -217,7 +217,9 @@ class ConsumerGroup(ModernGroup):
     def _heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
         message = event.message
         known = find(self, event)
-        description = requests.described(known.description if known is not None else None, event, self.cluster.matcher)
+        description = requests.updated_description(
+            known.description if known is not None else None, event, self.cluster.matcher
+        )
         member, bump = self.enroll(known, message.member_id or event.new_member_id, description)
         self.refresh(bump)
         self.maybe_assign(now_ms)
@@ -311,7 +313,9 @@ class ConsumerGroup(ModernGroup):
         self.members[member.member_id] = member
 
     def _renamed(self, old: Member, member_id: str) -> Member:
-        """A static member that comes back under a new member id inherits everything, from epoch 0."""
+        """Gives a static member that comes back its new member id. It keeps everything but starts
+        at epoch 0.
+        """
         target = self.target.get(old.member_id, NOTHING)
         current = Current(0, 0, STABLE, old.assigned, NOTHING)
         self.remove(old)
@@ -410,7 +414,7 @@ class ConsumerGroup(ModernGroup):
         if self.epoch != self.assignment_epoch:
             ids = member.topic_ids
             target = {topic_id: indexes for topic_id, indexes in target.items() if topic_id in ids}
-        current = reconciled(member, target, self.assignment_epoch, self.owners, owned)
+        current = next_state(member, target, self.assignment_epoch, self.owners, owned)
         if current == member.current:
             return
         was_revoking = member.state == REVOKING and member.epoch == current.epoch
@@ -451,9 +455,9 @@ class ConsumerGroup(ModernGroup):
             self.fence(list(late.values()))
 
     def _on_describe(self, event: ConsumerDescribe, now_ms: int, replies: list[Action]) -> None:
-        from mqd.coordinator.group.consumer.describe import described
+        from mqd.coordinator.group.consumer.describe import describe_group
 
-        replies.append(Reply(event.request, described(self)))
+        replies.append(Reply(event.request, describe_group(self)))
 
     # -- loading -----------------------------------------------------------------------------------
 

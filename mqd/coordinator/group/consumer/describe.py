@@ -23,7 +23,7 @@ _TopicPartitions = ConsumerGroupDescribeResponse.TopicPartitions
 TYPE_CLASSIC, TYPE_CONSUMER = 0, 1
 
 
-def described(group: ConsumerGroup) -> _Group:
+def describe_group(group: ConsumerGroup) -> _Group:
     return _Group(
         group_id=group.group_id,
         group_state=group.state_name,

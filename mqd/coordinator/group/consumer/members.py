@@ -127,7 +127,7 @@ class Member(Watched):
 # -- reconciliation --------------------------------------------------------------------------------
 
 
-def reconciled(
+def next_state(
     member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None
 ) -> Current:
     """The member's new state. `owned`: the partitions that it reports; None: it reported none.

@@ -150,7 +150,7 @@ def valid_epoch(epoch: int, lowest: int = 0) -> int:
 
 
 def target_record(group_id: str, member_id: str, partitions: Partitions) -> KeyValue:
-    value = _TARGET.value.cls(topic_partitions=listed(partitions, _TARGET.value.cls.TopicPartition))
+    value = _TARGET.value.cls(topic_partitions=as_structs(partitions, _TARGET.value.cls.TopicPartition))
     return _TARGET.encode_key(group_id, member_id), _TARGET.encode_value(value)
 
 
@@ -164,8 +164,8 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
         member_epoch=current.epoch,
         previous_member_epoch=current.previous_epoch,
         state=current.state,
-        assigned_partitions=listed(current.assigned, cls.TopicPartitions),
-        partitions_pending_revocation=listed(current.revoking, cls.TopicPartitions),
+        assigned_partitions=as_structs(current.assigned, cls.TopicPartitions),
+        partitions_pending_revocation=as_structs(current.revoking, cls.TopicPartitions),
     )
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 
@@ -205,7 +205,7 @@ def is_resolved_expression(key: bytes) -> bool:
     return records.key_type_of(key) == REGULAR_EXPRESSION
 
 
-def listed(partitions: Partitions, cls: type) -> list:
+def as_structs(partitions: Partitions, cls: type) -> list:
     return [cls(topic_id=topic_id, partitions=list(indexes)) for topic_id, indexes in partitions.items()]
 
 

@@ -91,7 +91,7 @@ def is_full(message: ConsumerGroupHeartbeatRequest) -> bool:
     )
 
 
-def described(old: Description | None, event: ConsumerHeartbeat, matcher: RegexMatcher) -> Description:
+def updated_description(old: Description | None, event: ConsumerHeartbeat, matcher: RegexMatcher) -> Description:
     """The member's description of itself; absent fields keep their value. Returns `old` itself if
     nothing is new. Raises Refused.
     """

@@ -28,7 +28,7 @@ def simple(members: Mapping[str, MemberSpec], partitions: Mapping[bytes, tuple[i
     for topics, users in _pools(members, partitions):
         pool = [(topic_id, index) for topic_id in topics for index in partitions[topic_id]]
         held = {member_id: members[member_id].current for member_id in users}
-        for member_id, taken in _shared_out(pool, users, held).items():
+        for member_id, taken in _distribute(pool, users, held).items():
             found[member_id] += taken
     return {member_id: _listed(taken, members[member_id].current) for member_id, taken in found.items()}
 
@@ -48,7 +48,7 @@ def _pools(
     return [(topic_ids, subscribers) for topic_ids, subscribers in by_topic if subscribers]
 
 
-def _shared_out(
+def _distribute(
     pool: list[Partition], users: list[str], current: Mapping[str, Mapping[bytes, tuple[int, ...]]]
 ) -> dict[str, list[Partition]]:
     members_per_partition = -(-len(users) // len(pool))
@@ -86,7 +86,8 @@ def _shared_out(
                 to_push.append((lead, user))
         for entry in to_push:
             heapq.heappush(heap, entry)
-    # Rare: the members that lack partitions already have all the remaining ones. All are dealt again.
+    # Rare: the members that lack partitions already have all the remaining ones. All partitions are
+    # distributed again.
     if heap:
         deal = cycle(users)
         taken = {user: {} for user in users}

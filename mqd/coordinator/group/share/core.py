@@ -3,14 +3,14 @@ of its offsets. Sans-I/O.
 
 Epochs are those of a consumer group (consumer/core.py), but members share partitions: none waits
 for another, and a member moves to the target with its next heartbeat. Only share-partitions whose
-state is initialized are assigned. A heartbeat that finds others initializes them: they are
-recorded as initializing, a request goes to the share coordinator (an Effect), and its response makes
-them assignable, in a new epoch. States are deleted in the same two steps.
+state is initialized are assigned. A heartbeat that finds uninitialized ones has them initialized:
+they are recorded as initializing, a request goes to the share coordinator (an Effect), and its
+response makes them assignable, in a new epoch. States are deleted in the same two steps.
 
 Invariants (check())
     G1  member epoch <= target epoch <= group epoch
-    G2  only members have a target, and only of initialized share-partitions, apart from deleted
-        topics
+    G2  only members have a target; it contains only initialized share-partitions, and possibly some
+        of deleted topics
     G3  with a target of the group's epoch and no newly assignable partitions, every initialized
         partition of a subscribed topic has a member
     G4  a share-partition is initializing or initialized, not both; the name of each topic is kept
@@ -319,7 +319,7 @@ class ShareGroup(ModernGroup):
         self.pending.append(records.target_epoch_record(self.group_id, self.epoch))
 
     def _assignable(self) -> Partitions:
-        """Of the subscribed topics, the partitions that are initialized."""
+        """The initialized partitions of the subscribed topics."""
         initialized = self.states.initialized
         return {
             topic_id: initialized[topic_id]
@@ -451,7 +451,7 @@ class ShareGroup(ModernGroup):
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a full session timeout, because they could not reach this coordinator before.
-        What was being initialized is initialized again by the next heartbeat.
+        The next heartbeat repeats initializations that were in progress.
         """
         loading, self._loading, self._loaded_keys = self._loading, {}, set()
         session_ms = self.cluster.share_settings(self.group_id).session_timeout_ms

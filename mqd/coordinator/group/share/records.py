@@ -10,7 +10,7 @@ import msgspec
 
 from mqd.coordinator.actions import KeyValue
 from mqd.coordinator.group import records
-from mqd.coordinator.group.consumer.records import Partitions, listed, partitions_of, valid_epoch
+from mqd.coordinator.group.consumer.records import Partitions, as_structs, partitions_of, valid_epoch
 from mqd.coordinator.schema import key_type_of
 
 MEMBER, METADATA, TARGET_METADATA, TARGET_MEMBER, CURRENT, STATES = range(10, 16)
@@ -84,7 +84,7 @@ def decode_target_epoch(value: bytes) -> int:
 
 
 def target_record(group_id: str, member_id: str, partitions: Partitions) -> KeyValue:
-    value = _TARGET.value.cls(topic_partitions=listed(partitions, _TARGET.value.cls.TopicPartition))
+    value = _TARGET.value.cls(topic_partitions=as_structs(partitions, _TARGET.value.cls.TopicPartition))
     return _TARGET.encode_key(group_id, member_id), _TARGET.encode_value(value)
 
 
@@ -98,7 +98,7 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
         member_epoch=current.epoch,
         previous_member_epoch=current.previous_epoch,
         state=STABLE,
-        assigned_partitions=listed(current.assigned, cls.TopicPartitions),
+        assigned_partitions=as_structs(current.assigned, cls.TopicPartitions),
     )
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 

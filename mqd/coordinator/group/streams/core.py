@@ -40,7 +40,7 @@ from mqd.coordinator.group.offsets import CommitOffsets
 from mqd.coordinator.group.streams import records, requests, responses
 from mqd.coordinator.group.streams.assignor import MemberSpec, Shape, sticky
 from mqd.coordinator.group.streams.events import StreamsDescribe, StreamsHeartbeat, StreamsHeartbeatOutcome
-from mqd.coordinator.group.streams.members import STABLE, UNREVOKED, Member, reconciled
+from mqd.coordinator.group.streams.members import STABLE, UNREVOKED, Member, next_state
 from mqd.coordinator.group.streams.records import Current, Description, Metadata
 from mqd.coordinator.group.streams.tasks import NO_TASKS, Holders, Tasks, contains, difference, each, overlap
 from mqd.coordinator.group.streams.topology import Configured, InvalidTopology, Topology, configure
@@ -69,7 +69,7 @@ class StreamsGroup(ModernGroup):
 
     records: ClassVar[Any] = records
     deadline_timer: ClassVar[str] = DEADLINE_TIMER
-    first_epoch: ClassVar[int] = 2  # 1 is that of members that wait for the first assignment
+    first_epoch: ClassVar[int] = 2  # members that wait for the first assignment have epoch 1
 
     def __init__(self, group_id: str, cluster: Cluster) -> None:
         super().__init__(group_id, cluster)
@@ -96,7 +96,7 @@ class StreamsGroup(ModernGroup):
 
     @property
     def state_name(self) -> str:
-        """As ListGroups and StreamsGroupDescribe name it. O(members)."""
+        """The state's name in ListGroups and StreamsGroupDescribe. O(members)."""
         if not self.members:
             return "Empty"
         if self.topology is None or self.validated_epoch != self.topology.epoch:
@@ -155,7 +155,7 @@ class StreamsGroup(ModernGroup):
         if isinstance(event, StreamsHeartbeat):
             replies.append(Reply(event.request, self._on_heartbeat(event, now_ms)))
         elif isinstance(event, StreamsDescribe):
-            replies.append(Reply(event.request, responses.described(self, self._described_configuration())))
+            replies.append(Reply(event.request, responses.describe_group(self, self._described_configuration())))
         elif isinstance(event, TimerFired):
             self._on_timer(event, now_ms)
         else:
@@ -181,7 +181,7 @@ class StreamsGroup(ModernGroup):
     def _heartbeat(self, event: StreamsHeartbeat, now_ms: int) -> StreamsHeartbeatOutcome:
         message = event.message
         known = self._find(event)
-        description = requests.described(known.description if known is not None else None, event)
+        description = requests.updated_description(known.description if known is not None else None, event)
         owned = requests.owned(message)
         topology = self._topology_of(event)
         configured = self._configuration(topology)
@@ -443,7 +443,7 @@ class StreamsGroup(ModernGroup):
         """Moves the member as far towards the target as possible."""
         before = member.current
         target = self.target.get(member.member_id, NO_TASKS)
-        current = reconciled(member, target, self.assignment_epoch, self.holders, owned)
+        current = next_state(member, target, self.assignment_epoch, self.holders, owned)
         if current == before:
             return
         self._hold(member, current)

@@ -49,7 +49,7 @@ class Member(Watched):
         return self.description.process_id
 
 
-def reconciled(member: Member, target: Tasks, target_epoch: int, holders: Holders, owned: Tasks | None) -> Current:
+def next_state(member: Member, target: Tasks, target_epoch: int, holders: Holders, owned: Tasks | None) -> Current:
     """The member's new state. `owned`: the tasks that it reports; None: it reported none. Pure."""
     current = member.current
     epoch, assigned = current.epoch, current.assigned

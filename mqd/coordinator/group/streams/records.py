@@ -30,8 +30,8 @@ Epochs = dict[tuple[str, int], int]  # active task -> the epoch in which its mem
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """`validated_epoch`: of the topology, if it was ready; otherwise -1. `standby_replicas`: the
-    setting that the last assignment used; None: not known.
+    """`validated_epoch`: the topology's epoch if it was ready, otherwise -1. `standby_replicas`:
+    the setting that the last assignment used; None: not known.
     """
 
     epoch: int
@@ -54,7 +54,9 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Current(msgspec.Struct, frozen=True):
-    """The tasks that a member holds. `epochs`: of its active tasks, those to be revoked included."""
+    """The tasks that a member holds. `epochs` covers all its active tasks, including those to be
+    revoked.
+    """
 
     epoch: int
     previous_epoch: int
@@ -128,7 +130,7 @@ def decode_target_epoch(value: bytes) -> int:
 
 def target_record(group_id: str, member_id: str, tasks: Tasks) -> KeyValue:
     cls = _TARGET.value.cls
-    value = cls(*(listed(role, cls.TaskIds) for role in tasks))
+    value = cls(*(as_structs(role, cls.TaskIds) for role in tasks))
     return _TARGET.encode_key(group_id, member_id), _TARGET.encode_value(value)
 
 
@@ -144,9 +146,9 @@ def current_record(group_id: str, member_id: str, current: Current) -> KeyValue:
         current.previous_epoch,
         current.state,
         _with_epochs(current.assigned.active, current.epochs),
-        *(listed(role, cls.TaskIds) for role in current.assigned[1:]),
+        *(as_structs(role, cls.TaskIds) for role in current.assigned[1:]),
         _with_epochs(current.revoking.active, current.epochs),
-        *(listed(role, cls.TaskIds) for role in current.revoking[1:]),
+        *(as_structs(role, cls.TaskIds) for role in current.revoking[1:]),
     )
     return _CURRENT.encode_key(group_id, member_id), _CURRENT.encode_value(value)
 
@@ -223,12 +225,12 @@ def decode_key(key: bytes) -> tuple[int, str]:
     return kind, getattr(records.STREAMS_GROUP_TYPES[kind].decode_key(key), "member_id", "")
 
 
-def listed(role: TaskSet, cls: type) -> list[Any]:
+def as_structs(role: TaskSet, cls: type) -> list[Any]:
     return [cls(subtopology_id=name, partitions=list(partitions)) for name, partitions in role.items()]
 
 
 def _with_epochs(role: TaskSet, epochs: Epochs) -> list[Any]:
-    found = listed(role, _CURRENT.value.cls.TaskIds)
+    found = as_structs(role, _CURRENT.value.cls.TaskIds)
     for one in found:
         one.assignment_epochs = [epochs[one.subtopology_id, partition] for partition in one.partitions]
     return found

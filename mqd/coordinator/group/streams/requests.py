@@ -124,7 +124,7 @@ def topology(message: StreamsGroupHeartbeatRequest) -> Topology | None:
         raise Refused(ErrorCode.STREAMS_INVALID_TOPOLOGY, str(problem)) from None
 
 
-def described(old: Description | None, event: StreamsHeartbeat) -> Description:
+def updated_description(old: Description | None, event: StreamsHeartbeat) -> Description:
     """The member's description of itself; absent fields keep their value. Raises Refused."""
     message = event.message
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.streams.members import Member
-from mqd.coordinator.group.streams.records import listed
+from mqd.coordinator.group.streams.records import as_structs
 from mqd.coordinator.group.streams.tasks import NO_TASKS, Tasks, TaskSet, each
 from mqd.coordinator.group.streams.topology import Configured, InternalTopic, Topology
 from mqd.protocol.messages import StreamsGroupDescribeResponse, StreamsGroupHeartbeatResponse
@@ -38,7 +38,7 @@ class Group(Protocol):
 
 def set_tasks(response: StreamsGroupHeartbeatResponse, tasks: Tasks) -> None:
     response.active_tasks, response.standby_tasks, response.warmup_tasks = (
-        listed(role, _Response.TaskIds) for role in tasks
+        as_structs(role, _Response.TaskIds) for role in tasks
     )
 
 
@@ -67,7 +67,7 @@ def _partitions(group: Group, role: TaskSet) -> list[StreamsGroupHeartbeatRespon
     return [_Response.TopicPartition(topic=name, partitions=partitions) for name, partitions in sorted(found.items())]
 
 
-def described(group: Group, configured: Configured) -> StreamsGroupDescribeResponse.Group:
+def describe_group(group: Group, configured: Configured) -> StreamsGroupDescribeResponse.Group:
     return _Described.Group(
         group_id=group.group_id,
         group_state=group.state_name,
@@ -124,4 +124,4 @@ def _member(group: Group, member: Member) -> StreamsGroupDescribeResponse.Member
 
 
 def _assignment(tasks: Tasks) -> Any:
-    return _Described.Assignment(*(listed(role, _Described.TaskIds) for role in tasks))
+    return _Described.Assignment(*(as_structs(role, _Described.TaskIds) for role in tasks))
