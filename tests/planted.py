@@ -19,7 +19,7 @@ from mqd.protocol.errors import ErrorCode
 
 
 def _begins_at_its_end(self: ActiveController, node: int, now_ms: int) -> None:
-    self.sessions.heard(node, now_ms - self._options.session_ms)
+    self.sessions.on_heartbeat(node, now_ms - self._options.session_ms)
     self._unfenced_since[node] = now_ms
 
 
@@ -55,7 +55,7 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "R14": [(partitions, "_may_complete", _true)],
     "903": [(in_sync, "_fetched_as_registered", _true)],
     "L2": [(ActiveController, "_begin_session", _begins_at_its_end)],
-    "proof": [(ActiveController, "_is_of_this_session", _true)],
+    "proof": [(ActiveController, "_matches_session", _true)],
     "proof of any epoch": [(ActiveController, "_is_for_this_controller", _true)],
 }
 _KEPT = {rule: [(owner, name, getattr(owner, name)) for owner, name, _ in places] for rule, places in RULES.items()}

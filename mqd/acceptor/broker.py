@@ -59,7 +59,9 @@ class Context:
             return True
         only_logged = self.broker.denials_only_logged
         if is_named:
-            self.broker.audit.denied(address.principal, address.peer_ip, operation, resource_type, name, only_logged)
+            self.broker.audit.record_denial(
+                address.principal, address.peer_ip, operation, resource_type, name, only_logged
+            )
         return only_logged
 
     async def change(self, change: messages.Change, timeout_ms: int) -> messages.Response:

@@ -59,7 +59,9 @@ class Compression(NamedTuple):
 
 class Transactions(Protocol):
     async def check(self, payload: bytes) -> list[int] | int:
-        """Handles the payload of a CHECK. Returns an error code for each partition, or one for all."""
+        """Handles the payload of a CHECK. Returns an error code for each partition, or one code for
+        all.
+        """
         ...
 
 
@@ -77,7 +79,7 @@ class Checks:
 
     # -- transactions ------------------------------------------------------------------------------
 
-    async def transaction(self, payload: bytes, version: int) -> CheckResult:
+    async def check_transaction(self, payload: bytes, version: int) -> CheckResult:
         if self.transactions is None:
             return CheckResult(int(ErrorCode.INVALID_TXN_STATE))
         loop = asyncio.get_running_loop()
@@ -98,7 +100,7 @@ class Checks:
 
     # -- records -----------------------------------------------------------------------------------
 
-    async def records(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> CheckResult:
+    async def check_batch(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> CheckResult:
         """`batch`: one whole record batch with a valid checksum and header; its records are
         unchecked. `kind`: CHECK_RECORDS (each needs a key), CHECK_PARSE, or CHECK_SCHEDULES (the
         headers of each say when it is due). With `to`, the payload is the batch in that codec.

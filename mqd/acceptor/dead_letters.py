@@ -8,8 +8,8 @@ record is the metadata of an offset of the group PROGRESS_GROUP + the share grou
 of their partition like a coordinator's records, on another host through its acceptor.
 
 This runs in the acceptor and not in a process of its own, because the written states pass through
-it anyway, and dead letters are rare. Its load is bounded: AT_ONCE transactions write at a time, each
-CHUNK_BYTES of copied records at a time, which are read in the disks' threads.
+it anyway, and dead letters are rare. Its load is bounded: at most IN_FLIGHT_MAX transactions write
+at a time. Each writes CHUNK_BYTES of copied records at a time, which the disks' threads read.
 
 Bounds: one writer for each share-partition that this host leads and that has had dead letters;
 up to IDLE_MAX writers without dead letters are kept. Concurrency: the event loop's thread.
@@ -80,7 +80,7 @@ TRANSACTION_TIMEOUT_MS = 60_000
 STEP_S = 45.0
 RETRY_S, RETRY_S_MAX, RETRIES_S = 0.01, 0.3, 15.0
 PRODUCE, PRODUCE_VERSION, PRODUCE_S = 0, 9, 10.0  # between hosts
-AT_ONCE = 8
+IN_FLIGHT_MAX = 8
 CHUNK_BYTES = 4 << 20
 IDLE_MAX = 10_000
 GROUPS_COUNTED_MAX = 10_000
@@ -157,7 +157,7 @@ class DeadLetters:
         self._states: ShareStates = coordinators.share_states
         self.peers: Peers | None = None
         self._writers: dict[str, _Writer] = {}
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._written: Counter[str] = Counter()
         self._address = Address(LISTENER_LOCAL, peer_ip="127.0.0.1", is_host=True)
 

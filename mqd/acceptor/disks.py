@@ -34,10 +34,10 @@ class _Work(QueryProgress):
 
 
 class _Directory:
-    """One log directory. At most `at_once` threads work in it."""
+    """One log directory. At most `threads_max` threads work in it."""
 
-    def __init__(self, path: Path, at_once: int) -> None:
-        self._path, self._at_once = path, at_once
+    def __init__(self, path: Path, threads_max: int) -> None:
+        self._path, self._threads_max = path, threads_max
         self._under_way: set[_Work] = set()
         self._waiting: dict[_Work, None] = {}
 
@@ -63,7 +63,7 @@ class _Directory:
             item.response.cancel()  # its caller was cancelled
 
     def _start(self) -> None:
-        while self._waiting and len(self._under_way) < self._at_once:
+        while self._waiting and len(self._under_way) < self._threads_max:
             item = next(iter(self._waiting))
             del self._waiting[item]
             item.step()

@@ -146,7 +146,7 @@ async def respond(
     try:
         header, request = _decode(frame)
         api = SUPPORTED[header.api_key].name
-        outcome = await _handled(broker, address, header, request, frame, began)
+        outcome = await _call_handler(broker, address, header, request, frame, began)
         failed = False
         return outcome
     except UnsupportedVersion as error:
@@ -165,7 +165,7 @@ async def respond(
             observer.observe(api, time.perf_counter() - began, failed)
 
 
-async def _handled(
+async def _call_handler(
     broker: Broker, address: Address, header: RequestHeader, request: object, frame: bytes, began: float
 ) -> Outcome:
     context = Context(broker, address)
@@ -187,10 +187,10 @@ async def _handled(
             return Outcome(_encode(header, authorized.completed(relayed)))
     handling = handler(context, header, authorized.request)
     if throttle.counts_time(context, header):
-        response = await throttle.charged(handling, context, header, began)
+        response = await throttle.run_and_charge(handling, context, header, began)
     else:
         response = await handling
-    response = authorized.completed(response)
+    response = authorized.complete(response)
     return Outcome(
         _encode(header, response) if response is not None else None,
         context.cacheable,

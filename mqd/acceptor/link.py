@@ -373,9 +373,9 @@ class Link:
             return
         payload = frames[descriptor.offset : end]
         if descriptor.flags == native.CHECK_TRANSACTION:
-            response = self.checks.transaction(bytes(payload), descriptor.a & 0xFFFF)
+            response = self.checks.check_transaction(bytes(payload), descriptor.a & 0xFFFF)
         else:
-            response = self.checks.records(payload, descriptor.flags, _compression(descriptor))
+            response = self.checks.check_batch(payload, descriptor.flags, _compression(descriptor))
         assert self._loop is not None
         task = self._loop.create_task(self._check(worker, descriptor, response))
         self._tasks.add(task)

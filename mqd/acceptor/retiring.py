@@ -1,6 +1,6 @@
-"""Checks before partitions of a topic are retired: no transaction may be open on one of them; and
-before others are added in their place no transaction may be open that wrote to the removed ones.
-Only the leaders of the partitions know that.
+"""Checks for open transactions, which only the leaders of the partitions know. Before partitions of
+a topic are retired, none may be open on them; before partitions are added in their place, none may
+be open that wrote to the removed ones.
 
 A transaction that begins between the response and the first step of a retirement ends normally, and
 no transaction writes to a removed partition:
@@ -38,7 +38,7 @@ ADVICE = (
 Retirement = CreatePartitionsResponse.Retirement
 
 
-class Open(NamedTuple):
+class OpenTransaction(NamedTuple):
     """An open transaction, as a partition sees it."""
 
     partition: int
@@ -54,7 +54,7 @@ def first_retired(topic: messages.TopicImage) -> int:
     return next((partition.index for partition in topic.partitions if partition.redirect >= 0), len(topic.partitions))
 
 
-def described(broker: Broker, topic: messages.TopicImage) -> Retirement:
+def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
     """`step`: 0 no partition is retiring (or all are removed), 1 they are moving to those that take
     their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers have applied it.
     """
@@ -115,7 +115,9 @@ async def refusal_to_add(
     return await _refused(context, header, change.name, min(found), "add partitions then") if found else None
 
 
-async def _refused(context: Context, header: RequestHeader, topic: str, found: Open, then: str) -> tuple[int, str]:
+async def _refused(
+    context: Context, header: RequestHeader, topic: str, found: OpenTransaction, then: str
+) -> tuple[int, str]:
     producer_id, sent_to = origin_of(found.producer_id)
     name = await _transactional_id(context, header, producer_id)
     owner = (
@@ -133,7 +135,9 @@ async def _refused(context: Context, header: RequestHeader, topic: str, found: O
     )
 
 
-async def _open_on(context: Context, header: RequestHeader, topic: messages.TopicImage, first: int) -> list[Open]:
+async def _open_on(
+    context: Context, header: RequestHeader, topic: messages.TopicImage, first: int
+) -> list[OpenTransaction]:
     """Raises _Unknown, also for a permanently lost partition, because only an operator knows that it
     will not return. A leader that was elected uncleanly reports the open transactions in the
     remaining records.
@@ -158,7 +162,9 @@ async def _open_on(context: Context, header: RequestHeader, topic: messages.Topi
     return [one for response in responses for one in response]
 
 
-async def _request(context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]) -> list[Open]:
+async def _request(
+    context: Context, header: RequestHeader, node: int, name: str, indexes: list[int]
+) -> list[OpenTransaction]:
     service, response = context.broker.transactions, None
     request = DescribeProducersRequest(topics=[DescribeProducersRequest.Topic(name=name, partition_indexes=indexes)])
     if node == context.broker.node_id:
@@ -184,7 +190,7 @@ async def _request(context: Context, header: RequestHeader, node: int, name: str
                 f" open on it ({reason}); try again. If that persists, its disk has failed: {ADVICE}"
             )
         found += [
-            Open(partition.partition_index, one.producer_id)
+            OpenTransaction(partition.partition_index, one.producer_id)
             for one in partition.active_producers
             if one.current_txn_start_offset >= 0
         ]

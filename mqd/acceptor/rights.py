@@ -42,11 +42,11 @@ class ElementRule(NamedTuple):
     field: str  # of the request
     response_field: str  # of the response
     check: Check
-    parts: str = ""  # field of an element that lists its parts: the response to a denied element omits them
-    is_group_first: bool = False  # the handler checks the group even if no element is left; see Authorized
+    parts: str = ""  # field of an element that lists its parts, which the response to a denied element omits
+    is_group_first: bool = False  # the handler checks the group even if no element is left; see AuthorizedRequest
 
 
-class Authorized(NamedTuple):
+class AuthorizedRequest(NamedTuple):
     """`request`: the part for the handler; None: nothing is left. `denied`: the response to the
     rest, to be joined with the handler's, unless that is an error of the whole request and
     `is_group_first`.
@@ -57,7 +57,7 @@ class Authorized(NamedTuple):
     joined: str = ""  # field of both responses
     is_group_first: bool = False
 
-    def completed(self, response: Any) -> object | None:
+    def complete(self, response: Any) -> object | None:
         if self.denied is None:
             return response
         if response is None:
@@ -68,27 +68,27 @@ class Authorized(NamedTuple):
         return response
 
 
-def authorize(context: Context, header: RequestHeader, request: object) -> Authorized:
+def authorize(context: Context, header: RequestHeader, request: object) -> AuthorizedRequest:
     if context.broker.authorizer is None or context.address.is_trusted:
-        return Authorized(request)
+        return AuthorizedRequest(request)
     for rule in RIGHTS.get(header.api_key, (NOT_LISTED,)):
         if isinstance(rule, WholeRule):
             error = rule.check(context, header, request, request)
             if error:
-                return Authorized(None, _failed(header, None if _is_refused_alone(header) else request, error))
+                return AuthorizedRequest(None, _failed(header, None if _is_refused_alone(header) else request, error))
         else:
             return _authorize_elements(context, header, request, rule)
-    return Authorized(request)
+    return AuthorizedRequest(request)
 
 
-def _authorize_elements(context: Context, header: RequestHeader, request: Any, rule: ElementRule) -> Authorized:
+def _authorize_elements(context: Context, header: RequestHeader, request: Any, rule: ElementRule) -> AuthorizedRequest:
     allowed: list[Any] = []
     denied: dict[int, list[Any]] = {}
     for element in getattr(request, rule.field):
         error = rule.check(context, header, request, element)
         (denied.setdefault(error, []) if error else allowed).append(element)
     if not denied:
-        return Authorized(request)
+        return AuthorizedRequest(request)
     elements: list[object] = []
     for error, refused_elements in denied.items():
         if rule.parts:
@@ -98,7 +98,7 @@ def _authorize_elements(context: Context, header: RequestHeader, request: Any, r
     denied_response = message_class(header.api_key, "Response")(**{rule.response_field: elements})
     is_handled = allowed or rule.is_group_first
     rest = msgspec.structs.replace(request, **{rule.field: allowed}) if is_handled else None
-    return Authorized(rest, denied_response, rule.response_field, rule.is_group_first)
+    return AuthorizedRequest(rest, denied_response, rule.response_field, rule.is_group_first)
 
 
 def _is_refused_alone(header: RequestHeader) -> bool:

@@ -9,7 +9,7 @@ Invariants
     U1  the log from the new start on gives the state of every share-partition: all that exist when
         the start is chosen have a snapshot above it, all that come later begin above it
     U2  the leader epoch is the same at both ends of a prune; otherwise the log may be another one
-Bounds: AT_ONCE snapshots are under way. Concurrency: the event loop's thread.
+Bounds: IN_FLIGHT_MAX snapshots are under way. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from mqd.coordinator.partition_state import PartitionState
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share.core import Snapshot
 
-AT_ONCE = 100
+IN_FLIGHT_MAX = 100
 RECORDS_MIN = 1_000  # fewer are not worth a prune
 SNAPSHOT_S, DELETE_MS = 10.0, 30_000
 
@@ -58,8 +58,8 @@ class SharePruning:
         if not is_due(self._start_offset(state.index), end_offset, len(names)):
             return -1
         try:
-            for first in range(0, len(names), AT_ONCE):
-                await asyncio.gather(*map(self._snapshot, names[first : first + AT_ONCE]))
+            for first in range(0, len(names), IN_FLIGHT_MAX):
+                await asyncio.gather(*map(self._snapshot, names[first : first + IN_FLIGHT_MAX]))
         except CoordinatorError:
             return -1  # the next prune starts over
         if state.shard is None or state.shard.leader_epoch != leader_epoch:  # U2

@@ -23,7 +23,7 @@ MUTATION_UNITS = 1_000_000  # units that one changed partition costs (mqd/contro
 _SASL_HANDSHAKE, _SASL_AUTHENTICATE = 17, 36
 
 
-class Measured:
+class TimedAwaitable:
     """An awaitable that sums the duration of its steps in `work_ns`."""
 
     def __init__(self, work: Awaitable[object]) -> None:
@@ -55,7 +55,7 @@ def _is_limited(context: Context, kind: QuotaKind) -> bool:
 
 
 def counts_time(context: Context, header: RequestHeader) -> bool:
-    """Whether charged() is needed for this request."""
+    """Whether run_and_charge() is needed for this request."""
     return _is_limited(context, QuotaKind.REQUEST) and header.api_key not in (_SASL_HANDSHAKE, _SASL_AUTHENTICATE)
 
 
@@ -95,11 +95,13 @@ class TopicChanges:
             self.throttle_time_ms = 0 if self._strict else _ms(delay_ns)
 
 
-async def charged(handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float) -> object:
+async def run_and_charge(
+    handling: Awaitable[object], context: Context, header: RequestHeader, began_s: float
+) -> object:
     """Runs the handler; its response carries the throttle time. The time spent since `began_s`
     (perf_counter) counts too.
     """
-    measured = Measured(handling)
+    measured = TimedAwaitable(handling)
     decoding_ns = int((time.perf_counter() - began_s) * 1e9)
     try:
         response: Any = await measured

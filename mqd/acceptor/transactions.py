@@ -80,7 +80,7 @@ class TransactionService:
         return self._coordinator
 
     def connect(self, peers: Peers) -> None:
-        """Other hosts lead partitions and coordinate transactions too."""
+        """Makes other hosts reachable, which also lead partitions and coordinate transactions."""
         self.peers, self._remote, self._routed = (
             peers,
             RemoteMarkers(peers),
@@ -208,8 +208,8 @@ class TransactionService:
     # -- CHECK -------------------------------------------------------------------------------------
 
     async def check(self, payload: bytes) -> list[int] | int:
-        """The payload of a CHECK (MQD_CHECK_TRANSACTION): an error code for each partition, or one
-        for all. Raises only CancelledError.
+        """Handles the payload of a CHECK (MQD_CHECK_TRANSACTION). Returns an error code for each
+        partition, or one code for all. Raises only CancelledError.
         """
         try:
             producer_id, epoch, version, _acks, id_bytes, count, _timeout_ms = _CHECK.unpack_from(payload)

@@ -183,7 +183,7 @@ def renew(places: Files, now: datetime.datetime) -> None:
         with _locked(places):
             for file in (places.broker, places.host):
                 if file is places.broker or file.exists():
-                    pair = pki.renewed(_authority(places, now), file.read_bytes(), now)
+                    pair = pki.renew(_authority(places, now), file.read_bytes(), now)
                     _write(file, pair.key + pair.certificate)
     except (OSError, ValueError) as error:
         raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error

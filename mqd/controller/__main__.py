@@ -2,8 +2,8 @@
 and represents this host as a broker. The data directory comes from MQD_DATA_DIR.
 
 Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 2 when it
-refuses to start (corrupt metadata, a directory of another broker), 1 when a flush failed or after a
-bug of its own; supervisord then restarts it.
+refuses to start (corrupt metadata, a directory of another broker), 1 when a flush failed or a bug
+occurred; supervisord then restarts it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,10 @@ def _known_cluster_id(layout: paths.Layout) -> str:
         return ""
 
 
-def _enter_cluster_id(layout: paths.Layout, cluster_id: str) -> None:
-    """From here on this data directory belongs to that cluster."""
+def _store_cluster_id(layout: paths.Layout, cluster_id: str) -> None:
+    """Writes the cluster's id into meta.properties: from here on this data directory belongs to
+    that cluster.
+    """
     properties = directories.read_properties(layout.meta_properties)
     properties["cluster.id"] = cluster_id
     native.file_replace(
@@ -88,7 +90,7 @@ async def _refuse_lost_metadata(layout: paths.Layout, log_dirs: list[str]) -> No
     """With empty metadata no partition would have an owner. A host that holds records must not lose
     their metadata silently.
     """
-    responses = await directories.in_time([partial(directories.holds_partitions, path) for path in log_dirs])
+    responses = await directories.query_in_time([partial(directories.holds_partitions, path) for path in log_dirs])
     silent = [path for path, response in zip(log_dirs, responses) if not response.done()]
     if silent:
         raise Refused(
@@ -193,14 +195,14 @@ class Process:
         if getattr(decision, "voter", True):
             return decision.cluster_id, self._found_cluster(decision.cluster_id, voters), ()
         log.info("this host joins a cluster", cluster_id=decision.cluster_id)
-        _enter_cluster_id(self.layout, decision.cluster_id)
+        _store_cluster_id(self.layout, decision.cluster_id)
         return decision.cluster_id, stored, self.membership.members()
 
     def _found_cluster(self, cluster_id: str, voters: tuple[Voter, ...]) -> Stored:
         """Founds the cluster. Stores its id first: a host with an id and without a log retries, and
         never founds another cluster.
         """
-        _enter_cluster_id(self.layout, cluster_id)
+        _store_cluster_id(self.layout, cluster_id)
         if len(voters) > 1:
             log.info(
                 "the hosts of the cluster have found each other",
@@ -213,7 +215,7 @@ class Process:
 
     async def prepare_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
-        # otherwise another host had this node id: its replicas are placed again when this one
+        # False: another host had this node id, and its replicas are placed again when this host
         # registers
         own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
         known = broker.directories if broker is not None and own else {}
@@ -236,7 +238,7 @@ class Process:
 
     async def devices(self) -> list[int]:
         """The devices of log.dirs. If one does not respond, they count as different from before."""
-        (devices,) = await directories.in_time([partial(session.devices, self.log_dirs)])
+        (devices,) = await directories.query_in_time([partial(session.devices, self.log_dirs)])
         return devices.result() if devices.done() else [-1]
 
     def registration(self, entries: list, devices: list[int]) -> broker_messages.RegisterBroker:
@@ -456,8 +458,8 @@ class Process:
         return {path: response.result() for path, response in futures.items() if response.done()}
 
     def _marker_places(self, shell: Shell) -> set[tuple[str, int]]:
-        """(log directory, worker) of every partition on this host: each leaves a marker there after
-        a clean end.
+        """(log directory, worker) of every partition on this host: after a clean end the worker
+        leaves a marker in the directory.
         """
         count = self.client.welcome.worker_count
         paths_by_id = {directory.directory_id: directory.path for directory in shell.directories}

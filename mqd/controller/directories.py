@@ -64,7 +64,7 @@ async def identify_in_time(
     unusable, and its partitions are offline until the next start.
     """
     places = list(paths)
-    responses = await in_time(
+    responses = await query_in_time(
         [partial(_identify_one, path, cluster_id, node_id, known, used, new_id) for path in places]
     )
     return _refuse_copies(
@@ -75,7 +75,7 @@ async def identify_in_time(
     )
 
 
-async def in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
+async def query_in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
     """Runs queries of file systems, each in a thread of its own. The futures of hanging ones are not
     done after `limit_s` (None: RESPONSE_S).
     """

@@ -10,7 +10,7 @@ address, a timer, and the file that counts this directory's starts.
                                                (Peers' on_stream), until it ends
     await gossip.stop()                        announces the departure first
 
-`on_change` receives MemberChanged, ControllerSeen and NodeIdTwice, in the loop's thread, after the
+`on_change` receives MemberChanged, ControllerSeen and DuplicateNodeId, in the loop's thread, after the
 core has handled the event. All of these are hints.
 
 A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): the
@@ -34,7 +34,7 @@ from mqd.base.blocking_pool import in_thread
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
 from mqd.cluster.membership.gossip_events import (
-    KeepLife,
+    StoreLife,
     LeaveDone,
     ProbeStream,
     Profile,
@@ -66,29 +66,29 @@ RESOLVED_S = 60.0  # a name is looked up again after this time
 RESOLVED_COUNT_MAX = 8_192
 LEAVE_S_MAX = 3.0
 
-Change = events.MemberChanged | events.ControllerSeen | events.NodeIdTwice
+Change = events.MemberChanged | events.ControllerSeen | events.DuplicateNodeId
 
 log = logging.get("controller.gossip")
 
 
-# -- incarnations ----------------------------------------------------------------------------------
+# -- the life (the number of this directory's starts) ----------------------------------------------
 
 
-def next_incarnation(path: Path) -> int:
-    """The next incarnation: one more than the number in the file, written there before it is used.
-    A missing or damaged file counts as 0: a host that remembers a later incarnation reports it when
-    this host joins.
+def next_life(path: Path) -> int:
+    """The next life: one more than the number in the file, written there before it is used. A
+    missing or damaged file counts as 0: a host that remembers a later life reports it when this
+    host joins.
     """
     try:
         incarnation = int(path.read_text())
     except (FileNotFoundError, ValueError):
         incarnation = 0
     incarnation = max(0, min(incarnation, LIFE_MAX - 1)) + 1
-    store_incarnation(path, incarnation)
+    store_life(path, incarnation)
     return incarnation
 
 
-def store_incarnation(path: Path, incarnation: int) -> None:
+def store_life(path: Path, incarnation: int) -> None:
     """Durable on return. Raises OSError."""
     native.file_replace(path, f"{incarnation}\n".encode())
 
@@ -131,7 +131,7 @@ def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple
         return response
 
 
-class _Names:
+class _Resolver:
     """Resolves host names to socket addresses outside the loop; numeric addresses need no
     resolution. Each name keeps one waiting datagram, the newest, and has one look-up at a time.
     """
@@ -149,7 +149,7 @@ class _Names:
             self._send(data, found[0])
             if now < found[1]:
                 return
-        elif (address := self._number(host, port)) is not None:
+        elif (address := self._numeric_address(host, port)) is not None:
             self._keep((host, port), address, float("inf"))
             self._send(data, address)
             return
@@ -159,7 +159,7 @@ class _Names:
             response = self._under_way[(host, port)] = look_up(host, port, self._family)
             response.add_done_callback(lambda response: self._on_looked_up((host, port), response))
 
-    def _number(self, host: str, port: int) -> tuple | None:
+    def _numeric_address(self, host: str, port: int) -> tuple | None:
         try:
             number = ipaddress.ip_address(host)
         except ValueError:
@@ -193,14 +193,14 @@ class _Names:
 class Gossip(asyncio.DatagramProtocol):
     """Owns the socket from start() on. Everything runs in the loop's thread."""
 
-    def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, incarnation_path: Path) -> None:
+    def __init__(self, core: GossipCore, datagrams: socket.socket, peers: Peers, life_path: Path) -> None:
         self.core = core
         self.on_change: Callable[[Change], None] = lambda change: None
         # datagrams of other protocols; unauthenticated bytes
         self.on_other: Callable[[bytes], None] = lambda data: None
-        self._socket, self._peers, self._incarnation_path = datagrams, peers, incarnation_path
+        self._socket, self._peers, self._life_path = datagrams, peers, life_path
         self._transport: asyncio.DatagramTransport | None = None
-        self._names = _Names(datagrams.family, self._send)
+        self._resolver = _Resolver(datagrams.family, self._send)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._served = 0
@@ -232,7 +232,7 @@ class Gossip(asyncio.DatagramProtocol):
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        self._names.stop()
+        self._resolver.stop()
         if self._transport is not None:
             self._transport.close()
 
@@ -245,17 +245,17 @@ class Gossip(asyncio.DatagramProtocol):
         for effect in self.core.handle(event, clock.monotonic_ms()):
             match effect:
                 case SendDatagram():
-                    self._names.send(effect.host, effect.port, effect.data)
+                    self._resolver.send(effect.host, effect.port, effect.data)
                 case PushPull():
                     self._begin(self._exchange(effect))
                 case ProbeStream():
                     self._begin(self._probe(effect))
-                case KeepLife():
+                case StoreLife():
                     log.warning(
                         "this directory is an old copy: other hosts know a later incarnation of it",
                         incarnation=effect.life,
                     )
-                    store_incarnation(self._incarnation_path, effect.life)
+                    store_life(self._life_path, effect.life)
                 case LeaveDone():
                     self._left.set()
                 case _:
@@ -273,7 +273,7 @@ class Gossip(asyncio.DatagramProtocol):
                 before=change.before or "unknown",
                 incarnation=change.member.incarnation,
             )
-        elif isinstance(change, events.NodeIdTwice):
+        elif isinstance(change, events.DuplicateNodeId):
             log.warning(
                 "two hosts have the same node id",
                 node=change.node_id,
@@ -397,14 +397,12 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Creates it; start() starts it. `secrets`: the cluster's: messages are sealed with the first one,
-    and accepted if sealed with any of them. `directory` (for metadata) has the count of this host's
-    incarnations. Raises OSError.
+    """Creates it; start() starts it. `secrets`: the cluster's secrets. Messages are sealed with the
+    first one, and accepted if sealed with any of them. `directory`: the metadata directory, which
+    has the file with the life. Raises OSError.
     """
-    incarnation_path = directory / "gossip-life"
+    life_path = directory / "gossip-life"
     first, *others = gossip_keys(secrets)
     seal = Seal(first, cluster_id, others)
-    core = GossipCore(
-        profile, seal, settings or Settings(), random.SystemRandom(), next_incarnation(incarnation_path), seeds
-    )
-    return Gossip(core, datagrams, peers, incarnation_path)
+    core = GossipCore(profile, seal, settings or Settings(), random.SystemRandom(), next_life(life_path), seeds)
+    return Gossip(core, datagrams, peers, life_path)

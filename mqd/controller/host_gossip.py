@@ -1,7 +1,7 @@
 """This host's gossip: the information that it sends, and the use of the hints that it receives.
 
     sent      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
-              cluster.seeds and every broker that is registered
+              cluster.seeds and every registered broker
     hints     addresses of hosts (where connections are tried), hosts that may know the quorum's
               leader (queried when this host knows none), suspects (log, `views()`)
 
@@ -57,7 +57,9 @@ def _version() -> str:
 
 
 def _bytes(log_dirs: Iterable[str], which: int) -> int:
-    """0: size, 1: used; counts every file system once."""
+    """Bytes of all file systems of log.dirs: `which` 0: size, 1: used. Counts each file system
+    once.
+    """
     found = {}
     for path in log_dirs:
         try:
@@ -69,7 +71,7 @@ def _bytes(log_dirs: Iterable[str], which: int) -> int:
 
 async def disk_bytes(config: Mapping[str, str]) -> int:
     """Size of the file systems of log.dirs; 0: one of them does not respond."""
-    (response,) = await directories.in_time([partial(_bytes, _log_dirs(config), 0)], DISK_SIZE_TIMEOUT_S)
+    (response,) = await directories.query_in_time([partial(_bytes, _log_dirs(config), 0)], DISK_SIZE_TIMEOUT_S)
     return response.result() if response.done() else 0
 
 
@@ -115,8 +117,8 @@ class HostGossip:
         self._seeds = self._own_seeds
         self._cluster_id, self._run_dir = cluster_id, run_dir
         self._credentials = credentials
-        self._recipients: tuple[tuple[str, int], ...] = ()  # of the other voters
-        self._resolved: dict[tuple[str, int], _Resolved] = {}  # addresses of each recipient that was looked up
+        self._recipients: tuple[tuple[str, int], ...] = ()  # the other voters and brokers
+        self._resolved: dict[tuple[str, int], _Resolved] = {}  # the addresses of recipients
         self._lookups: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
         # (node id, whether its broker has ended too) -> the last notice that was logged
         self._noticed: dict[tuple[int, bool], death_notice.Notice] = {}

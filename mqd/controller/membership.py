@@ -111,8 +111,8 @@ class Membership:
             self._peers.drop(lambda identity: False)
 
     async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
-        """Called after joined(). `directory` has the count of this host's incarnations. `incarnation`:
-        the keeper's. Raises OSError.
+        """Called after joined(). `directory` has the file that counts this host's starts.
+        `incarnation`: the keeper's. Raises OSError.
         """
         if self._peers is None:
             return

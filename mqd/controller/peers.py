@@ -34,7 +34,7 @@ import msgspec
 from mqd.base import logging
 from mqd.base.host_names import malformed_name_as_oserror
 from mqd.cluster.membership import handshake, peer_messages
-from mqd.cluster.membership.credentials import Credentials, TurnedAway
+from mqd.cluster.membership.credentials import Credentials, RefusedHosts
 from mqd.cluster.membership.handshake import HandshakeFailed, HandshakeRefused, Hello, Identity, Refusal
 from mqd.controller.peer_streams import Reader, Writer, continue_with
 
@@ -126,11 +126,11 @@ class _Node:
 
 class Peers:
     """`identity()`: this host's current identity. `decide(hello)`: admits a host and returns the
-    identity to answer with, or refuses. `on_message(connection, message)`: in the loop's thread, in
-    order of arrival. `on_stream(hello, reader, writer)`: connections for another purpose
-    ("gossip"); awaited, then closed. `mismatch_of(identity)`: why a peer that this host has connected
-    to is not the expected host; "" = it is. `is_voter(identity)`: whether the host is a voter, so that
-    a newcomer with the same node id does not displace it.
+    identity to respond with, or refuses. `on_message(connection, message)`: in the loop's thread,
+    in order of arrival. `on_stream(hello, reader, writer)`: connections for another purpose
+    ("gossip"); awaited, then closed. `mismatch_of(identity)`: why a peer that this host has
+    connected to is not the expected host; "" = it is. `is_voter(identity)`: whether the host is a
+    voter, so that a newcomer with the same node id does not displace it.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class Peers:
         self._handshake_count = 0
         self._random = random.Random(os.urandom(8))
         self._ended = False
-        self._turned_away = TurnedAway()
+        self._refused_hosts = RefusedHosts()
 
     # -- addresses --------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class Peers:
         try:
             if side.peer is None:
                 return
-            self._turned_away.let_in(side.peer.identity.node_id)
+            self._refused_hosts.on_admitted(side.peer.identity.node_id)
             if side.peer.purpose == "controller":
                 assert side.stated is not None
                 await self._receive(Connection(side.peer.identity, side.stated, *ours))
@@ -304,7 +304,7 @@ class Peers:
 
     def _log_refusal(self, side: handshake.Responder, writer: asyncio.StreamWriter, reason: str) -> None:
         """Logs a refusal; for an authenticated host only once for each reason."""
-        if not self._turned_away.is_new(side.proven, reason):
+        if not self._refused_hosts.is_new(side.proven, reason):
             return
         name = writer.get_extra_info("peername")
         log.warning(
@@ -387,7 +387,7 @@ class Peers:
             self._server.close()
         self.drop(lambda identity: False)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=0.2)  # they see the end of their connections
+            await asyncio.wait(self._tasks, timeout=0.2)  # they end with their connections
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:

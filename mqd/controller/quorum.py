@@ -52,7 +52,7 @@ class Quorum:
         self._timer_ns = NO_DEADLINE
         self._lease_ms = 0
         self._snapshot_requested_at = 0.0
-        self._ended: dict[object, Callable[[int, str], None]] = {}  # voter changes in progress
+        self._voter_changes: dict[object, Callable[[int, str], None]] = {}  # voter changes in progress
         self._change_count = 0
         self._stopped = False
 
@@ -116,7 +116,7 @@ class Quorum:
         """
         self._change_count += 1
         token = self._change_count
-        self._ended[token] = ended
+        self._voter_changes[token] = ended
         self.handle(make(token))
 
     # -- carrying out ------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ class Quorum:
         self._on_leader()
 
     def _voter_change_ended(self, effect: events.VoterChangeEnded) -> None:
-        ended = self._ended.pop(effect.token, None)
+        ended = self._voter_changes.pop(effect.token, None)
         if ended is not None:
             ended(effect.error, effect.message)
 

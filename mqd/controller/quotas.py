@@ -30,8 +30,9 @@ _LEVELS = {
 
 
 def bursts_ns(config: Mapping[str, str]) -> list[int]:
-    """By QuotaKind. For partition mutations Kafka has a token bucket, which holds the quota of all
-    its windows."""
+    """The burst of each QuotaKind. For partition mutations Kafka uses a token bucket, which holds
+    the quota of all its windows.
+    """
     bursts = [quota_window_ns(config)] * len(QUOTA_KEYS)
     bursts[QuotaKind.MUTATION] = (
         broker_number(config, "controller.quota.window.num")

@@ -47,29 +47,30 @@ class Connection:
         self.number = number
         self.name = f"connection-{number}"
         self._writer = writer
-        # of a tool, for the audit log: its identity, and the changes it waits for, by request id
-        self._by: dict[str, object] = {}
+        # for the audit log, if this is a tool: its identity, and the changes that it waits for, by
+        # request id
+        self._identity: dict[str, object] = {}
         self._requests: dict[int, Change] = {}
 
     def on_subscribe(self, message: Subscribe) -> None:
         self.name = f"{message.role}-{message.index}" if message.role == "worker" else message.role
         if message.role not in ROLES_OF_PROCESSES:
             pid, uid = peer_pid(self._writer.get_extra_info("socket"))
-            self._by = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
+            self._identity = {"by": f"uid {uid}", "pid": pid, "through": "controller.sock"}
 
     def on_request(self, request: Request) -> None:
-        if self._by and isinstance(request.change, audited.CHANGES) and not request.validate_only:
+        if self._identity and isinstance(request.change, audited.CHANGES) and not request.validate_only:
             self._requests[request.request_id] = request.change
 
     def audit(self, audit: Audit, response: Response) -> None:
         change = self._requests.pop(response.request_id, None)
         for event, fields in audited.lines(change, response) if change is not None else ():
-            audit.write(event, **self._by, **fields)
+            audit.write(event, **self._identity, **fields)
 
     def audit_unanswered(self, audit: Audit) -> None:
         """The tool has disconnected; its changes may have been made."""
         for change in self._requests.values():
-            audit.write("requested, outcome not known", **self._by, change=type(change).__name__)
+            audit.write("requested, outcome not known", **self._identity, change=type(change).__name__)
 
     def send(self, message: FromController) -> None:
         if self._writer.is_closing():

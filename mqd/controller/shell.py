@@ -99,7 +99,7 @@ class Shell:
         self._quota_bursts_ns = quota_bursts_ns
         self._cluster_id = ""
         self._started = self._leaving = False
-        self._dead_since_ms = -1  # no worker is alive, and the other hosts were informed
+        self._dead_since_ms = -1  # when the other hosts were informed that no worker is alive
         # done when the metadata may be sent to this host's processes
         self.present: asyncio.Future[None] = loop.create_future()
         self._broker_published: broker_core.SetBroker | None = None
@@ -115,11 +115,11 @@ class Shell:
             self.quorum.handle(events.PeersKnown(peers))
 
     async def wait_metadata(self, version: int, logged: int = 0) -> None:
-        """Waits until the committed state has reached `version` and `logged` and, on a host alone,
-        until it decides; or until the process must end. `logged`: the end of this host's log when
-        the previous controller process ended. It may have sent any committed state to workers, and
-        all of that state is in the log. Records that the quorum's leader truncates were not
-        committed.
+        """Waits until the committed state has reached `version` and `logged` or, if this host is
+        the only voter, until it is the active controller; or until the process must end. `logged`:
+        the end of this host's log when the previous controller process ended. It may have sent any
+        committed state to workers, and all of that state is in the log. Records that the quorum's
+        leader truncates were not committed.
         """
         waiting_since, log_count = clock.monotonic_ms(), 0
         while not self.failed.done():
@@ -575,7 +575,7 @@ class Shell:
         if (
             registered is not None
             and not registered.fenced
-            and self.broker.in_force_version >= self.core.committed.version
+            and self.broker.applied_version >= self.core.committed.version
         ):
             self.in_service.set_result(None)
 

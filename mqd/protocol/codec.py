@@ -49,8 +49,8 @@ def encode(message: object, version: int) -> bytes:
 
 
 def encode_into(out: bytearray, message: object, version: int) -> None:
-    """Appends a message, or one nested struct of it: an array's elements encoded apart can be kept
-    and joined. On ProtocolError `out` holds an incomplete message.
+    """Appends a message, or one nested struct of it, so that elements of an array can be encoded
+    separately, kept and joined. On ProtocolError `out` holds an incomplete message.
     """
     cls = type(message)
     encoder = _encoders.get((cls, version)) or _compile_encoder(cls, version)

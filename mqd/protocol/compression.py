@@ -7,8 +7,8 @@
     code 3 lz4      LZ4 frames with independent blocks: Java's reader refuses linked ones (KIP-57)
     code 4 zstd     Zstandard frames (KIP-110)
 
-The bytes go into a buffer of the bound's size, mapped and not allocated: a decompression bomb costs
-only the pages that it fills, up to the bound. Codecs: cramjam, imported when first used.
+The output goes into a mapping as large as the bound: a decompression bomb takes only the memory of
+the pages that it fills. Codecs: cramjam, imported when first used.
 """
 
 from __future__ import annotations

@@ -114,8 +114,8 @@ def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPO
 
 
 def _refuse(header: RequestHeader, problem: str | None, supported: Mapping[int, ApiSpec]) -> RequestHeader:
-    """Always raises: an unsupported API or version is reported first; the rest of the header
-    may have another shape.
+    """Always raises. An unsupported API or version is reported first, because the rest of its
+    header may have another layout.
     """
     spec = supported.get(header.api_key)
     if spec is None:

@@ -87,7 +87,7 @@ class Audit:
         self._swept_s = 0.0  # when expired entries were last dropped
         self._unlogged_count = 0  # denials since then without a line
 
-    def denied(
+    def record_denial(
         self,
         principal: str,
         host: str,
@@ -97,7 +97,9 @@ class Audit:
         only_logged: bool,
         count: int = 1,
     ) -> None:
-        """`count`: this denial and equal earlier ones that were not logged."""
+        """Writes a denial, or only counts it. `count`: this denial and equal earlier ones that were
+        not logged.
+        """
         now = self._clock()
         key = (principal, host, operation, resource_type, name)
         known = self._denials.get(key)

@@ -36,7 +36,7 @@ from mqd.security.acl import (
     canonical_host,
 )
 from mqd.security.principal import BROKER, super_users
-from mqd.security.rights_table import EVERYTHING, RightsTable, compiled
+from mqd.security.rights_table import EVERYTHING, RightsTable, compile_table
 
 TABLES_MAX = 4096
 # A name that no rule is expected to have: its decision is that of names without rules.
@@ -52,7 +52,7 @@ class Verdict(NamedTuple):
 
 
 def configured(config: Mapping[str, str]) -> "Authorizer | None":
-    """Created by a broker's properties; None: everything is allowed."""
+    """The authorizer that the broker's properties configure; None: everything is allowed."""
     if not broker_value(config, "authorizer.class.name"):
         return None
     return Authorizer(
@@ -167,7 +167,7 @@ class Authorizer:
         if table is None:
             if len(self._tables) >= TABLES_MAX:
                 self._tables.clear()
-            table = self._tables[key] = compiled(
+            table = self._tables[key] = compile_table(
                 self._rules_for(principal, host, resource_type), self._patterns_of(resource_type), self.allow_everyone
             )
         return table

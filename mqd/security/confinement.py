@@ -83,8 +83,9 @@ def _code_directories() -> list[str]:
 
 
 def _named_directories(config: Mapping[str, str]) -> list[str]:
-    """The directories of the files that configuration and environment name. The files alone would not
-    do: a file is often replaced by another of its name, or is a link into another directory.
+    """The directories of the files that configuration and environment name. Access to the files
+    alone is not enough: a file is often replaced by another one of the same name, or is a link into
+    another directory.
     """
     files = [value for name, value in config.items() if name.endswith(_FILE_PROPERTIES) and value]
     urls = [value for name, value in config.items() if name.endswith(_URL_PROPERTY)]

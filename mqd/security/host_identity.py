@@ -10,7 +10,7 @@
 
 A connection between hosts is authenticated by the cluster's key first
 (mqd/cluster/membership/handshake.py), then by these certificates. A stolen cluster key is useless
-without a certificate, and a stolen certificate is that of one host only.
+without a certificate, and a stolen certificate is valid for one host only.
 
 Invariant: if new files are unusable, the previous ones stay in use. Errors are
 ConfigErrors that name the property, the file and the way out. Concurrency: load() and reload() read
@@ -39,7 +39,7 @@ class WrongHost(ConnectionError):
 
 
 class Files(msgspec.Struct, frozen=True):
-    """PEM. `certificate`: this host's, then those that lead to a CA. The repr shows none of it."""
+    """PEM. `certificate`: this host's, then those that lead to a CA. The repr shows no contents."""
 
     certificate: bytes
     key: bytes

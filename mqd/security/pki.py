@@ -14,7 +14,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 90
-RENEW_DAYS = 30  # left
+RENEW_DAYS = 30  # a certificate with fewer days left is renewed
 NODE_URI = "mqd://node/"
 _SKEW = datetime.timedelta(hours=1)  # clients' clocks may be behind
 _DAY = datetime.timedelta(days=1)
@@ -127,7 +127,7 @@ def _sign(
     return certificate.public_bytes(serialization.Encoding.PEM) + authority.certificate
 
 
-def renewed(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair:
+def renew(authority: Pair, certificate: bytes, now: datetime.datetime) -> Pair:
     """A new key and certificate with the names of the first certificate of a PEM file. Raises
     ValueError.
     """

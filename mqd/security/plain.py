@@ -30,7 +30,7 @@ class PlainExchange:
             raise AuthenticationFailed("a client cannot act as another user", user=user)
         found = self._lookup(user)
         # an unknown user costs as much time as a wrong password
-        mechanism, verifier = found or scram.decoy_of_any(self._seed, user, self._shapes())
+        mechanism, verifier = found or scram.decoy_for_plain(self._seed, user, self._shapes())
         matches = await self._run_in_thread(lambda: scram.is_password(mechanism, verifier, password))
         if not matches or found is None:
             raise AuthenticationFailed("wrong user or password", user=user)

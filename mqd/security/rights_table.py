@@ -78,13 +78,15 @@ class RightsTable:
         return b"".join([*parts, *names])
 
 
-def compiled(bindings: Iterable[AclBinding], named: Iterable[tuple[int, str]], allow_everyone: bool) -> RightsTable:
-    """`bindings`: the rules for this principal and host on resources of one type. `named`: with
+def compile_table(
+    bindings: Iterable[AclBinding], patterns: Iterable[tuple[int, str]], allow_everyone: bool
+) -> RightsTable:
+    """`bindings`: the rules for this principal and host on resources of one type. `patterns`: with
     allow.everyone.if.no.acl.found, (pattern type, name) of all principals' rules of this type.
     """
     literals: dict[str, _Masks] = {}
     prefixes: dict[str, _Masks] = {}
-    for pattern_type, name in named:
+    for pattern_type, name in patterns:
         (literals if pattern_type == PatternType.LITERAL else prefixes)[name] = (0, 0)
     for binding in bindings:
         own = literals if binding.pattern_type == PatternType.LITERAL else prefixes

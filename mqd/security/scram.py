@@ -140,7 +140,7 @@ def decoy(
     )
 
 
-def decoy_of_any(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
+def decoy_for_plain(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
     """Like decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
     shape = _draw_shape(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
     return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})

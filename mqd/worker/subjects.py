@@ -67,7 +67,9 @@ class Subjects:
     def on_denied(self, event: native.Event) -> None:
         """Handles MQD_EVENT_DENIED."""
         principal, host = self._live.get(event.token, ("unknown", ""))
-        self._audit.denied(principal, host, event.level, event.offset, event.text, self._only_logged, event.log_dir)
+        self._audit.record_denial(
+            principal, host, event.level, event.offset, event.text, self._only_logged, event.log_dir
+        )
 
     def change(self, put: Mapping[bytes, AclBinding], removed: Iterable[bytes]) -> None:
         gone = [self._rules.bindings[acl_id] for acl_id in removed if acl_id in self._rules.bindings]

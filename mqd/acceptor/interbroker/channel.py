@@ -63,10 +63,10 @@ class Channel:
                         raise EOFError("the peer closed the connection in the TLS handshake")
                     await loop.sock_sendall(self.socket, tls.feed(data))
             except HandshakeFailed:
-                await self._part(tls)
+                await self._send_reason(tls)
                 raise
 
-    async def _part(self, tls: HostTls) -> None:
+    async def _send_reason(self, tls: HostTls) -> None:
         """Sends the reason to the peer before the connection ends."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, TimeoutError):

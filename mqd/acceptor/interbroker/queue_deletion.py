@@ -6,7 +6,7 @@ queries all coordinators of `__share_group_state` for the start offsets of the g
 and moves the log start of its partitions, as DeleteRecords does. For the rules see
 mqd/coordinator/share/deletion.py.
 
-Bounds: at most AT_ONCE queries of share-partitions, and deletions, are under way. Concurrency: the event
+Bounds: at most IN_FLIGHT_MAX queries of share-partitions, and deletions, are under way. Concurrency: the event
 loop's thread.
 """
 
@@ -30,7 +30,7 @@ from mqd.protocol.messages import ShareStartsRequest, ShareStartsResponse
 
 SHARE_STARTS, VERSION = 20_000, 0
 TIMEOUT_S, DELETE_MS = 5.0, 30_000
-AT_ONCE = 100
+IN_FLIGHT_MAX = 100
 PROPERTY = "queue.delete.on.ack"
 FAILURE = "records that every share group is done with cannot be deleted"
 
@@ -44,7 +44,7 @@ class QueueDeletion:
         self._broker = broker
         self._share = share
         self.peers: Peers | None = None  # set before the first request if there are other hosts
-        self._room = asyncio.Semaphore(AT_ONCE)
+        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self.repeated = Periodic(
             lambda: broker.broker_number("queue.delete.on.ack.interval.ms") / 1000, self.delete, log, FAILURE
         )

@@ -34,7 +34,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import packed_ip
 from mqd.cluster.membership import handshake
-from mqd.cluster.membership.credentials import Credentials, TurnedAway
+from mqd.cluster.membership.credentials import Credentials, RefusedHosts
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal
 
 HANDSHAKES_MAX = 64
@@ -77,7 +77,7 @@ def admission(hello: Hello, metadata: Metadata, node_id: int, worker_count: int)
     if hello.identity.cluster_id != identity.cluster_id:
         return Refusal(
             handshake.REFUSED_CLUSTER,
-            f"host {node_id} is of cluster {identity.cluster_id}, not of {hello.identity.cluster_id or 'none'}",
+            f"host {node_id} belongs to cluster {identity.cluster_id}, not to {hello.identity.cluster_id or 'none'}",
         )
     if hello.identity.node_id == node_id:
         return Refusal(handshake.REFUSED_IDENTITY, f"node id {node_id} is this host's own")
@@ -107,7 +107,7 @@ class InterbrokerServer:
         self._listener = listener
         self._handoffs = handoffs
         self._credentials = credentials
-        self._turned_away = TurnedAway()
+        self._refused_hosts = RefusedHosts()
         self._metadata = metadata
         self._node_id = node_id
         self._serve = serve
@@ -163,7 +163,7 @@ class InterbrokerServer:
             set_options(connection)
             await authenticate(side, connection)
             if not side.done:
-                if side.refused is not None and self._turned_away.is_new(side.proven, side.refused.message):
+                if side.refused is not None and self._refused_hosts.is_new(side.proven, side.refused.message):
                     log.info(
                         "another host's connection is refused",
                         node=side.proven,
@@ -178,12 +178,12 @@ class InterbrokerServer:
                 return
             channel = Channel(connection, self._credentials.tls(side))
             await channel.begin()
-            self._turned_away.let_in(hello.identity.node_id)
+            self._refused_hosts.on_admitted(hello.identity.node_id)
             self._handshake_count -= 1
             in_handshake = False
             await self._respond_all(channel, hello.identity.node_id)
         except HandshakeFailed as error:
-            if self._turned_away.is_new(side.proven, str(error)):
+            if self._refused_hosts.is_new(side.proven, str(error)):
                 log.warning(
                     "a connection to the listener between hosts is closed",
                     node=side.proven if side.proven is not None else "unproven",

@@ -7,7 +7,7 @@ local coordinator is called directly; for others, one request per share-partitio
 Whatever fails on the way is an error of that share-partition, and retriable; a write may then have
 been applied.
 
-Bounds: AT_ONCE share-partitions of one request are under way. Concurrency: the event loop's thread.
+Bounds: IN_FLIGHT_MAX share-partitions of one request are under way. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from mqd.protocol.messages import DeleteShareGroupStateRequest, InitializeShareG
 INITIALIZE, READ, WRITE, DELETE, READ_SUMMARY = 83, 84, 85, 86, 87
 APIS = frozenset((INITIALIZE, READ, WRITE, DELETE, READ_SUMMARY))
 TIMEOUT_S = 5.0  # less than group.share.initialize.retry.interval.ms
-AT_ONCE = 100
+IN_FLIGHT_MAX = 100
 
 log = logging.get("acceptor.share")
 
@@ -134,7 +134,7 @@ class ShareStates:
         one."""
         api_key = codec.message_of(type(request))[0].api_key
         response: Any = message_class(api_key, "Response")
-        room = asyncio.Semaphore(AT_ONCE)
+        room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
         async def respond_limited(topic_id: bytes, partition: Any) -> Any:
             async with room:

@@ -188,7 +188,7 @@ def _topics(partitions: Iterable[Partition]) -> list[AddPartitionsToTxnRequest.T
     return [AddPartitionsToTxnRequest.Topic(name=name, partitions=indexes) for name, indexes in by_name.items()]
 
 
-class Elsewhere(NamedTuple):
+class RemoteTransaction(NamedTuple):
     """Whether coordinators on other hosts know an unfinished transaction of a producer. `error` 0:
     none does. CONCURRENT_TRANSACTIONS: there is one. If it is ongoing, `node_id` is its coordinator's
     host, and `transactional_id` its id; otherwise it is already ending. COORDINATOR_NOT_AVAILABLE: a
@@ -200,7 +200,7 @@ class Elsewhere(NamedTuple):
     transactional_id: str = ""
 
 
-async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int) -> Elsewhere:
+async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int) -> RemoteTransaction:
     """Whether a coordinator on another host knows an unfinished transaction of this producer."""
     others = [node for node in broker.metadata.brokers if node != broker.node_id and broker.metadata.is_alive(node)]
     request = ListTransactionsRequest(state_filters=[], producer_id_filters=[producer_id], duration_filter=-1)
@@ -209,20 +209,20 @@ async def ongoing_elsewhere(broker: BrokerState, peers: Peers, producer_id: int)
     )
     for node, response in zip(others, responses, strict=True):
         if not isinstance(response, ListTransactionsResponse) or response.error_code:
-            return Elsewhere(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
+            return RemoteTransaction(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))
         for state in response.transaction_states:
             if state.transaction_state in UNFINISHED:
-                return Elsewhere(
+                return RemoteTransaction(
                     int(ErrorCode.CONCURRENT_TRANSACTIONS),
                     *((node, state.transactional_id) if state.transaction_state == ONGOING else ()),
                 )
-    return Elsewhere(0)
+    return RemoteTransaction(0)
 
 
-async def abort_elsewhere(peers: Peers, found: Elsewhere, producer_id: int, epoch_max: int) -> int:
-    """Has the coordinator there abort the ongoing transaction of this producer everywhere and fence
-    the producer, if its epoch is not above `epoch_max`. Returns an error code, once the markers are
-    written.
+async def abort_elsewhere(peers: Peers, found: RemoteTransaction, producer_id: int, epoch_max: int) -> int:
+    """Has the coordinator on that host abort the ongoing transaction of this producer everywhere
+    and fence the producer, if its epoch is not above `epoch_max`. Returns an error code, once the
+    markers are written.
     """
     request = EndTxnRequest(
         transactional_id=found.transactional_id, producer_id=producer_id, producer_epoch=epoch_max, committed=False

@@ -123,7 +123,7 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 class LocalClients:
     """`listener` None: local clients are disabled. `attachment_count(worker)` and `running(worker)`
     come from the control segment. `servers`: the addresses that this broker listens on
-    (rendezvous.server_name). `principal_of`: LocalPrincipals.of.
+    (rendezvous.server_name). `principal_of`: LocalPrincipals.find.
     """
 
     def __init__(
@@ -140,7 +140,9 @@ class LocalClients:
         self._listener = listener
         self._handoff = Handoff(handoffs, attachment_count, running)
         self._abi_hash = native.local_abi_hash()
-        self._greeting: dict[socket.socket, asyncio.TimerHandle] = {}  # no hello yet, oldest first
+        self._awaiting_hello: dict[
+            socket.socket, asyncio.TimerHandle
+        ] = {}  # connections without a hello yet, oldest first
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
         self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -157,7 +159,7 @@ class LocalClients:
             return
         if self._listener is not None:
             self._loop.remove_reader(self._listener.fileno())
-        for connection in list(self._greeting):
+        for connection in list(self._awaiting_hello):
             self._forget(connection)
             connection.close()
         for connection, _ in self._waiting:
@@ -186,9 +188,9 @@ class LocalClients:
                 self._loop.call_later(PAUSE_S, self._resume, listener)
                 return
             connection.setblocking(False)
-            if len(self._greeting) >= HELLO_COUNT_MAX:
-                self._drop(next(iter(self._greeting)), "too many other clients have not sent their hello either")
-            self._greeting[connection] = self._loop.call_later(
+            if len(self._awaiting_hello) >= HELLO_COUNT_MAX:
+                self._drop(next(iter(self._awaiting_hello)), "too many other clients have not sent their hello either")
+            self._awaiting_hello[connection] = self._loop.call_later(
                 HELLO_S, self._drop, connection, f"no hello within {HELLO_S:.0f} s"
             )
             self._loop.add_reader(connection.fileno(), self._on_hello, connection)
@@ -199,7 +201,7 @@ class LocalClients:
 
     def _forget(self, connection: socket.socket) -> None:
         assert self._loop is not None
-        self._greeting.pop(connection).cancel()
+        self._awaiting_hello.pop(connection).cancel()
         self._loop.remove_reader(connection.fileno())
 
     def _drop(self, connection: socket.socket, reason: str) -> None:

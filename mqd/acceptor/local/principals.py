@@ -36,7 +36,7 @@ class LocalPrincipals:
         self._clock = clock
         self._known: dict[int, tuple[float, str | None]] = {}
 
-    def of(self, uid: int) -> str | None:
+    def find(self, uid: int) -> str | None:
         """ "": none is needed. None: the client is refused."""
         if not self._is_on:
             return ""

@@ -29,7 +29,7 @@ from mqd.acceptor.metrics import schedules as schedule_metrics
 from mqd.acceptor.metrics.directories import CachedQuery
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.topics import Topics
-from mqd.acceptor.metrics.waiting import Measured
+from mqd.acceptor.metrics.waiting import WaitingTimes
 from mqd.base import restarts, schedule_board
 from mqd.log import compaction_report, damage
 
@@ -163,7 +163,7 @@ class Metrics:
             CachedQuery(partial(self._measure, index), SIZES_CACHE_S) for index in range(len(self._broker.log_dirs))
         ]
         self._waiting = [
-            CachedQuery(Measured(self._broker, index).measure, WAITING_CACHE_S)
+            CachedQuery(WaitingTimes(self._broker, index).measure, WAITING_CACHE_S)
             for index in range(len(self._broker.log_dirs))
         ]
         self._reports = CachedQuery(self._read_reports, 0.0)

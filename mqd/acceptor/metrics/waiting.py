@@ -40,7 +40,7 @@ class _Unread(NamedTuple):
     view: SlotView
 
 
-class Measured:
+class WaitingTimes:
     """The results for one log directory. Used by one thread at a time."""
 
     def __init__(self, broker: Broker, log_dir: int) -> None:

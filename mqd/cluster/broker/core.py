@@ -164,7 +164,7 @@ class BrokerCore(Reports):
                 self.node_id,
                 self.broker_epoch,
                 now_ms,
-                self.in_force_version,
+                self.applied_version,
                 self._shutdown_since_ms >= 0,
                 list(directories),
             )
@@ -227,7 +227,7 @@ class BrokerCore(Reports):
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat
         for number, change in list(self._changes.items()):
-            if change.answered is not None and change.answered.version <= self.in_force_version:
+            if change.answered is not None and change.answered.version <= self.applied_version:
                 actions += self._finish_change(number, change.answered)
         return actions
 
@@ -242,7 +242,7 @@ class BrokerCore(Reports):
             and (broker.incarnation, broker.directory_id) == (registration.incarnation, registration.directory_id)
         )
         self.ready = own and (
-            self.ready or broker_rules.has_applied_registration(self.in_force_version, self.broker_epoch)
+            self.ready or broker_rules.has_applied_registration(self.applied_version, self.broker_epoch)
         )
 
     # -- in-sync sets ------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ class BrokerCore(Reports):
         outcome from the metadata.
         """
         if message.error:
-            return []  # the proposals are sent again once this broker is registered or the controller known
+            return []  # the proposals are sent again once this broker is registered or the controller is known
         actions: list[Action] = []
         self._proposing = False
         for result in message.results:
@@ -349,7 +349,7 @@ class BrokerCore(Reports):
         change = self._changes.get(message.request_id)
         if change is None or message.incarnation != self._process or change.answered is not None:
             return []
-        if message.response.error == 0 and message.version > self.in_force_version and not change.request.validate_only:
+        if message.response.error == 0 and message.version > self.applied_version and not change.request.validate_only:
             change.answered = message
             return []
         return self._finish_change(message.request_id, message)

@@ -90,7 +90,7 @@ class Reports:
         return self._shutdown_since_ms >= 0
 
     @property
-    def in_force_version(self) -> int:
+    def applied_version(self) -> int:
         """The version up to which this host's workers have applied the committed metadata."""
         return self._committed if self._applied >= self._known_version else min(self._applied, self._committed)
 
@@ -223,7 +223,7 @@ class Reports:
                 if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
             )
 
-    def _relied_on(self) -> list[tuple[bytes, int]]:
+    def _failures_to_report(self) -> list[tuple[bytes, int]]:
         """The failed partitions in which this replica is still in sync or eligible, or which have no
         leader.
         """
@@ -266,7 +266,7 @@ class Reports:
                 for key, epoch in self._emptied.items()
                 if (partition := self._partition(key)) is not None and partition.retiring != RETIRE_HIDDEN
             }
-        failed, full = self._relied_on() if self._failed else [], self._full_in_sync() if self._full else []
+        failed, full = self._failures_to_report() if self._failed else [], self._full_in_sync() if self._full else []
         if failed or full:
             actions += self._to_controller(peer.ReplicasFailed(self.node_id, self.broker_epoch, failed, full))
         for (topic_id, index), directory in self._moved.items():

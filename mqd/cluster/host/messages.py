@@ -286,10 +286,10 @@ class PartitionEmptied(msgspec.Struct, tag=True, frozen=True):
 
 
 class ProposeInSync(msgspec.Struct, tag=True, frozen=True):
-    """From the worker that leads the partition: the proposed in-sync set (AlterPartition, KIP-497). From
-    before it is sent, the worker uses the union of the committed and the proposed set (R5). There may be
-    no response; then the worker repeats it with the same sequence. At most one proposal is in flight
-    per partition.
+    """From the worker that leads the partition: the proposed in-sync set (AlterPartition, KIP-497).
+    Before it sends this, the worker begins to use the union of the committed and the proposed set
+    (R5). There may be no response; then the worker repeats it with the same sequence. At most one
+    proposal is in flight per partition.
     """
 
     topic_id: bytes

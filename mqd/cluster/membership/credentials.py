@@ -22,7 +22,7 @@ from mqd.security import host_identity
 from mqd.security.host_identity import HostIdentity
 
 POLL_S = 2.0
-TURNED_AWAY_MAX = 64
+REFUSED_MAX = 64
 
 log = logging.get("host.credentials")
 
@@ -125,9 +125,9 @@ class Credentials:
         await asyncio.Event().wait()  # there are no files to watch, but the task must not end
 
 
-class TurnedAway:
-    """The last TURNED_AWAY_MAX refused hosts and the reasons, so that repeated attempts of a host are
-    logged only once.
+class RefusedHosts:
+    """The last REFUSED_MAX hosts that were refused, and the reasons, so that repeated attempts of a
+    host are logged only once.
     """
 
     def __init__(self) -> None:
@@ -142,11 +142,11 @@ class TurnedAway:
         if self._reasons.get(node_id) == reason:
             return False
         self._reasons[node_id] = reason
-        if len(self._reasons) > TURNED_AWAY_MAX:
+        if len(self._reasons) > REFUSED_MAX:
             del self._reasons[next(iter(self._reasons))]
         return True
 
-    def let_in(self, node_id: int) -> None:
+    def on_admitted(self, node_id: int) -> None:
         self._reasons.pop(node_id, None)
 
 

@@ -49,27 +49,27 @@ class DeathProofs:
 
     def __init__(self, node_id: int) -> None:
         self._node_id = node_id
-        self._heard: dict[int, Notice] = {}
+        self._notices: dict[int, Notice] = {}
 
     def on_notice(self, notice: Notice) -> tuple[LeaderDied | None, ProofOfDeath | None]:
         """Returns (event for the quorum or None, proof for the active controller on this host or None)."""
         if notice.node_id == self._node_id:
             return None, None
-        known = self._heard.get(notice.node_id)
+        known = self._notices.get(notice.node_id)
         if notice.broker_epoch >= 0 and (
             known is None or (known.broker_epoch, known.sent_ms) <= (notice.broker_epoch, notice.sent_ms)
         ):
-            self._heard.pop(notice.node_id, None)
-            self._heard[notice.node_id] = notice
-            if len(self._heard) > NOTICES_MAX:
-                del self._heard[next(iter(self._heard))]
+            self._notices.pop(notice.node_id, None)
+            self._notices[notice.node_id] = notice
+            if len(self._notices) > NOTICES_MAX:
+                del self._notices[next(iter(self._notices))]
         return LeaderDied(notice.node_id, notice.controller_epoch) if notice.led else None, (
             _proof(notice) if notice.broker_epoch >= 0 else None
         )
 
     def on_active(self) -> list[ProofOfDeath]:
         """Returns the proofs that were kept, when this host has become the active controller."""
-        return [_proof(notice) for notice in self._heard.values()]
+        return [_proof(notice) for notice in self._notices.values()]
 
 
 def _proof(notice: Notice) -> ProofOfDeath:

@@ -181,7 +181,7 @@ class GossipCore:
         if late_ms > self.settings.late_ms:
             self._lost_ms += late_ms
             self.counts["stood_still"] += 1
-            self.health.worse(1 + late_ms // self.settings.probe_interval_ms)
+            self.health.worsen(1 + late_ms // self.settings.probe_interval_ms)
         self.at = max(self.at, now_ms - self._lost_ms)
 
     def _run_timers(self) -> None:

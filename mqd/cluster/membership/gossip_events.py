@@ -22,7 +22,8 @@ class Settings(msgspec.Struct, frozen=True):
     """Milliseconds of the host's own clock."""
 
     probe_interval_ms: int = 500
-    # for a direct response; after it other hosts probe on request, until the interval ends
+    # how long to wait for a direct response; then other hosts probe on request until the interval
+    # ends
     probe_timeout_ms: int = 200
     indirect_count: int = 3
     gossip_interval_ms: int = 200
@@ -247,7 +248,7 @@ class ProbeStream(msgspec.Struct, frozen=True):
     wait_ms: int
 
 
-class KeepLife(msgspec.Struct, frozen=True):
+class StoreLife(msgspec.Struct, frozen=True):
     """Write `life` to disk before carrying out any later effect: other hosts have seen a later life of this
     host than its directory has, because the directory is an old copy.
     """
@@ -271,7 +272,7 @@ class ControllerSeen(msgspec.Struct, frozen=True):
     epoch: int
 
 
-class NodeIdTwice(msgspec.Struct, frozen=True):
+class DuplicateNodeId(msgspec.Struct, frozen=True):
     """Two live hosts have the same node id; to be logged. The registration decides which one is used."""
 
     node_id: int
@@ -282,6 +283,8 @@ class LeaveDone(msgspec.Struct, frozen=True):
     pass
 
 
-Effect = SendDatagram | PushPull | ProbeStream | KeepLife | MemberChanged | ControllerSeen | NodeIdTwice | LeaveDone
+Effect = (
+    SendDatagram | PushPull | ProbeStream | StoreLife | MemberChanged | ControllerSeen | DuplicateNodeId | LeaveDone
+)
 
 CONTROLLER_UNKNOWN = ControllerSeen(NODE_NONE, -1)

@@ -32,10 +32,10 @@ from mqd.cluster.membership.gossip_events import (
     LEFT,
     SUSPECT,
     Effect,
-    KeepLife,
+    StoreLife,
     MemberChanged,
     MemberView,
-    NodeIdTwice,
+    DuplicateNodeId,
     Profile,
     Settings,
 )
@@ -188,7 +188,7 @@ class Membership:
         if life > LIFE_MAX:
             return False  # only a faulty or malicious host can send this
         self.incarnation = life * REFUTATIONS
-        self._core.emit(KeepLife(life))
+        self._core.emit(StoreLife(life))
         return True
 
     def _refute(self, incarnation: int) -> None:
@@ -197,7 +197,7 @@ class Membership:
         if not self._outrank(incarnation):
             self._core.counts["unrefutable"] += 1
             return
-        self._core.health.worse()
+        self._core.health.worsen()
         self.announce()
         self._core.gossip_now()
 
@@ -290,7 +290,7 @@ class Membership:
         if identity[0] == self.identity[0]:
             same.append(self.identity)
         if same:
-            self._core.emit(NodeIdTwice(identity[0], (same[0][1], identity[1])))
+            self._core.emit(DuplicateNodeId(identity[0], (same[0][1], identity[1])))
 
     def _make_room(self) -> bool:
         if len(self.members) < self._core.settings.member_count_max:

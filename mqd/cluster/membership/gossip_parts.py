@@ -53,10 +53,10 @@ class Health:
     def __init__(self, most: int) -> None:
         self._max, self.score = most, 0
 
-    def worse(self, by: int = 1) -> None:
+    def worsen(self, by: int = 1) -> None:
         self.score = min(self._max, self.score + by)
 
-    def better(self) -> None:
+    def improve(self) -> None:
         self.score = max(0, self.score - 1)
 
     @property

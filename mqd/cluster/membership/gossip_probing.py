@@ -221,13 +221,13 @@ class Prober:
         member = core.membership.members.get(probe.identity) if probe is not None else None
         if probe is None or member is None or member.state in (DEAD, LEFT):
             return
-        core.health.worse(len(probe.relays) - probe.nacks if probe.relays else 1)
+        core.health.worsen(len(probe.relays) - probe.nacks if probe.relays else 1)
         if member.incarnation == probe.incarnation:
             core.membership.on_suspect(Suspect(*probe.identity, member.incarnation, core.membership.identity[0]))
 
     def answered(self, probe_id: int) -> None:
         if self._pop(probe_id) is not None:
-            self._core.health.better()
+            self._core.health.improve()
 
     def _pop(self, probe_id: int) -> Probe | None:
         probe = self.probes.pop(probe_id, None)

@@ -59,7 +59,7 @@ class ActiveController(Maintenance):
         """
         for node, broker in state.brokers.items():
             if not broker.fenced and node not in self.sessions and node in self._fenced_since:
-                self.sessions.heard(node, now_ms)
+                self.sessions.on_heartbeat(node, now_ms)
                 self._unfenced_since[node] = now_ms
                 del self._fenced_since[node]
         self._fencing = {node: offset for node, offset in self._fencing.items() if offset < state.version}
@@ -88,7 +88,7 @@ class ActiveController(Maintenance):
         first = records[0] if records else None
         broker = first.broker if isinstance(first, BrokerRegistered) else state.brokers[message.node_id]
         self.note_directories(message.node_id, message.directories)
-        self._heard[message.node_id] = now_ms
+        self._heartbeat_ms[message.node_id] = now_ms
         old = state.brokers.get(message.node_id)
         if old is None or broker.epoch != old.epoch:  # a new session
             self._end_session(message.node_id, now_ms)
@@ -125,7 +125,7 @@ class ActiveController(Maintenance):
         if broker is None or broker.epoch != message.broker_epoch:
             error = ErrorCode.BROKER_ID_NOT_REGISTERED if broker is None else ErrorCode.STALE_BROKER_EPOCH
             return [], self._heartbeat_response(message, 0, True, error=int(error))
-        self._heard[node] = now_ms
+        self._heartbeat_ms[node] = now_ms
         self._versions[node] = max(message.metadata_version, self._versions.get(node, -1))
         if message.directories:
             self.note_directories(node, message.directories)
@@ -134,7 +134,7 @@ class ActiveController(Maintenance):
         if newest:
             self._sent[node] = message.sent_ms
         if not broker.fenced:
-            self.sessions.heard(node, now_ms)
+            self.sessions.on_heartbeat(node, now_ms)
         if message.want_shutdown:
             records = self._shutting_down(state, node, now_ms)
         elif broker.in_controlled_shutdown and newest:
@@ -177,7 +177,7 @@ class ActiveController(Maintenance):
         )
 
     def _unfence(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
-        self.sessions.heard(node, now_ms)
+        self.sessions.on_heartbeat(node, now_ms)
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
@@ -199,7 +199,7 @@ class ActiveController(Maintenance):
             if late
             else frozenset(
                 other
-                for other, last_heard_ms in self._heard.items()
+                for other, last_heard_ms in self._heartbeat_ms.items()
                 if other != node and now_ms - last_heard_ms < self._options.session_ms
             )
         )
@@ -225,7 +225,7 @@ class ActiveController(Maintenance):
 
     def proof_of_death(self, state: MetadataState, message: peer.ProofOfDeath, now_ms: int) -> list[Record]:
         broker = state.brokers.get(message.node_id)
-        if broker is None or broker.fenced or not self._is_of_this_session(message, broker):
+        if broker is None or broker.fenced or not self._matches_session(message, broker):
             return []
         if not self._is_for_this_controller(message):
             return []  # another controller may have granted it a lease since
@@ -233,7 +233,7 @@ class ActiveController(Maintenance):
             return []  # an old proof: the host may be back
         return self.fence(state, [message.node_id], now_ms)
 
-    def _is_of_this_session(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:
+    def _matches_session(self, message: peer.ProofOfDeath, broker: BrokerState) -> bool:
         return broker.epoch == message.broker_epoch
 
     def _is_for_this_controller(self, message: peer.ProofOfDeath) -> bool:
@@ -305,8 +305,8 @@ class ActiveController(Maintenance):
     # -- in-sync sets ------------------------------------------------------------------------------
 
     def _is_addressed(self, message: peer.AlterPartition) -> bool:
-        """R6b: whether the message is for this controller epoch; handled proposals are remembered only
-        for one.
+        """R6b: whether the message is for this controller epoch, because handled proposals are
+        remembered for one epoch only.
         """
         return message.controller_epoch == self.epoch
 
@@ -373,7 +373,7 @@ class ActiveController(Maintenance):
         expired = [
             node
             for node in self.sessions.expired(now_ms)
-            if node in state.brokers and not (node == self._own and node in self._heard)
+            if node in state.brokers and not (node == self._own and node in self._heartbeat_ms)
         ]
         if expired:
             return self.fence(state, expired, now_ms)

@@ -180,8 +180,8 @@ def has_streams_groups(found: Mapping[str, int]) -> bool:
 
 
 def has_dead_letters(found: Mapping[str, int]) -> bool:
-    """Kafka 4.4 has them from share.version 2 on, which needs the metadata.version of 4.4. For Kafka's
-    tools this is a cluster of 4.2, whose `--release-version` has share.version 1.
+    """share.version 1 suffices, although Kafka 4.4 requires 2: that needs the metadata.version of
+    4.4, and to Kafka's tools this is a cluster of 4.2.
     """
     return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= DEAD_LETTERS_LEVEL
 

@@ -79,7 +79,7 @@ class Maintenance:
         self._reported: dict[int, tuple[Directory, ...]] = {}
         self._versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
-        self._heard: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
+        self._heartbeat_ms: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
         self._moves: dict[tuple[str, int], Move] = {}  # planned by a balance, not started
@@ -115,7 +115,7 @@ class Maintenance:
         """L2: gives a full session from now on to a broker that may have sent heartbeats to an earlier
         controller.
         """
-        self.sessions.heard(node, now_ms)
+        self.sessions.on_heartbeat(node, now_ms)
         self._unfenced_since[node] = now_ms
 
     def view(self, state: MetadataState) -> View:

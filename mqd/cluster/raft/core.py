@@ -169,7 +169,7 @@ class QuorumCore(QuorumTransitions):
             return isinstance(message, Fetch | FetchResponse | FetchSnapshot | SnapshotChunk)
         if message.generation > self.generation:
             self.emit(events.Outdated(message.generation, sender))
-        elif isinstance(message, Fetch | FetchSnapshot):  # the response tells it the newer generation
+        elif isinstance(message, Fetch | FetchSnapshot):  # the response has the newer generation
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, message.sequence, 0))
         return False
 

@@ -203,15 +203,15 @@ def test_datagrams_of_unknown_hosts_change_nothing(start: Callable[..., Process]
 
 
 def test_the_incarnation_is_counted_on_disk(tmp_path: Path) -> None:
-    from mqd.controller.gossip import directory_bytes, next_incarnation, store_incarnation
+    from mqd.controller.gossip import directory_bytes, next_life, store_life
 
     path = tmp_path / "gossip-life"
-    assert [next_incarnation(path) for _ in range(3)] == [1, 2, 3]
-    store_incarnation(path, 40)
-    assert next_incarnation(path) == 41
+    assert [next_life(path) for _ in range(3)] == [1, 2, 3]
+    store_life(path, 40)
+    assert next_life(path) == 41
     for damage in ("", "x", "-5", "9" * 400):
         path.write_text(damage)
-        assert next_incarnation(path) >= 1
+        assert next_life(path) >= 1
     assert directory_bytes("AAAAAAAAAAAAAAAAAAAAAQ") == b"\0" * 15 + b"\x01" and len(directory_bytes("anything")) == 16
 
 

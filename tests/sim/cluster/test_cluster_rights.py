@@ -56,7 +56,7 @@ def _seen(seeds: Iterable[int]) -> set[str]:
 
 def test_a_response_before_the_workers_apply_the_change_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: committed records count as applied."""
-    monkeypatch.setattr(Reports, "in_force_version", property(lambda self: self._committed))
+    monkeypatch.setattr(Reports, "applied_version", property(lambda self: self._committed))
     assert "A1" in _seen([7])
 
 

@@ -31,7 +31,7 @@ from mqd.cluster.membership.gossip_events import (
     DEAD,
     LEFT,
     SUSPECT,
-    KeepLife,
+    StoreLife,
     LeaveDone,
     MemberChanged,
     ProbeStream,
@@ -298,7 +298,7 @@ class World:
                     self.at(self.now + ROUND_TRIP_MS // 2, self._exchange, host, core, effect)
                 case ProbeStream():
                     self.at(self.now + ROUND_TRIP_MS, self._probe_stream, host, core, effect)
-                case KeepLife():
+                case StoreLife():
                     host.life = effect.life
                 case MemberChanged():
                     self._on_changed(host, effect)

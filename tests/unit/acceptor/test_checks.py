@@ -89,7 +89,7 @@ CONCURRENT = int(ErrorCode.CONCURRENT_TRANSACTIONS)
 
 
 def request_all(coordinator: Coordinator, version: int) -> CheckResult:
-    return asyncio.run(Checks(coordinator).transaction(b"", version))
+    return asyncio.run(Checks(coordinator).check_transaction(b"", version))
 
 
 def test_the_end_of_the_last_transaction_is_waited_for() -> None:
@@ -105,7 +105,7 @@ def test_the_end_of_the_last_transaction_is_waited_for() -> None:
 
 
 def test_without_a_coordinator_no_transaction_begins() -> None:
-    assert asyncio.run(Checks().transaction(b"", 12)) == CheckResult(ErrorCode.INVALID_TXN_STATE)
+    assert asyncio.run(Checks().check_transaction(b"", 12)) == CheckResult(ErrorCode.INVALID_TXN_STATE)
 
 
 def send_request(

@@ -234,7 +234,7 @@ def test_denials_are_written_once_in_ten_seconds(tmp_path: Path) -> None:
     audit = Audit(tmp_path / "audit.log", lambda: now[0])
 
     def deny(name: str = "t", only_logged: bool = False) -> None:
-        audit.denied("User:a\nb", "10.0.0.1", Operation.READ, ResourceType.TOPIC, name, only_logged)
+        audit.record_denial("User:a\nb", "10.0.0.1", Operation.READ, ResourceType.TOPIC, name, only_logged)
 
     for _ in range(5):
         deny()
@@ -264,5 +264,5 @@ def test_denials_are_written_once_in_ten_seconds(tmp_path: Path) -> None:
 def test_the_audit_log_counts_a_bounded_number_of_denials(tmp_path: Path) -> None:
     audit = Audit(None, lambda: 1.0)
     for index in range(DENIALS_MAX + 50):
-        audit.denied("User:a", "", Operation.READ, ResourceType.TOPIC, str(index), False)
+        audit.record_denial("User:a", "", Operation.READ, ResourceType.TOPIC, str(index), False)
     assert len(audit._denials) == DENIALS_MAX

@@ -23,24 +23,24 @@ def principals(config: dict[str, str], clock=lambda: 0.0) -> LocalPrincipals:
 
 
 def test_without_rights_no_process_is_mapped() -> None:
-    assert [principals({}).of(uid) for uid in (3, 7, 99)] == ["", "", ""]
+    assert [principals({}).find(uid) for uid in (3, 7, 99)] == ["", "", ""]
 
 
 def test_a_process_is_its_user() -> None:
     found = principals(ON)
-    assert [found.of(uid) for uid in (7, 8)] == ["User:alice", "User:Bob"]
-    assert found.of(99) is None, "not in the user database"
-    assert found.of(9) is None, "no name that a user may have"
+    assert [found.find(uid) for uid in (7, 8)] == ["User:alice", "User:Bob"]
+    assert found.find(99) is None, "not in the user database"
+    assert found.find(9) is None, "no name that a user may have"
 
 
 def test_mapping_rules_decide() -> None:
     found = principals({**ON, "local.principal.mapping.rules": "RULE:a(.*)/local-$1/U"})
-    assert found.of(7) == "User:LOCAL-LICE"
-    assert found.of(8) is None, "no rule matches"
+    assert found.find(7) == "User:LOCAL-LICE"
+    assert found.find(8) is None, "no rule matches"
 
 
 def test_the_brokers_own_user_has_all_rights_and_its_name_is_reserved() -> None:
-    assert principals(ON).of(3) == BROKER
+    assert principals(ON).find(3) == BROKER
     rules = configured(ON)
     assert rules is not None and rules.decide(BROKER, "127.0.0.1", Operation.WRITE, ResourceType.TOPIC, "any")
     assert user("broker") != BROKER and not user("x").startswith(BROKER.partition(":")[0] + ":")
@@ -50,12 +50,12 @@ def test_the_brokers_own_user_has_all_rights_and_its_name_is_reserved() -> None:
 def test_a_renamed_user_gets_its_new_name_after_a_while() -> None:
     now = [0.0]
     found = principals(ON, lambda: now[0])
-    assert found.of(7) == "User:alice"
+    assert found.find(7) == "User:alice"
     LOGINS[7] = "alicia"
     try:
-        assert found.of(7) == "User:alice"
+        assert found.find(7) == "User:alice"
         now[0] = CACHE_S
-        assert found.of(7) == "User:alicia"
+        assert found.find(7) == "User:alicia"
     finally:
         LOGINS[7] = "alice"
 
@@ -93,4 +93,4 @@ def test_a_login_that_is_named_like_a_super_user_is_refused():
     """
     config = {"authorizer.class.name": "standard", "super.users": "User:admin"}
     found = LocalPrincipals(config, own_uid=3, login={1: "admin", 2: "alice"}.__getitem__)
-    assert found.of(1) is None and found.of(2) == "User:alice"
+    assert found.find(1) is None and found.find(2) == "User:alice"

@@ -355,7 +355,7 @@ async def test_responses_are_not_cached_for_other_clients(broker_of: Callable[[]
 async def test_denials_are_only_logged(broker_of: Any, tmp_path: Path) -> None:
     async with broker_of(**{"authorizer.log.only": "true"}) as broker:
         written: list[tuple[Any, ...]] = []
-        broker.broker.audit.denied = lambda *fields: written.append(fields)
+        broker.broker.audit.record_denial = lambda *fields: written.append(fields)
         await make_topic(broker, NAME)
         await start_coordinators(broker)
         response = await broker.send_request(m.DescribeGroupsRequest(groups=["g"]), 5, ALICE)

@@ -14,9 +14,9 @@ from mqd.cluster.membership.gossip_events import (
     DEAD,
     LEFT,
     SUSPECT,
-    KeepLife,
+    StoreLife,
     MemberChanged,
-    NodeIdTwice,
+    DuplicateNodeId,
     Profile,
     PushPull,
     SendDatagram,
@@ -176,9 +176,9 @@ def test_an_old_slander_in_a_ping_is_answered_with_the_truth() -> None:
 def test_a_later_life_of_this_host_is_outlived_and_kept() -> None:
     bench = Bench()
     effects = bench.send(2, Dead(1, DIRECTORY, 9 * REFUTATIONS + 3, 2))
-    assert bench.core.membership.incarnation == 9 * REFUTATIONS + 4 or KeepLife(10) in effects
+    assert bench.core.membership.incarnation == 9 * REFUTATIONS + 4 or StoreLife(10) in effects
     bench = Bench()
-    assert KeepLife(10) in bench.send(2, Suspect(1, DIRECTORY, 10 * REFUTATIONS - 1, 2))
+    assert StoreLife(10) in bench.send(2, Suspect(1, DIRECTORY, 10 * REFUTATIONS - 1, 2))
     assert bench.core.membership.life == 10
 
 
@@ -206,7 +206,7 @@ def test_before_joining_a_known_life_is_an_old_copy() -> None:
         ),
         2,
     )
-    assert KeepLife(2) in effects and core.joined and core.membership.life == 2 and core.controller.epoch == 3
+    assert StoreLife(2) in effects and core.joined and core.membership.life == 2 and core.controller.epoch == 3
 
 
 def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
@@ -369,7 +369,7 @@ def test_nacks_count_against_the_target_not_against_this_host() -> None:
 
 def test_an_unsolicited_response_is_ignored() -> None:
     bench = Bench(5)
-    bench.core.health.worse(4)
+    bench.core.health.worsen(4)
     while not bench.core.prober.probes:
         bench.give(events.Tick(), 1)
     (probe_id,) = bench.core.prober.probes
@@ -427,7 +427,7 @@ def test_load_is_piggybacked_and_only_the_newest_counts() -> None:
 def test_two_of_one_node_id_are_reported_to_the_operator() -> None:
     bench = Bench()
     effects = bench.send(2, Alive(3, directory(333), REFUTATIONS, "host-3b", 9094))
-    assert any(isinstance(effect, NodeIdTwice) and effect.node_id == 3 for effect in effects)
+    assert any(isinstance(effect, DuplicateNodeId) and effect.node_id == 3 for effect in effects)
 
 
 def test_leaving() -> None:
@@ -573,10 +573,10 @@ def test_bucket_and_health() -> None:
     bucket, health = Bucket(10, 5, 0), Health(8)
     assert [bucket.take(0) for _ in range(6)] == [True] * 5 + [False]
     assert bucket.take(100) and not bucket.take(150)
-    health.worse(99)
+    health.worsen(99)
     assert health.multiplier == 9
     for _ in range(20):
-        health.better()
+        health.improve()
     assert health.multiplier == 1
 
 

@@ -56,7 +56,7 @@ class Controller:
 
     def receive_heartbeat(self, *nodes: int) -> None:
         for node in nodes:
-            self.active.sessions.heard(node, self.now_ms)
+            self.active.sessions.on_heartbeat(node, self.now_ms)
 
     def reports(self, node: int, **directories: bool) -> None:
         self.active.note_directories(

@@ -70,7 +70,7 @@ def test_client_and_broker_certificates_are_not_accepted_for_hosts(tmp_path):
 
 def test_a_renewed_host_stays_the_same_host():
     pair = pki.issue_host(authority(), 7, NOW)
-    again = pki.renewed(authority(), pair.certificate, NOW + datetime.timedelta(days=80))
+    again = pki.renew(authority(), pair.certificate, NOW + datetime.timedelta(days=80))
     assert pki.is_host(again.certificate, 7) and not pki.is_host(again.certificate, 8) and again.key != pair.key
     assert pki.expires(again.certificate) > pki.expires(pair.certificate)
 

@@ -270,5 +270,5 @@ def test_few_decoys_change_when_users_do():
 
 def test_the_cost_of_plain_is_that_of_the_users_mechanism():
     shapes = {scram.Shape("SCRAM-SHA-512", 24, 8192): 1}
-    mechanism, verifier = scram.decoy_of_any(SEED, "nobody", shapes)
+    mechanism, verifier = scram.decoy_for_plain(SEED, "nobody", shapes)
     assert (mechanism, verifier.iterations, len(verifier.stored_key)) == ("SCRAM-SHA-512", 8192, 64)

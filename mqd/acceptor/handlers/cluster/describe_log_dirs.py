@@ -95,13 +95,13 @@ def _measure(
     requested: Requested,
     partitions_with_id: list[PartitionWithId],
     ends: dict[tuple[str, int], int],
-    stepped: Callable[[], None],
+    on_progress: Callable[[], None],
 ) -> DescribeLogDirsResponse.Result:
-    """Reads directories; runs in a thread. Calls `stepped` on progress."""
+    """Reads directories; runs in a thread. Calls `on_progress` on progress."""
 
     def sized(index: int, path: Path) -> DescribeLogDirsResponse.Partition:
         size = size_of(path)
-        stepped()
+        on_progress()
         return DescribeLogDirsResponse.Partition(partition_index=index, partition_size=size)
 
     try:
@@ -119,7 +119,7 @@ def _measure(
             DescribeLogDirsResponse.Topic(
                 name=name, partitions=[_future(path, one.index, ends.get((name, one.index), 0))]
             )
-            for name, one, path in _futures(directory, partitions_with_id, stepped)
+            for name, one, path in _futures(directory, partitions_with_id, on_progress)
         ]
     except OSError:
         return _failed(directory)
@@ -150,14 +150,14 @@ def size_of(directory: Path) -> int:
 
 
 def _futures(
-    directory: Path, partitions_with_id: list[PartitionWithId], stepped: Callable[[], None]
+    directory: Path, partitions_with_id: list[PartitionWithId], on_progress: Callable[[], None]
 ) -> Iterator[tuple[str, PartitionImage, Path]]:
     """Copies in progress to this directory."""
     if not any(True for _ in moving.futures(directory)):
         return
     for name, topic_id, partition in partitions_with_id:
         path = moving.future_of(directory, topic_id, partition.index)
-        stepped()
+        on_progress()
         if path is not None:
             yield name, partition, path
 

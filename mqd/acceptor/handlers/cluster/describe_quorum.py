@@ -52,10 +52,10 @@ async def _request_controller(broker: Broker) -> DescribeQuorumResponse:
         for one in [*quorum.voters, *quorum.observers]
         if one.host
     ]
-    return _response(_led(quorum), nodes)
+    return _response(_quorum_partition(quorum), nodes)
 
 
-def _led(quorum: messages.QuorumImage) -> DescribeQuorumResponse.PartitionData:
+def _quorum_partition(quorum: messages.QuorumImage) -> DescribeQuorumResponse.PartitionData:
     return DescribeQuorumResponse.PartitionData(
         leader_id=quorum.leader_id,
         leader_epoch=quorum.leader_epoch,

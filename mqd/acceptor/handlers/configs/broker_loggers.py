@@ -18,7 +18,7 @@ from mqd.protocol.errors import ErrorCode
 RESOURCE_BROKER_LOGGER = 8
 DYNAMIC_BROKER_LOGGER, UNKNOWN_TYPE = 6, 0
 ROOT, PREFIX = "root", "mqd."
-OF_KAFKA = {"FATAL": "error", "ERROR": "error", "WARN": "warning", "INFO": "info", "DEBUG": "debug", "TRACE": "debug"}
+FROM_KAFKA = {"FATAL": "error", "ERROR": "error", "WARN": "warning", "INFO": "info", "DEBUG": "debug", "TRACE": "debug"}
 TO_KAFKA = {"error": "ERROR", "warning": "WARN", "info": "INFO", "debug": "DEBUG"}
 _NAMES = {number: name for name, number in LEVELS.items()}
 
@@ -75,16 +75,16 @@ def _check(operation: ConfigOperation, known: dict[str, str]) -> None:
         raise Refusal(
             ErrorCode.INVALID_REQUEST, f"Removing the log level of the {ROOT} logger is not allowed; set another one"
         )
-    if verb == "set" and operation.value not in OF_KAFKA:
+    if verb == "set" and operation.value not in FROM_KAFKA:
         raise Refusal(
             ErrorCode.INVALID_CONFIG,
             f"Cannot set the log level of {name} to {operation.value} as it is not a supported log level. Valid log"
-            f" levels are {', '.join(sorted(OF_KAFKA))}",
+            f" levels are {', '.join(sorted(FROM_KAFKA))}",
         )
 
 
 def _set(broker: Broker, operation: ConfigOperation) -> None:
-    level = OF_KAFKA[operation.value] if operation.operation == "set" and operation.value else None
+    level = FROM_KAFKA[operation.value] if operation.operation == "set" and operation.value else None
     if operation.name != ROOT:
         standard.getLogger(operation.name).setLevel(LEVELS[level] if level else standard.NOTSET)
     elif level:

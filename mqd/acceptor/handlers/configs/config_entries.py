@@ -67,8 +67,8 @@ def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
 def of_topic(
     broker: Broker, config: Mapping[str, str], replica_count: int, names: set[str] | None = None
 ) -> list[Entry]:
-    """`config`: the topic's own settings. `replica_count`: of its partitions;
-    min.insync.replicas=-1 is shown as the effective number.
+    """`config`: the topic's own settings. `replica_count`: the number of replicas of its
+    partitions; min.insync.replicas=-1 is shown as the effective number.
     """
     effective = topic_effective(broker.effective(), config)
     entries = []

@@ -1,5 +1,5 @@
 """OffsetFetch 1-10 (KIP-98, KIP-320, KIP-447, KIP-709, KIP-848): committed offsets of groups;
-several groups at once from version 8 on.
+several groups in one request from version 8 on.
 
 A group that does not exist has no committed offsets: offset -1, no error. With require_stable a
 partition with a pending transactional offset gets UNSTABLE_OFFSET_COMMIT.
@@ -25,8 +25,8 @@ from mqd.security.acl import Operation, ResourceType
 
 _VERSION_GROUPS, _VERSION_TOPIC_IDS = 8, 10
 TIMEOUT_S = 5.0
-# aiokafka and older Java consumers give up at the first code; at the second they look up the
-# coordinator again (as KAFKA-17267).
+# aiokafka and older Java consumers give up on the first code. On the second they look up the
+# coordinator again (KAFKA-17267).
 _RETRIED_ERRORS = {int(ErrorCode.COORDINATOR_NOT_AVAILABLE): int(ErrorCode.NOT_COORDINATOR)}
 
 UNAUTHORIZED = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

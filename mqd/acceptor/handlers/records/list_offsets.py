@@ -1,8 +1,9 @@
 """ListOffsets 1-11 (KIP-79, KIP-207, KIP-320, KIP-734, KIP-1005, KIP-1023, KIP-1075).
 
-The reactor handles requests for only earliest and latest offsets; all others come here, those with a
-timestamp or for the newest one. Without tiered storage the earliest local offset is the log start,
-and nothing was ever uploaded: offset -1 without an error, as in Kafka.
+The reactor handles requests that ask only for earliest and latest offsets. All others come here,
+for example those with a timestamp or for the highest timestamp. Without tiered storage the earliest
+local offset is the log start, and nothing was ever uploaded: offset -1 without an error, as in
+Kafka.
 """
 
 from collections import Counter

@@ -80,7 +80,7 @@ def _result(context: Context, topic: CreatePartitionsRequest.Topic, error: int, 
         name=topic.name,
         error_code=error,
         error_message=message,
-        retirement=retiring.described(context.broker, image) if topic.retire and image is not None else None,
+        retirement=retiring.describe(context.broker, image) if topic.retire and image is not None else None,
     )
 
 

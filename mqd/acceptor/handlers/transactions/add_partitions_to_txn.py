@@ -1,8 +1,8 @@
 """AddPartitionsToTxn 0-5 (KIP-98, KIP-890): adds partitions to the ongoing transaction, before
 their first record. Clients with transactions of version 2 do not send it.
 
-Versions 4 and 5 are batches of several transactions, added or only verified; brokers send them to
-each other.
+Versions 4 and 5, which brokers send to each other, have several transactions, whose partitions are
+added or only verified.
 """
 
 from collections.abc import Collection

@@ -16,7 +16,7 @@ import asyncio
 from functools import partial
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.interbroker.transactions import Elsewhere, abort_elsewhere, ongoing_elsewhere
+from mqd.acceptor.interbroker.transactions import RemoteTransaction, abort_elsewhere, ongoing_elsewhere
 from mqd.acceptor.transactions import TransactionService
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
@@ -37,7 +37,7 @@ TIMEOUT_S = 10.0
 async def handle(context: Context, header: RequestHeader, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     service = context.broker.transactions
     if context.address.peer_node >= 0 and service is not None:
-        return await _of_coordinator(service, request)
+        return await _handle_from_host(service, request)
     responses = []
     ongoing = _ongoing(service, {_own_id(marker) for marker in request.markers}) if service is not None else {}
     for marker in request.markers:
@@ -58,7 +58,7 @@ async def handle(context: Context, header: RequestHeader, request: WriteTxnMarke
     return WriteTxnMarkersResponse(markers=responses)
 
 
-async def _of_coordinator(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
+async def _handle_from_host(service: TransactionService, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     """Handles a request of the host whose coordinator ends these transactions. The markers are
     written concurrently, and answered when they are below the high watermarks.
     """
@@ -131,7 +131,7 @@ async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
         if known is not None:
             return await _abort_known(service, known, marker, requested)
         elsewhere = (
-            Elsewhere(0)
+            RemoteTransaction(0)
             if service.peers is None or broker.metadata.is_alone
             else await ongoing_elsewhere(broker, service.peers, _own_id(marker))
         )

@@ -263,9 +263,10 @@ def full(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
     """The broker cannot write to its replicas of these partitions now, because its disk is full. It
-    leaves an in-sync set if enough other replicas are in sync; otherwise acks=all would be refused
-    without it, too. It has lost no records: once there is space it fetches and rejoins. It cannot
-    rejoin before that, because in a new leader epoch a follower's offset is known only from its fetch.
+    leaves an in-sync set if enough other replicas are in sync. Otherwise it stays, because acks=all
+    would be refused without it, too. It has lost no records: once there is space it fetches and
+    rejoins. It cannot rejoin before that, because in a new leader epoch a follower's offset is
+    known only from its fetch.
     """
     view = View(state, unable=unable)
 
