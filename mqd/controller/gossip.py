@@ -34,13 +34,13 @@ from mqd.base.blocking_pool import in_thread
 from mqd.cluster.membership import gossip_events as events
 from mqd.cluster.membership.gossip import GossipCore
 from mqd.cluster.membership.gossip_events import (
-    StoreLife,
     LeaveDone,
     ProbeStream,
     Profile,
     PushPull,
     SendDatagram,
     Settings,
+    StoreLife,
 )
 from mqd.cluster.membership.gossip_messages import (
     LIFE_MAX,

@@ -31,13 +31,13 @@ from mqd.cluster.membership.gossip_events import (
     DEAD,
     LEFT,
     SUSPECT,
+    DuplicateNodeId,
     Effect,
-    StoreLife,
     MemberChanged,
     MemberView,
-    DuplicateNodeId,
     Profile,
     Settings,
+    StoreLife,
 )
 from mqd.cluster.membership.gossip_messages import (
     LIFE_MAX,

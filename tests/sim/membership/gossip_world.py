@@ -31,7 +31,6 @@ from mqd.cluster.membership.gossip_events import (
     DEAD,
     LEFT,
     SUSPECT,
-    StoreLife,
     LeaveDone,
     MemberChanged,
     ProbeStream,
@@ -39,6 +38,7 @@ from mqd.cluster.membership.gossip_events import (
     PushPull,
     SendDatagram,
     Settings,
+    StoreLife,
 )
 from mqd.cluster.membership.gossip_messages import Seal, StreamPing, decode_stream, encode
 

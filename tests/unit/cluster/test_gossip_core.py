@@ -14,13 +14,13 @@ from mqd.cluster.membership.gossip_events import (
     DEAD,
     LEFT,
     SUSPECT,
-    StoreLife,
-    MemberChanged,
     DuplicateNodeId,
+    MemberChanged,
     Profile,
     PushPull,
     SendDatagram,
     Settings,
+    StoreLife,
 )
 from mqd.cluster.membership.gossip_messages import (
     DATAGRAM_BYTES_MAX,
