@@ -27,7 +27,7 @@ def _of_any_state(_broker: Any, node_id: int, _epoch: int, partition: Any, _prop
     return 0 if partition.leader == node_id else ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 
-_elected = partitions._elected
+_elected = partitions._elect
 
 
 def _elects_uncleanly(target: partitions.Target, *given: Any) -> tuple[int, bool]:
@@ -51,7 +51,7 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "R8": [(partitions, "_eligible", lambda *_: ((), ()))],
     "R9": [(brokers, "_lost", lambda *_: (-1, frozenset()))],
     "R10": [(brokers, "has_applied_registration", _true), (BrokerCore, "_check_registered", lambda _: None)],
-    "R13": [(partitions, "_elected", _elects_uncleanly)],
+    "R13": [(partitions, "_elect", _elects_uncleanly)],
     "R14": [(partitions, "_may_complete", _true)],
     "903": [(in_sync, "_fetched_as_registered", _true)],
     "L2": [(ActiveController, "_begin_session", _begins_at_its_end)],

@@ -124,7 +124,7 @@ class Acceptor:
                     continue
                 self._pause_after_error(error)
                 return
-            self._limits.accepted(listener_id, now_ns)
+            self._limits.on_accepted(listener_id, now_ns)
             address = packed_ip(peer[0])
             delay_s = self._limits.address_delay_s(address, now_ns)
             if delay_s:

@@ -104,10 +104,10 @@ class MetadataUsers:
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
         """Computed on first use after each change of users."""
         if self._shapes_version != self._metadata.scram_version or not self._shapes:
-            self._shapes_version, self._shapes = self._metadata.scram_version, self._counted()
+            self._shapes_version, self._shapes = self._metadata.scram_version, self._count_shapes()
         return self._shapes[mechanism]
 
-    def _counted(self) -> dict[str | None, Counter[Shape]]:
+    def _count_shapes(self) -> dict[str | None, Counter[Shape]]:
         found: dict[str | None, Counter[Shape]] = {name: Counter() for name in (None, *scram.MECHANISMS)}
         credentials = self._metadata.scram_credentials
         first = next(iter(scram.NUMBERS.values()))
@@ -261,7 +261,7 @@ class Authentication:
             return await self._step(options, underway, connection, current, token)
         except AuthenticationFailed as error:
             self._underway.pop(connection, None)
-            delay_s = self._failed(error, underway, connection, address)
+            delay_s = self._on_failed(error, underway, connection, address)
             raise Refused(
                 f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
                 f" {underway.mechanism}",
@@ -292,7 +292,7 @@ class Authentication:
         if not exchange.done:
             return Step(response)
         self._underway.pop(connection, None)
-        principal, expires_ms, is_token = self._proven(exchange)
+        principal, expires_ms, is_token = self._proven_principal(exchange)
         if current and principal != current:
             raise AuthenticationFailed(
                 f"the connection belongs to {current} and cannot change its principal", user=exchange.user
@@ -301,7 +301,7 @@ class Authentication:
         log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
         return Step(response, principal, _lifetime_ms(options, expires_ms), is_token)
 
-    def _proven(self, exchange: Exchange) -> tuple[str, int, bool]:
+    def _proven_principal(self, exchange: Exchange) -> tuple[str, int, bool]:
         """The principal, when its credential expires (0 = never), and whether the credential is a
         delegation token."""
         if isinstance(exchange, ScramExchange) and exchange.is_token:
@@ -312,7 +312,9 @@ class Authentication:
         expires_ms = exchange.expires_ms if isinstance(exchange, OauthExchange) else 0
         return f"User:{exchange.user}", expires_ms, False
 
-    def _failed(self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str) -> float:
+    def _on_failed(
+        self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str
+    ) -> float:
         """Records the failure. Returns how long the response is delayed, in seconds."""
         self.failed_count += 1
         user = error.user or underway.exchange.user

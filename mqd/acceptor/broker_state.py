@@ -116,7 +116,7 @@ class Address:
         # shown to others as the client's location: for a local client of another host, that host's
         # address
         self.described_ip = described_ip or peer_ip
-        self.uid, self.pid = uid, pid  # of a local client, from the kernel; -1 and 0: not known
+        self.uid, self.pid = uid, pid  # a local client's, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
         self.principal = principal  # "User:alice"; ANONYMOUS where the listener does not authenticate
         self.principal_kind = principal_kind  # how it was authenticated
@@ -186,7 +186,7 @@ class BrokerState:
 
     # -- addresses ---------------------------------------------------------------------------------
 
-    def advertised(self, address: Address) -> tuple[str, int]:
+    def advertised_address(self, address: Address) -> tuple[str, int]:
         """The advertised.listeners entry for the client's listener, if any; otherwise the address
         that the client itself reached.
         """
@@ -213,7 +213,7 @@ class BrokerState:
         """(node id, host, port, rack) of every unfenced broker that this client can reach; always
         includes this broker.
         """
-        host, port = self.advertised(address)
+        host, port = self.advertised_address(address)
         others = [
             (broker.node_id, *reached, broker.rack)
             for broker in self.metadata.brokers.values()
@@ -226,7 +226,7 @@ class BrokerState:
     def endpoint(self, node_id: int, address: Address) -> tuple[str, int] | None:
         """The address at which this client reaches that broker. None: it has none at the moment."""
         if node_id == self.node_id:
-            return self.advertised(address)
+            return self.advertised_address(address)
         broker = self.metadata.brokers.get(node_id)
         return self._endpoint_at(broker, address) if broker is not None and not broker.fenced else None
 
@@ -256,18 +256,18 @@ class BrokerState:
         view = self.replica_view(partition) if partition.leader == self.node_id else None
         return view if view is not None and view.role == SlotRole.LEADS and self.may_lead() else None
 
-    async def flushed(self, named: Iterable[tuple[str, int]]) -> None:
-        """Waits until all records that these partitions, (topic, index), have at the call are on this
-        host's disk, for flushes.WAIT_S at most; does not wait for topics without flush.on.ack.
-        Look-ups await it before they read view(), so that a client finds all records acknowledged
-        before its request.
+    async def await_flushed(self, partitions: Iterable[tuple[str, int]]) -> None:
+        """Waits until all records that these partitions (topic, index) have at the time of the call are
+        on this host's disk, for flushes.WAIT_S at most. Does not wait for topics without
+        flush.on.ack. Look-ups await it before they read view(), so that a client finds all records
+        acknowledged before its request.
         """
-        partitions = [
-            partition
-            for name, index in named
-            if (partition := self.partition_of(name, index)) is not None and self.view(partition) is not None
+        images = [
+            image
+            for name, index in partitions
+            if (image := self.partition_of(name, index)) is not None and self.view(image) is not None
         ]
-        await self.flushes.wait(partition.slot for partition in partitions)
+        await self.flushes.wait(image.slot for image in images)
 
     def replica_view(self, partition: messages.PartitionImage) -> SlotView | None:
         """The state of this host's replica in any role. None if there is none, or it is not served."""

@@ -125,18 +125,18 @@ def check_records(
     except MemoryError:
         return CheckResult(int(ErrorCode.REQUEST_TIMED_OUT))
     if kind == native.CHECK_SCHEDULES:
-        refused = _unscheduled(header, records)
+        refused = _check_schedules(header, records)
         if refused is not None:
             return refused
     if not unkeyed_count or kind != native.CHECK_RECORDS:
-        return CheckResult(0) if to is None else _compressed(batch, records, to)
+        return CheckResult(0) if to is None else _compress(batch, records, to)
     return CheckResult(
         int(ErrorCode.INVALID_RECORD),
         _REFUSAL.pack(unkeyed_count, len(unkeyed), 0) + struct.pack(f"={len(unkeyed)}i", *unkeyed),
     )
 
 
-def _unscheduled(header: BatchHeader, records: bytes) -> CheckResult | None:
+def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
     """Refuses the records whose headers do not say when they are due, with the problem of the first.
     None: all do. `records` can be parsed.
     """
@@ -161,7 +161,7 @@ def _unscheduled(header: BatchHeader, records: bytes) -> CheckResult | None:
     )
 
 
-def _compressed(batch: memoryview | bytes, records: bytes, to: Compression) -> CheckResult:
+def _compress(batch: memoryview | bytes, records: bytes, to: Compression) -> CheckResult:
     """The batch with its records in another codec; everything else in its header stays."""
     try:
         body = compress(to.codec, records, None if to.codec == GZIP and to.level < 0 else to.level)

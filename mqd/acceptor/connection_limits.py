@@ -113,7 +113,7 @@ class ConnectionLimits:
         rates = (self._broker_rate, self._listener_rates[listener_id])
         return min(DELAY_S_MAX, max((rate.wait_s(now_ns) for rate in rates if rate is not None), default=0.0))
 
-    def accepted(self, listener_id: int, now_ns: int) -> None:
+    def on_accepted(self, listener_id: int, now_ns: int) -> None:
         for rate in (self._broker_rate, self._listener_rates[listener_id]):
             if rate is not None:
                 rate.charge(now_ns)

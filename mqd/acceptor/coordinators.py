@@ -244,7 +244,7 @@ class Coordinators:
         parts = message.parts if isinstance(message, messages.Several) else [message]
         for (topic, partition), leader_epoch in self._broker.metadata.take_led_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
-                coordinator.led_elsewhere(partition, leader_epoch)
+                coordinator.on_led_elsewhere(partition, leader_epoch)
         for name, left in self._broker.metadata.take_gone().items():
             if not self._gone:
                 asyncio.get_running_loop().call_soon(self._forget_gone)

@@ -447,7 +447,7 @@ class DeadLetters:
         while left:
             count, copied = len(left), dict[int, Copied]()
             if settings.copies_dead_records:
-                count, copied = await self._copied(writer, left)
+                count, copied = await self._read_copies(writer, left)
             records = letter_records.letter_records(
                 source, left[:count], copied, int(time.time() * 1000), batch_bytes_max
             )
@@ -474,7 +474,7 @@ class DeadLetters:
             raise Failed(problem or f"topic {name} is internal")
         return image
 
-    async def _copied(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
+    async def _read_copies(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
         """(number of letters, their records). Records that the log no longer has are missing."""
         image = self._broker.metadata.by_id(writer.topic_id)
         if image is None:

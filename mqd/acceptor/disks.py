@@ -73,9 +73,9 @@ class _Directory:
                 item.response.set_exception(OSError(errno.EAGAIN, str(error)))
                 continue
             self._under_way.add(item)
-            future.add_done_callback(partial(self._ended, item))
+            future.add_done_callback(partial(self._on_ended, item))
 
-    def _ended(self, item: _Work, future: "asyncio.Future[Any]") -> None:
+    def _on_ended(self, item: _Work, future: "asyncio.Future[Any]") -> None:
         self._under_way.discard(item)
         error = future.exception()
         if item.response.done():

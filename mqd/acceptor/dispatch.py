@@ -159,7 +159,7 @@ async def respond(
         return _close(connection, str(error), None, api)
     except Exception:
         log.exception("a handler failed", connection=connection, api=api)
-        return _failed(header, request)
+        return _failure_outcome(header, request)
     finally:
         if observer is not None:
             observer.observe(api, time.perf_counter() - began, failed)
@@ -200,7 +200,7 @@ async def _call_handler(
     )
 
 
-def _failed(header: RequestHeader | None, request: object) -> Outcome:
+def _failure_outcome(header: RequestHeader | None, request: object) -> Outcome:
     """`header` None: the request could not be read at all."""
     if header is None:
         return Outcome(None, close="the request could not be read because of an internal error")

@@ -89,14 +89,14 @@ class _Pending(msgspec.Struct, frozen=True):
     task: asyncio.Task[None]
     worker: int
     token: int
-    generation: int  # of the worker's process
+    generation: int  # generation of the worker's process
     waits_for_members: bool
 
 
 class Appends(Protocol):
     """The part of mqd/coordinator/log.py that the link calls."""
 
-    def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool: ...
+    def on_produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool: ...
 
 
 def _compression(check: Descriptor) -> Compression | None:
@@ -585,7 +585,7 @@ class Link:
         self._take_back_batch(worker, descriptor.token)
         if self.appends is not None:
             redirect = descriptor.size_bytes if descriptor.flags & native.PRODUCED_REDIRECTED else -1
-            self.appends.produced(descriptor.token, descriptor.error, descriptor.a, redirect)
+            self.appends.on_produced(descriptor.token, descriptor.error, descriptor.a, redirect)
 
     def _take_back_batch(self, worker: int, token: int) -> None:
         offset = self._lent_batches[worker].pop(token, None)

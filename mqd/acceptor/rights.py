@@ -39,8 +39,8 @@ class WholeRule(NamedTuple):
 
 
 class ElementRule(NamedTuple):
-    field: str  # of the request
-    response_field: str  # of the response
+    field: str  # a field of the request
+    response_field: str  # a field of the response
     check: Check
     parts: str = ""  # field of an element that lists its parts, which the response to a denied element omits
     is_group_first: bool = False  # the handler checks the group even if no element is left; see AuthorizedRequest
@@ -121,7 +121,7 @@ def _name(attribute: str) -> Callable[[Any], str]:
     return lambda element: element if isinstance(element, str) else getattr(element, attribute)
 
 
-def on(resource_type: ResourceType, operation: Operation, attribute: str = "name") -> Check:
+def requires(resource_type: ResourceType, operation: Operation, attribute: str = "name") -> Check:
     name = _name(attribute)
 
     def check(context: Context, header: RequestHeader, request: Any, element: Any) -> int:
@@ -138,17 +138,17 @@ def cluster(operation: Operation) -> WholeRule:
 
 
 def group(operation: Operation) -> WholeRule:
-    return WholeRule(on(ResourceType.GROUP, operation, "group_id"))
+    return WholeRule(requires(ResourceType.GROUP, operation, "group_id"))
 
 
 def transaction(operation: Operation) -> WholeRule:
-    return WholeRule(on(ResourceType.TRANSACTIONAL_ID, operation, "transactional_id"))
+    return WholeRule(requires(ResourceType.TRANSACTIONAL_ID, operation, "transactional_id"))
 
 
 def topics(
     operation: Operation, field: str = "topics", response_field: str = "topics", attribute: str = "name"
 ) -> ElementRule:
-    return ElementRule(field, response_field, on(ResourceType.TOPIC, operation, attribute))
+    return ElementRule(field, response_field, requires(ResourceType.TOPIC, operation, attribute))
 
 
 def _committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
@@ -163,7 +163,7 @@ def _check_sync(context: Context, header: RequestHeader, request: Any, _: Any) -
     """A request that lacks a field of its version is left to the handler, which refuses it."""
     if header.api_version >= 5 and (request.protocol_type is None or request.protocol_name is None):
         return 0
-    return on(ResourceType.GROUP, Operation.READ, "group_id")(context, header, request, request)
+    return requires(ResourceType.GROUP, Operation.READ, "group_id")(context, header, request, request)
 
 
 _COORDINATED = {0: ResourceType.GROUP, 1: ResourceType.TRANSACTIONAL_ID}
@@ -220,7 +220,9 @@ def _check_alter(context: Context, header: RequestHeader, request: Any, resource
 
 def _check_init_producer_id(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
     if request.transactional_id is not None:
-        return on(ResourceType.TRANSACTIONAL_ID, Operation.WRITE, "transactional_id")(context, header, request, request)
+        return requires(ResourceType.TRANSACTIONAL_ID, Operation.WRITE, "transactional_id")(
+            context, header, request, request
+        )
     allowed = context.authorize_any(Operation.WRITE, ResourceType.TOPIC) or context.authorize(
         Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER, CLUSTER_NAME
     )
@@ -270,7 +272,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     12: (group(READ),),
     13: (group(READ),),
     14: (WholeRule(_check_sync),),
-    15: (ElementRule("groups", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    15: (ElementRule("groups", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
     16: BY_HANDLER,
     17: OPEN,
     18: OPEN,
@@ -297,7 +299,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     39: BY_HANDLER,
     40: BY_HANDLER,
     41: BY_HANDLER,
-    42: (ElementRule("groups_names", "results", on(ResourceType.GROUP, DELETE)),),
+    42: (ElementRule("groups_names", "results", requires(ResourceType.GROUP, DELETE)),),
     43: (cluster(ALTER),),
     44: (ElementRule("resources", "responses", _check_alter),),
     45: (cluster(ALTER),),
@@ -312,21 +314,21 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     60: OPEN,
     61: (topics(READ),),
     64: (cluster(ALTER),),
-    65: (ElementRule("transactional_ids", "transaction_states", on(ResourceType.TRANSACTIONAL_ID, DESCRIBE)),),
+    65: (ElementRule("transactional_ids", "transaction_states", requires(ResourceType.TRANSACTIONAL_ID, DESCRIBE)),),
     66: BY_HANDLER,
     68: (group(READ),),
-    69: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    69: (ElementRule("group_ids", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
     74: (cluster(Operation.DESCRIBE_CONFIGS),),
     75: BY_HANDLER,
     76: (group(READ),),
-    77: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
+    77: (ElementRule("group_ids", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
     78: OPEN,  # the handler only refuses it
     79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),
     88: (group(READ),),
-    89: (ElementRule("group_ids", "groups", on(ResourceType.GROUP, DESCRIBE)),),
-    90: (ElementRule("groups", "groups", on(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
+    89: (ElementRule("group_ids", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
+    90: (ElementRule("groups", "groups", requires(ResourceType.GROUP, DESCRIBE, "group_id"), parts="topics"),),
     91: (group(READ), SHARE_TOPICS),
     92: (group(DELETE), SHARE_TOPICS),
 }

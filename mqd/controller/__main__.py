@@ -303,7 +303,7 @@ class Process:
         await self.membership.listen()
         cluster_id, stored, peers = await self._unless_ended(self.determine_cluster(recovered.stored, recovered.state))
         shell = self.shell = self._make_shell(stored, recovered.state)
-        self.membership.joined(cluster_id, shell)
+        self.membership.on_joined(cluster_id, shell)
         shell.start_quorum(cluster_id, peers)
         await self._unless_ended(
             self.membership.start_gossip(self.layout.metadata_dir, self.layout.run_dir, self.client.control.generation)
@@ -437,7 +437,7 @@ class Process:
         workers_of: dict[str, list[int]] = {}
         for path, index in self._marker_places(shell):
             workers_of.setdefault(path, []).append(index)
-        marked = {path: partial(_all_marked, Path(path), indices) for path, indices in workers_of.items()}
+        marked = {path: partial(_have_all_markers, Path(path), indices) for path, indices in workers_of.items()}
         found = await self._responses(marked)
         if len(found) == len(marked) and all(found.values()):
             await self._responses({",".join(self.log_dirs): lambda: self.record_session(epoch, True)})
@@ -472,7 +472,7 @@ class Process:
         }
 
 
-def _all_marked(path: Path, workers: list[int]) -> bool:
+def _have_all_markers(path: Path, workers: list[int]) -> bool:
     return all((path / f"clean-shutdown.{index}").exists() for index in workers)
 
 

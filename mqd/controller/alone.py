@@ -20,7 +20,7 @@ class Alone:
     def members(self) -> tuple[int, ...]:
         return ()
 
-    def joined(self, cluster_id: str, shell: object) -> None:
+    def on_joined(self, cluster_id: str, shell: object) -> None:
         pass
 
     async def start_gossip(self, directory: Path, *more: object) -> None:

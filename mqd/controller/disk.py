@@ -125,7 +125,7 @@ class Disk:
                     )
                     self._on_event(events.SnapshotRead(work, data))
         except (OSError, ValueError) as error:
-            self._refused(work, error)
+            self._on_refused(work, error)
 
     def _gather(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
         """Adds the appends that follow it in the queue: one write, one flush."""
@@ -151,7 +151,7 @@ class Disk:
         log.info("snapshot of the metadata written", offset=work.meta.offset, size_bytes=size_bytes)
         self._on_event(events.SnapshotStored(work.meta, size_bytes))
 
-    def _refused(self, work: Work, error: Exception) -> None:
+    def _on_refused(self, work: Work, error: Exception) -> None:
         match work:
             case StoreSnapshot():
                 log.warning("a snapshot of the metadata could not be written; the log continues", reason=str(error))

@@ -102,7 +102,7 @@ class Membership:
         heard = {member.node_id for member in (*self._forming.core.members(), *self._forming.core.decided.voters)}
         return tuple(sorted(heard - {self._key.node_id}))
 
-    def joined(self, cluster_id: str, shell: Shell) -> None:
+    def on_joined(self, cluster_id: str, shell: Shell) -> None:
         """From here on messages are accepted. Connections on which this host stated that it belongs
         to no cluster are reopened.
         """
@@ -111,7 +111,7 @@ class Membership:
             self._peers.drop(lambda identity: False)
 
     async def start_gossip(self, directory: Path, run_dir: Path, incarnation: int) -> None:
-        """Called after joined(). `directory` has the file that counts this host's starts.
+        """Called after on_joined(). `directory` has the file that counts this host's starts.
         `incarnation`: the keeper's. Raises OSError.
         """
         if self._peers is None:

@@ -170,7 +170,7 @@ class Peers:
             node.addresses = [(host, port), *(one for one in node.addresses if one != (host, port))][:3]
             node.next_try = 0.0
 
-    def connected(self) -> list[int]:
+    def connected_nodes(self) -> list[int]:
         """Node ids with a live connection."""
         return sorted(
             node_id for node_id, node in self._nodes.items() if node.current is not None and node.current.is_open
@@ -204,9 +204,9 @@ class Peers:
         try:
             connection = await self._reach(node_id, node)
         except HandshakeRefused as error:
-            self._failed(node_id, node, f"refused: {error}", max(wait_s, REFUSED_S))
+            self._on_failed(node_id, node, f"refused: {error}", max(wait_s, REFUSED_S))
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
-            self._failed(node_id, node, reason_of(error), wait_s)
+            self._on_failed(node_id, node, reason_of(error), wait_s)
         else:
             node.failure_count, node.logged_failure = 0, ""
             log.info("connected to a host", node=node_id)
@@ -231,7 +231,7 @@ class Peers:
             failure = OSError(mismatch or f"{host}:{port} is node {connection.identity.node_id}")
         raise failure
 
-    def _failed(self, node_id: int, node: _Node, reason: str, wait_s: float) -> None:
+    def _on_failed(self, node_id: int, node: _Node, reason: str, wait_s: float) -> None:
         node.pending.clear()
         node.failure_count += 1
         node.next_try = time.monotonic() + wait_s

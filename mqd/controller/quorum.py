@@ -136,7 +136,7 @@ class Quorum:
         self._on_metadata(metadata_core.SnapshotInstalled(decode_state(effect.data, effect.meta.offset)))
         self._on_state_loaded()
 
-    def _committed(self, effect: events.Committed) -> None:
+    def _on_committed(self, effect: events.Committed) -> None:
         for batch in effect.batches:
             try:
                 records = tuple([decode_record(value) for value in batch.values]) if batch.kind == DATA else ()
@@ -146,7 +146,7 @@ class Quorum:
                 ) from error
             self._on_metadata(metadata_core.Committed(records, batch.next_offset))
 
-    def _became_active(self, effect: events.BecameActive) -> None:
+    def _on_became_active(self, effect: events.BecameActive) -> None:
         log.info("this host is the active controller", epoch=effect.epoch, offset=effect.next_offset)
         self._lease_ms = 0
         self._on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
@@ -158,10 +158,10 @@ class Quorum:
         self._on_metadata(metadata_core.Resigned())
         self._on_leader()
 
-    def _control_appended(self, effect: events.ControlAppended) -> None:
+    def _on_control_appended(self, effect: events.ControlAppended) -> None:
         self._on_metadata(metadata_core.OffsetsTaken(effect.next_offset))
 
-    def _refused(self, effect: events.ProposalRefused | events.ProposalsDropped) -> None:
+    def _on_refused(self, effect: events.ProposalRefused | events.ProposalsDropped) -> None:
         if isinstance(effect, events.ProposalsDropped):
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=effect.offset))
         else:
@@ -169,15 +169,15 @@ class Quorum:
             attempt, version = effect.token
             self._on_metadata(metadata_core.PersistFailed(effect.reason, kept=version - 1, attempt=attempt))
 
-    def _leader_changed(self, effect: events.LeaderChanged | events.VotersChanged) -> None:
+    def _on_leader_changed(self, effect: events.LeaderChanged | events.VotersChanged) -> None:
         self._on_leader()
 
-    def _voter_change_ended(self, effect: events.VoterChangeEnded) -> None:
+    def _on_voter_change_ended(self, effect: events.VoterChangeEnded) -> None:
         ended = self._voter_changes.pop(effect.token, None)
         if ended is not None:
             ended(effect.error, effect.message)
 
-    def _snapshot_requested(self, effect: events.SnapshotWanted) -> None:
+    def _on_snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
         self._snapshot()
 
     def _snapshot(self) -> None:
@@ -233,16 +233,16 @@ _EFFECTS: dict[type, Callable[[Quorum, Any], None]] = {
     events.InstallSnapshot: Quorum._to_disk,
     events.ReadSnapshot: Quorum._to_disk,
     events.LoadState: Quorum._load_state,
-    events.Committed: Quorum._committed,
-    events.BecameActive: Quorum._became_active,
+    events.Committed: Quorum._on_committed,
+    events.BecameActive: Quorum._on_became_active,
     events.Deposed: Quorum._on_deposed,
-    events.ControlAppended: Quorum._control_appended,
-    events.ProposalRefused: Quorum._refused,
-    events.ProposalsDropped: Quorum._refused,
-    events.LeaderChanged: Quorum._leader_changed,
-    events.VotersChanged: Quorum._leader_changed,
-    events.VoterChangeEnded: Quorum._voter_change_ended,
-    events.SnapshotWanted: Quorum._snapshot_requested,
+    events.ControlAppended: Quorum._on_control_appended,
+    events.ProposalRefused: Quorum._on_refused,
+    events.ProposalsDropped: Quorum._on_refused,
+    events.LeaderChanged: Quorum._on_leader_changed,
+    events.VotersChanged: Quorum._on_leader_changed,
+    events.VoterChangeEnded: Quorum._on_voter_change_ended,
+    events.SnapshotWanted: Quorum._on_snapshot_wanted,
     events.Outdated: Quorum._on_outdated,
     events.Note: Quorum._note,
 }

@@ -87,8 +87,8 @@ class Shell:
             metadata,
             store,
             self.metadata,
-            self._leader_changed,
-            self._state_loaded,
+            self._on_leader_changed,
+            self._on_state_loaded,
             self._send_peer,
             self._fail,
         )
@@ -161,7 +161,7 @@ class Shell:
         self._registration = registration
         self._started = True
         self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
-        self.on_host(self._measured())
+        self.on_host(self._measurement())
         self._publish_quotas()
         self._learn_addresses()
         epoch = self._control.broker_epoch if self._control.broker_incarnation == registration.incarnation else -1
@@ -172,7 +172,7 @@ class Shell:
         # now, because the metadata may never change again
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
-        self._leader_changed()
+        self._on_leader_changed()
         self._maybe_set_present()
 
     def _maybe_set_present(self) -> None:
@@ -265,12 +265,12 @@ class Shell:
     async def _measure(self) -> None:
         self.directories = await self._measures.take()
         self.metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
-        self.on_host(self._measured())
+        self.on_host(self._measurement())
         self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))
         self.quorum.maybe_retry_snapshot()
         await self.quorum.disk.restore_reserve()
 
-    def _measured(self) -> host_core.DirectoriesMeasured:
+    def _measurement(self) -> host_core.DirectoriesMeasured:
         return host_core.DirectoriesMeasured(
             {entry.directory_id: entry.free_bytes for entry in self.directories if entry.directory_id}
         )
@@ -407,7 +407,7 @@ class Shell:
         for broker in self.core.committed.brokers.values():
             self._add_address(broker.node_id, broker.controller_host, broker.controller_port)
 
-    def _leader_changed(self) -> None:
+    def _on_leader_changed(self) -> None:
         """Also called when the voters change, or this host has become active."""
         core, leader = self.quorum.core, self._leader()
         if leader == self.node_id and not self.core.tail.cluster_id:
@@ -462,7 +462,7 @@ class Shell:
             self._publish_quotas()
         self.on_host(StateReplaced() if whole else action)
 
-    def _state_loaded(self) -> None:
+    def _on_state_loaded(self) -> None:
         log.info("the metadata was replaced by the leader's snapshot", version=self.core.committed.version)
 
     @staticmethod

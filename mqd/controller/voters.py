@@ -107,7 +107,7 @@ class VoterChanges:
             return
         brokers = list(self._metadata.committed.brokers.values())
         voters = self._quorum.voters
-        if moved := promotion.moved(voters, brokers):
+        if moved := promotion.moved_voter(voters, brokers):
             self._change(
                 lambda token: events.UpdateVoter(token, moved),
                 f"the quorum records the new address of node {moved.node_id}",

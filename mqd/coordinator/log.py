@@ -32,7 +32,7 @@ from mqd.protocol.redirected import origin_of, redirected_producer
 BYTES_MAX = 64 << 20
 COUNT_MAX = 100_000
 BATCH_BYTES_MAX = 4 << 20  # one batch must fit in one run of the arena
-RECORDS_MAX = 1 << 20  # of one batch
+RECORDS_MAX = 1 << 20  # per batch
 
 log = logging.get("coordinator.log")
 _PRODUCE = struct.Struct(">I")
@@ -62,7 +62,7 @@ class Partitions(Protocol):
 
 
 class Sender(Protocol):
-    """The acceptor's link. It passes `token` back in produced() and released()."""
+    """The acceptor's link. It passes `token` back in on_produced() and released()."""
 
     def send_batch(
         self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
@@ -182,7 +182,7 @@ class Log:
 
     # -- from the link -----------------------------------------------------------------------------
 
-    def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
+    def on_produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
         """Handles the owner's response. `redirect`: the partition is being retired, and its records
         go to this partition. Returns False if the token belongs to another user of the link.
         """

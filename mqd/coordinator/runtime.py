@@ -200,7 +200,7 @@ class Coordinator:
                 self._notify(state, event, lambda shard: [name for name, core in shard.items() if concerns(core)])
                 del state.missed[:-MISSED_MAX]
 
-    def led_elsewhere(self, partition: int, leader_epoch: int) -> None:
+    def on_led_elsewhere(self, partition: int, leader_epoch: int) -> None:
         """Another host leads the partition in this epoch, or may have led it up to this epoch. It
         has handled the posted events. Delivered again, they could remove what it has committed
         since.
@@ -436,7 +436,7 @@ class Coordinator:
                 if name is not None and state.shard is shard:
                     self._handle(state, shard, name, TimerFired(timer[1]), known=True)
 
-    def _armed(self, at_ms: int) -> None:
+    def _on_armed(self, at_ms: int) -> None:
         """A timer was set. It is nearly always later than the current alarm."""
         if self._loop is None or (self._alarm is not None and self._alarm_ms <= at_ms):
             return
@@ -451,7 +451,7 @@ class Coordinator:
         shards = [state.shard for state in self.partition_states if state.shard is not None]
         due = [at for shard in shards if (at := shard.timers.next_ms()) is not None]
         if due:
-            self._armed(min(due))
+            self._on_armed(min(due))
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -529,7 +529,7 @@ class Coordinator:
                 self._on_reply,
                 functools.partial(self._on_effect, source.leader_epoch),
                 functools.partial(self._wake, state),
-                self._armed,
+                self._on_armed,
                 self._budget,
             )
             state.shard = shard

@@ -30,7 +30,7 @@ RunInThread = Callable[[Callable[[], "Claims"]], Awaitable["Claims"]]
 
 
 class Options(msgspec.Struct, frozen=True):
-    url: str  # of the issuer's keys (JWKS): https: or file:
+    url: str  # URL of the issuer's keys (JWKS): https: or file:
     issuer: str
     audiences: tuple[str, ...]
     user_claim: str = "sub"

@@ -72,7 +72,7 @@ class KeepsItsGeneration(ClassicGroup):
 class NeverExpiresSessions(ClassicGroup):
     def _on_session_timer(self, now_ms: int, actions: list) -> None:
         self._session_armed_ms = None
-        for watched in self.members.deadlines.expired(now_ms):
+        for watched in self.members.deadlines.take_expired(now_ms):
             self.members.deadlines.move(watched, now_ms + 10_000)
 
 

@@ -96,7 +96,7 @@ def interrupts_all_members_in_a_rebalance(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def no_member_is_removed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ConsumerGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.expired(now_ms))
+    patch.setattr(ConsumerGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.take_expired(now_ms))
 
 
 @planted
@@ -167,13 +167,13 @@ def leaving_members_keep_their_partitions(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def returning_members_get_another_target(patch: pytest.MonkeyPatch) -> None:
-    original = ConsumerGroup._renamed
+    original = ConsumerGroup._rename
 
     def renamed(self: ConsumerGroup, old: Member, member_id: str) -> Member:
         self.target.pop(old.member_id, None)
         return original(self, old, member_id)
 
-    patch.setattr(ConsumerGroup, "_renamed", renamed)
+    patch.setattr(ConsumerGroup, "_rename", renamed)
 
 
 @planted

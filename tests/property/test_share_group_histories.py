@@ -152,7 +152,7 @@ def assignable_partitions_cause_no_new_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def dead_members_stay(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ShareGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.expired(now_ms))
+    patch.setattr(ShareGroup, "_on_timer", lambda self, event, now_ms, replies: self.deadlines.take_expired(now_ms))
 
 
 @planted

@@ -133,13 +133,13 @@ def a_snapshot_is_taken_before_the_write(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def snapshots_are_never_due(patch: pytest.MonkeyPatch) -> None:
-    original = SharePartition._persisted
+    original = SharePartition._persist
 
     def persisted(self: SharePartition, *arguments: object) -> list:
         self.update_count = 0
         return original(self, *arguments)
 
-    patch.setattr(SharePartition, "_persisted", persisted)
+    patch.setattr(SharePartition, "_persist", persisted)
 
 
 @planted

@@ -117,7 +117,7 @@ class Peers:
         """The response. Raises PeerError."""
         try:
             async with asyncio.timeout(timeout_s):
-                connection = await self._connected(node_id)
+                connection = await self._get_connection(node_id)
                 return await self._request(connection, request, version)
         except TimeoutError:
             raise PeerError(f"host {node_id} has not answered within {timeout_s} s") from None
@@ -159,7 +159,7 @@ class Peers:
 
     # -- connections -------------------------------------------------------------------------------
 
-    async def _connected(self, node_id: int) -> _Connection:
+    async def _get_connection(self, node_id: int) -> _Connection:
         broker = self._metadata.brokers.get(node_id)
         if broker is None or not broker.inter_broker_host:
             raise PeerError(f"host {node_id} is not registered, or has no listener for other hosts")

@@ -112,7 +112,7 @@ class InterbrokerServer:
         self._node_id = node_id
         self._serve = serve
         self._tasks: set[asyncio.Task[None]] = set()
-        self._numbers = itertools.count(1)  # of connections, in the order of their authentication
+        self._numbers = itertools.count(1)  # numbers of connections, in the order of their authentication
         # node id -> the newest connection that has sent markers
         self._marker_connections: dict[int, tuple[int, asyncio.Task[None]]] = {}
         self._handshake_count = 0

@@ -110,7 +110,7 @@ class ShareStates:
         begin = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
             begin = await self._begin(response, settings.offset_reset.duration_ms)
-        return settings.packed(begin, self._has_dead_letters()) + bytes(codec.encode(response, version))
+        return settings.pack(begin, self._has_dead_letters()) + bytes(codec.encode(response, version))
 
     async def _begin(self, response: Any, duration_ms: int) -> int:
         """The offset at which a share-partition without a start begins; -1: at its end."""

@@ -54,7 +54,7 @@ RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PROD
 WAIT_FOR_MEMBERS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
 ADD_PARTITIONS_CLIENT_MAX = 3  # versions from 4 on are sent only by hosts
-_FIXED_BYTES = 10  # of a request header before the client id
+_FIXED_BYTES = 10  # bytes of a request header before the client id
 
 log = logging.get("acceptor.relaying")
 

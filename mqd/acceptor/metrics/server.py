@@ -115,7 +115,7 @@ class _Client:
         self.deadline_s = now + REQUEST_S
 
 
-def verdict(received: bytes, token: _Token | None = None) -> bytes | str | None:
+def route(received: bytes, token: _Token | None = None) -> bytes | str | None:
     """The path if it is served here, otherwise the complete response; None while the request is
     incomplete.
     """
@@ -312,7 +312,7 @@ class MetricsServer:
             return
         client.received += more
         client.progress_s = time.monotonic()
-        decided = verdict(client.received, self._token)
+        decided = route(client.received, self._token)
         if decided is None:
             if isinstance(client.socket, ssl.SSLSocket) and client.socket.pending():
                 self._receive(client)

@@ -35,8 +35,8 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     """
 
     node_id: int
-    directory_id: str  # of its metadata directory
-    incarnation: int  # of its keeper: changes when all processes of the host are restarted
+    directory_id: str  # id of its metadata directory
+    incarnation: int  # incarnation of its keeper: changes when all processes of the host are restarted
     host: str
     port: int
     rack: str | None
@@ -132,7 +132,7 @@ class AlterPartition(msgspec.Struct, tag=True, frozen=True):
     the same contents.
     """
 
-    controller_epoch: int  # of the intended controller; other controllers refuse the message
+    controller_epoch: int  # epoch of the intended controller; other controllers refuse the message
     node_id: int
     broker_epoch: int
     proposals: list[InSyncProposal]
@@ -174,8 +174,8 @@ class ChangeForwarded(msgspec.Struct, tag=True, frozen=True):
 
     node_id: int
     broker_epoch: int
-    request_id: int  # of the sender's controller process
-    incarnation: int  # of that process (Started.process in events.py): responses to a predecessor are dropped
+    request_id: int  # number within the sender's controller process
+    incarnation: int  # number of that process (Started.process in events.py): responses to a predecessor are dropped
     request: messages.Request
 
 

@@ -107,11 +107,11 @@ class Reports:
     def _prune(self) -> None:
         """Drops the reports that the metadata reflects."""
 
-        def led(key: tuple[bytes, int], epoch: int) -> bool:
+        def is_led(key: tuple[bytes, int], epoch: int) -> bool:
             partition = self._partition(key)
             return partition is not None and partition.leader == self.node_id and partition.leader_epoch == epoch
 
-        def elsewhere(key: tuple[bytes, int], directory: str) -> bool:
+        def is_elsewhere(key: tuple[bytes, int], directory: str) -> bool:
             partition = self._partition(key)
             return (
                 partition is not None
@@ -122,14 +122,14 @@ class Reports:
         self._proposals = {
             key: entry for key, entry in self._proposals.items() if self._is_pending(key, entry.proposal)
         }
-        self._lost = {key: epoch for key, epoch in self._lost.items() if led(key, epoch)}
+        self._lost = {key: epoch for key, epoch in self._lost.items() if is_led(key, epoch)}
         self._followed = {
             key: epoch
             for key, epoch in self._followed.items()
             if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch
         }
-        self._emptied = {key: epoch for key, epoch in self._emptied.items() if led(key, epoch)}
-        self._moved = {key: directory for key, directory in self._moved.items() if elsewhere(key, directory)}
+        self._emptied = {key: epoch for key, epoch in self._emptied.items() if is_led(key, epoch)}
+        self._moved = {key: directory for key, directory in self._moved.items() if is_elsewhere(key, directory)}
 
     def _is_pending(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
         """Whether the proposal is still pending. It ends when the metadata has a newer state of the

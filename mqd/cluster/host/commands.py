@@ -21,7 +21,9 @@ class Subscriber(msgspec.Struct):
     index: int
     applied_version: int = -1
     held: bool = False  # H3: waits for new leader epochs
-    has_failures: bool = True  # in its last report; until the first, its predecessor may have reported some
+    has_failures: bool = (
+        True  # whether its last report had any; True before the first, since its predecessor may have had some
+    )
 
 
 class Command(msgspec.Struct):
@@ -41,7 +43,7 @@ class HostCommands:
     _commands: dict[int, Command]
     _command_id: int
 
-    def _published(self, partition: Partition) -> messages.PartitionImage | None:
+    def _published_image(self, partition: Partition) -> messages.PartitionImage | None:
         raise NotImplementedError
 
     def _on_command_requested(self, event: CommandRequested, now_ms: int) -> list[Action]:
@@ -101,7 +103,7 @@ class HostCommands:
         it dies, its successor is sent the partition only after everything recorded before.)
         """
         worker = self._subscribers.get(event.client)
-        image = self._published((event.moved.topic_id, event.moved.index))
+        image = self._published_image((event.moved.topic_id, event.moved.index))
         directory = next((name for name, index in self._log_dirs.items() if index == event.moved.log_dir), None)
         if (
             worker is None

@@ -131,7 +131,7 @@ class HostCore(TopicImages):
             self._awaited_epochs.setdefault(seen.owner, {})[(seen.topic_id, seen.index)] = seen.leader_epoch
         if lost:
             actions.append(RaiseEpochs(tuple((seen.topic_id, seen.index) for seen in lost)))
-        return actions + self._free_retired() + self._release_held_workers() + self._maybe_applied()
+        return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
         """Assigns the torn slots, which the previous controller was writing, to partitions without a slot.
@@ -173,7 +173,7 @@ class HostCore(TopicImages):
             parts += self._remove(topic)
         partial = dict(event.partitions)
         for topic in event.topics:
-            parts += self._changed(topic, partial.get(topic.name), actions)
+            parts += self._topic_changes(topic, partial.get(topic.name), actions)
         if event.broker_config is not None:
             parts.append(
                 messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {}))
@@ -199,7 +199,7 @@ class HostCore(TopicImages):
         if event.tokens_put or event.tokens_removed:
             tokens = messages.TokensPut(self._version, list(event.tokens_put), list(event.tokens_removed))
             actions += self._broadcast(tokens, role="acceptor")
-        return actions + self._free_retired() + self._release_held_workers() + self._maybe_applied()
+        return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
     def _on_state_replaced(self, event: StateReplaced, now_ms: int) -> list[Action]:
         self._version = self._state.version
@@ -213,7 +213,7 @@ class HostCore(TopicImages):
         for subscriber in self._subscribers.values():
             if not subscriber.held:
                 actions.append(Send(subscriber.client, self._full_image(subscriber.role)))
-        return actions + self._free_retired() + self._release_held_workers() + self._maybe_applied()
+        return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
     def _on_controller_changed(self, event: ControllerChanged, now_ms: int) -> list[Action]:
         """Informs the acceptor; workers do not need the controller's id."""
@@ -270,7 +270,7 @@ class HostCore(TopicImages):
         if role == "worker":
             known = self._generations.get(index)
             if known is not None and known != event.subscribe.generation:
-                actions += self._worker_died(index)
+                actions += self._handle_worker_death(index)
             for client in [
                 other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
             ]:
@@ -308,7 +308,7 @@ class HostCore(TopicImages):
         )
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:
-        return [*self._drop(event.client), *self._maybe_applied()]
+        return [*self._drop(event.client), *self._maybe_report_applied()]
 
     def _drop(self, client: Hashable) -> list[Action]:
         self._subscribers.pop(client, None)
@@ -326,16 +326,16 @@ class HostCore(TopicImages):
         if self._generations.get(event.index, event.generation) != event.generation:
             return []  # the next worker has subscribed, which was handled as this death
         self._generations.pop(event.index, None)
-        return [*self._worker_died(event.index), *self._maybe_applied()]
+        return [*self._handle_worker_death(event.index), *self._maybe_report_applied()]
 
-    def _worker_died(self, index: int) -> list[Action]:
+    def _handle_worker_death(self, index: int) -> list[Action]:
         self._alive.discard(index)
         actions: list[Action] = []
         for client in [
             other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
         ]:
             actions += self._drop(client)
-        self._slots.died(index)
+        self._slots.on_died(index)
         lost: dict[Partition, int] = {}
         for image in self._images.values():
             for partition in image.partitions:
@@ -362,7 +362,7 @@ class HostCore(TopicImages):
         for index in list(self._awaited_epochs):
             waiting = self._awaited_epochs[index]
             for partition in list(waiting):
-                image = self._published(partition)
+                image = self._published_image(partition)
                 if image is None or image.leader_epoch > waiting[partition]:
                     del waiting[partition]
             if not waiting:
@@ -378,7 +378,7 @@ class HostCore(TopicImages):
         if subscriber is None or subscriber.role != "worker":
             return []
         subscriber.applied_version = max(subscriber.applied_version, event.applied.version)
-        self._slots.applied(subscriber.index, event.applied.version)
+        self._slots.on_applied(subscriber.index, event.applied.version)
         actions = self._free_retired()
         if event.applied.failures or subscriber.has_failures:
             subscriber.has_failures = bool(event.applied.failures)
@@ -389,9 +389,9 @@ class HostCore(TopicImages):
             reasons = {names.get(slot, f"slot {slot}"): reason for slot, reason in event.applied.failures.items()}
             keys = tuple(key for key, slot in self._slots.used.items() if slot in event.applied.failures)
             actions.append(Report(reasons, subscriber.index, keys))
-        return actions + self._maybe_applied()
+        return actions + self._maybe_report_applied()
 
-    def _maybe_applied(self) -> list[Action]:
+    def _maybe_report_applied(self) -> list[Action]:
         """Returns AppliedEverywhere when all live workers have applied a newer version. A live worker that
         has not (re)subscribed may serve any older version, as all workers do right after a restart of
         the controller.

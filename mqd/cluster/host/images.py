@@ -74,7 +74,9 @@ class TopicImages(HostCommands):
 
     # -- topics ------------------------------------------------------------------------------------
 
-    def _changed(self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]) -> list[messages.Part]:
+    def _topic_changes(
+        self, topic: TopicState, indexes: Iterable[int] | None, actions: list[Action]
+    ) -> list[messages.Part]:
         """Returns messages about the changes of a topic. `indexes`: the changed partitions, None = not
         known.
         """
@@ -271,7 +273,7 @@ class TopicImages(HostCommands):
             if not one.held and (role is None or one.role == role)
         ]
 
-    def _published(self, partition: Partition) -> messages.PartitionImage | None:
+    def _published_image(self, partition: Partition) -> messages.PartitionImage | None:
         """The partition as subscribers know it. The committed state may be ahead: several batches
         are committed together, but published one by one.
         """

@@ -61,13 +61,13 @@ class BrokerImage(msgspec.Struct, frozen=True):
     host: str
     port: int
     rack: str | None
-    epoch: int  # of its registration
+    epoch: int  # epoch of its registration
     fenced: bool = False
     in_controlled_shutdown: bool = False  # it leads no partitions any more
     draining: bool = False
     inter_broker_host: str = ""  # address for other hosts' workers and acceptors; "" = none
     inter_broker_port: int = 0
-    worker_count: int = 0  # for owner_of() of its partitions
+    worker_count: int = 0  # determines the owners of its partitions (owner_of)
     # The registered generation of its keeper. While it differs from this host's own, this host has not
     # received its own registration yet (R10).
     incarnation: int = 0
@@ -96,7 +96,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     broker_default_config: dict[str, str] = {}
     # the newest removed topics: a worker that was down at the time deletes their files
     removed_topic_ids: list[bytes] = []
-    group_configs: dict[str, dict[str, str]] = {}  # of consumer groups with their own configuration
+    group_configs: dict[str, dict[str, str]] = {}  # groups with a configuration of their own
     client_quotas: list[ClientQuota] = []
     # explicit levels; mqd.cluster.metadata.features.levels() adds the defaults
     features: dict[str, int] = {}

@@ -54,12 +54,12 @@ class Slots:
     def retire(self, slot: int, version: int, users: set[int]) -> None:
         self.retiring[slot] = (version, set(users))
 
-    def applied(self, worker: int, version: int) -> None:
+    def on_applied(self, worker: int, version: int) -> None:
         for since, users in self.retiring.values():
             if version >= since:
                 users.discard(worker)
 
-    def died(self, worker: int) -> None:
+    def on_died(self, worker: int) -> None:
         for _, users in self.retiring.values():
             users.discard(worker)
 

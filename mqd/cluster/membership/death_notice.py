@@ -42,7 +42,7 @@ MAGIC = b"mqp1"
 MAC_BYTES = 32
 NOTICE_BYTES_MAX = 200
 REPEATS_MS = (0, 30, 100, 300, 700)  # times of sending after the processes' end: datagrams get lost
-INSTRUCTIONS_NAME = "death-orders"  # as in earlier versions: the running keeper may be of one
+INSTRUCTIONS_NAME = "death-orders"  # unchanged since earlier versions: the running keeper may belong to one
 
 
 class Notice(msgspec.Struct, array_like=True, frozen=True):

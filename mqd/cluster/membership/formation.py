@@ -74,7 +74,7 @@ class FormationResponse(msgspec.Struct, tag="FormationAnswer", frozen=True):
     generation: int
     seeds: tuple[str, ...]  # as normalised by normalise(), sorted
     sees: str  # digest of the set of seeds, if it has seen all of them empty; "" otherwise
-    voters: tuple[Member, ...]  # of its cluster
+    voters: tuple[Member, ...]  # the voters of its cluster
     # it belonged to a cluster and has lost its metadata: it is not empty, but has no state
     lost: bool = False
 
@@ -185,7 +185,7 @@ class _Seed(msgspec.Struct):
     response: FormationResponse | None = None  # the newest
     answered_ms: int = 0
     reason: str = "has not answered yet"
-    ask_id: int = 0  # of the query in flight; 0 = none
+    ask_id: int = 0  # id of the query in flight; 0 = none
     asked_ms: int = 0
     next_ms: int = 0
     wait_ms: int = ASK_MS_MIN
@@ -258,11 +258,11 @@ class FormationCore:
     def _on_unreachable(self, event: Unreachable, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
         if state is not None and state.ask_id == event.ask_id and event.ask_id:
-            self._unanswered(state, event.reason, now_ms)
+            self._on_unanswered(state, event.reason, now_ms)
         return self._step(now_ms)
 
     @staticmethod
-    def _unanswered(state: _Seed, reason: str, now_ms: int) -> None:
+    def _on_unanswered(state: _Seed, reason: str, now_ms: int) -> None:
         state.response, state.reason, state.ask_id = None, reason, 0
         state.wait_ms = min(ASK_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
@@ -277,7 +277,7 @@ class FormationCore:
         effects: list[Effect] = []
         for seed, state in self._states.items():
             if state.ask_id and now_ms - state.asked_ms >= RESPONSE_MS_MAX:
-                self._unanswered(state, f"has not answered within {RESPONSE_MS_MAX / 1000:.0f} s", now_ms)
+                self._on_unanswered(state, f"has not answered within {RESPONSE_MS_MAX / 1000:.0f} s", now_ms)
             if not state.ask_id and now_ms >= state.next_ms:
                 self._query_count += 1
                 state.ask_id, state.asked_ms = self._query_count, now_ms

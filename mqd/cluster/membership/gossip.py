@@ -199,7 +199,7 @@ class GossipCore:
             case events.ExchangeFailed():
                 self._exchanges.pop(event.exchange_id, None)
             case events.StreamResponded():
-                self.prober.answered(event.probe_id)
+                self.prober.on_answered(event.probe_id)
             case events.LoadMeasured():
                 self._measured = event
             case events.ProfileChanged():

@@ -34,7 +34,7 @@ BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
 # of one update, so that it fits into a datagram after the longest header
 UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
-MEMBER_COUNT_MAX = 4096  # of one state
+MEMBER_COUNT_MAX = 4096  # in one state
 STATE_BYTES_MAX = 8 << 20
 REFUTATIONS = 1 << 24
 LIFE_MAX = (1 << 38) - 1
@@ -182,7 +182,7 @@ class Packet(msgspec.Struct, array_like=True, frozen=True):
     directory_id: Directory
     incarnation: Incarnation
     sequence: Count  # rises within a life
-    controller_epoch: Epoch  # of the newest active controller that the sender knows; -1: none
+    controller_epoch: Epoch  # epoch of the newest active controller that the sender knows; -1: none
     controller_id: NodeOrNone
     body: Body | None
     updates: Annotated[list[Update], Meta(max_length=UPDATE_COUNT_MAX)] = []

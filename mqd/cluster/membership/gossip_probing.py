@@ -225,7 +225,7 @@ class Prober:
         if member.incarnation == probe.incarnation:
             core.membership.on_suspect(Suspect(*probe.identity, member.incarnation, core.membership.identity[0]))
 
-    def answered(self, probe_id: int) -> None:
+    def on_answered(self, probe_id: int) -> None:
         if self._pop(probe_id) is not None:
             self._core.health.improve()
 
@@ -264,7 +264,7 @@ class Prober:
             probe.identity == (packet.node_id, packet.directory_id)
             or (packet.node_id, packet.directory_id) in probe.relays
         ):
-            self.answered(ack.probe_id)
+            self.on_answered(ack.probe_id)
             return
         relay = self._relays.pop(ack.probe_id, None)
         if relay is not None:

@@ -68,9 +68,9 @@ class Identity(msgspec.Struct, frozen=True):
     """A host's identity, as sent to its peers."""
 
     node_id: int
-    directory_id: str  # of the metadata directory: a wiped host is another host
+    directory_id: str  # id of the metadata directory: a wiped host is another host
     cluster_id: str = ""  # "" = not in a cluster yet
-    generation: int = 0  # of the cluster: raised by force-standalone
+    generation: int = 0  # generation of the cluster, raised by force-standalone
     empty: bool = False  # its metadata log is empty and it has never voted
     feature_first: int = 0  # metadata levels that this host can read, inclusive
     feature_last: int = 0
@@ -178,7 +178,7 @@ class _Side:
         self._key = key
         self._nonce = nonce
         self._buffer = bytearray()
-        self._size = -1  # of the frame's body; -1 = not known yet
+        self._size = -1  # size of the frame's body; -1 = not known yet
         self._prefix = first  # the prefix of the peer's first frame
         self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from mqd.cluster.broker import messages as peer
-from mqd.cluster.metadata.maintenance import UNABLE_MS, UPKEEP_MS, Maintenance, Shutdown, grouped
+from mqd.cluster.metadata.maintenance import UNABLE_MS, UPKEEP_MS, Maintenance, Shutdown, group_changes
 from mqd.cluster.metadata.records import (
     RETIRE_HIDDEN,
     RETIRE_REDIRECTED,
@@ -299,8 +299,10 @@ class ActiveController(Maintenance):
             key: reported_ms for key, reported_ms in self._unable.items() if now_ms - reported_ms < UNABLE_MS
         }
         self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
-        failed = broker_rules.failed(state, message.node_id, message.partitions, self._unable_in(state, UNABLE_MS))
-        return failed or broker_rules.full(state, message.node_id, message.full, self._unable_in(state))
+        failed = broker_rules.on_replicas_failed(
+            state, message.node_id, message.partitions, self._unable_in(state, UNABLE_MS)
+        )
+        return failed or broker_rules.on_replicas_full(state, message.node_id, message.full, self._unable_in(state))
 
     # -- in-sync sets ------------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class ActiveController(Maintenance):
             results.append(result)
             if change is not None:
                 changes.append(change)
-        return grouped(changes), peer.AlterPartitionResponse(
+        return group_changes(changes), peer.AlterPartitionResponse(
             self.epoch, message.node_id, message.broker_epoch, 0, results
         )
 
@@ -378,7 +380,7 @@ class ActiveController(Maintenance):
         if expired:
             return self.fence(state, expired, now_ms)
         if wall_ms and now_ms >= self._next_tokens_ms:
-            outdated = token_rules.expired(state, wall_ms)
+            outdated = token_rules.remove_expired(state, wall_ms)
             self._next_tokens_ms = now_ms if outdated else now_ms + self._options.token_check_ms
             if outdated:
                 return outdated
@@ -391,7 +393,7 @@ class ActiveController(Maintenance):
             stable = {
                 node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()
             }
-            return grouped(
+            return group_changes(
                 election_rules.preferred_leaders(
                     self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max
                 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from mqd.cluster.host import messages
 from mqd.cluster.metadata.active_controller import ActiveController
-from mqd.cluster.metadata.maintenance import grouped
+from mqd.cluster.metadata.maintenance import group_changes
 from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, PartitionState, Record, TopicState
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules import brokers as broker_rules
@@ -129,7 +129,7 @@ def _each(
         results.append(messages.PartitionResult(name, index))
         if change is not None:
             changes.append((topic, change))
-    return Decision(messages.Response(number, 0, results=results), None, grouped(changes))
+    return Decision(messages.Response(number, 0, results=results), None, group_changes(changes))
 
 
 def _alter_reassignments(place: rules.Placement, change: messages.AlterReassignments, number: int) -> Decision:

@@ -209,7 +209,7 @@ class MetadataCore(LogTail):
             decision = changes.decide(self.tail, active, request, place, self._rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Response(request.request_id, refusal.error, refusal.message), None, []
-        needed = max(map(features.needed, decision.records), default=0)
+        needed = max(map(features.needed_level, decision.records), default=0)
         if needed > self._level():
             text = (
                 f"This needs {features.MQD_VERSION} {needed}, but the level is {self._level()}: hosts of an older"

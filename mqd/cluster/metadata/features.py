@@ -201,7 +201,7 @@ def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
     return "; ".join(found)
 
 
-def needed(record: Record) -> int:
+def needed_level(record: Record) -> int:
     """The lowest level of mqd.version at which the record may be written (V2)."""
     return RECORD_LEVELS.get(type(record), 0)
 

@@ -120,7 +120,7 @@ class LogTail:
             return []
         base_offset = self.tail.version
         for record in records:
-            assert not features.needed(record) or features.needed(record) <= self._level(), (
+            assert not features.needed_level(record) or features.needed_level(record) <= self._level(), (
                 f"C5: {record} at {features.MQD_VERSION} {self._level()}"
             )
             self.tail.apply(record)
@@ -188,7 +188,7 @@ class LogTail:
                     name = self._name_of(record.topic_id)
                     if name is not None:
                         names[name] = None
-                        partial.setdefault(name, {}).update(dict.fromkeys(self._touched(record)))
+                        partial.setdefault(name, {}).update(dict.fromkeys(self._touched_indexes(record)))
                 case BrokerConfigured():
                     broker_config = self.committed.broker_config(self.node_id)
                 case BrokerRegistered() | ClusterCreated() | BrokerChanged() | BrokerUnregistered():
@@ -238,7 +238,7 @@ class LogTail:
     def _name_of(self, topic_id: bytes) -> str | None:
         return self.committed.topics_by_id.get(topic_id)
 
-    def _touched(self, record: ReplicaMoved | LeaderEpochsRaised | PartitionsChanged) -> tuple[int, ...]:
+    def _touched_indexes(self, record: ReplicaMoved | LeaderEpochsRaised | PartitionsChanged) -> tuple[int, ...]:
         if isinstance(record, ReplicaMoved):
             return (record.index,)
         if isinstance(record, PartitionsChanged):

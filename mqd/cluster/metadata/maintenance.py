@@ -44,7 +44,7 @@ class Shutdown(msgspec.Struct):
     moved_at: int = -1
 
 
-def grouped(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
+def group_changes(changes: Iterable[tuple[TopicState, PartitionChange]]) -> list[Record]:
     found: dict[bytes, list[PartitionChange]] = {}
     for topic, change in changes:
         found.setdefault(topic.topic_id, []).append(change)
@@ -142,7 +142,7 @@ class Maintenance:
         def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
             if node in reported.get((topic.topic_id, partition.index), ()):
                 return True
-            return node in partition.replicas and directories.failed(
+            return node in partition.replicas and directories.has_failed(
                 node, partition.directories[partition.replicas.index(node)]
             )
 
@@ -162,7 +162,7 @@ class Maintenance:
             phase = retire_rules.phase(topic)
             moves = retire_rules.colocate(view, topic, self.directories(state))
             if moves:
-                records += grouped(moves)
+                records += group_changes(moves)
                 continue
             known = self._phases.get(topic.topic_id)
             if known is None or known[0] != phase:
@@ -218,7 +218,7 @@ class Maintenance:
         if now_ms < self._elects_from_ms:
             return []
         view = self.view(state)
-        return grouped(
+        return group_changes(
             election_rules.restored_leaders(view)
             or election_rules.unclean_leaders(view, self._options.unclean_elections)
         )
@@ -236,7 +236,7 @@ class Maintenance:
     def _replace_replicas(self, state: MetadataState, now_ms: int) -> list[Record]:
         nodes = self._leaving(state, now_ms)
         return (
-            grouped(
+            group_changes(
                 reassign_rules.replacements(
                     self.view(state), nodes, self.directories(state), self._options.drain_moves_max
                 )
@@ -255,7 +255,9 @@ class Maintenance:
             if partition.replacing >= 0
         } - leaving
         view = self.view(state)
-        return grouped(change for node in sorted(nodes) for change in reassign_rules.cancel_replacements(view, node))
+        return group_changes(
+            change for node in sorted(nodes) for change in reassign_rules.cancel_replacements(view, node)
+        )
 
     def _grow_internal_topics(self, state: MetadataState, now_ms: int) -> list[Record]:
         if (
@@ -273,7 +275,7 @@ class Maintenance:
                 return False
             return True
 
-        return grouped(
+        return group_changes(
             reassign_rules.grow_internal_topics(
                 self.view(state), self.directories(state), self._options.drain_moves_max, waited
             )
@@ -323,4 +325,4 @@ class Maintenance:
                 changes.append((topic, change))
         if not changes and not self._moves and not under_way:
             self._balancing = False  # all replicas are balanced, or no further move is possible now
-        return grouped(changes)
+        return group_changes(changes)

@@ -208,7 +208,7 @@ class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):
     """
 
     node_id: int
-    epoch: int  # of the registration that this changes
+    epoch: int  # epoch of the registration that this record changes
     fenced: bool | None = None
     in_controlled_shutdown: bool | None = None
     draining: bool | None = None

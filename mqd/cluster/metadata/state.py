@@ -107,7 +107,7 @@ def _add(counts: dict, key: object, step: int) -> None:
         del counts[key]
 
 
-def changed(old: PartitionState, change: PartitionChange) -> PartitionState:
+def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState:
     """The partition after the change; defined once for the state and the rules."""
 
     def kept(new, before):
@@ -346,7 +346,7 @@ class MetadataState:
         partitions = list(topic.partitions)
         for change in record.changes:
             old = partitions[change.index]
-            new = partitions[change.index] = changed(old, change)
+            new = partitions[change.index] = apply_change(old, change)
             if change.replicas is not None or change.directories is not None:
                 self._count((old,), -1)
                 self._count((new,), 1)

@@ -40,7 +40,7 @@ class View:
         self._ending = self._unfenced - self._may_lead
         self._default = state.broker_configs.get("", {})
 
-    def unfenced(self, node: int) -> bool:
+    def is_unfenced(self, node: int) -> bool:
         return node in self._unfenced
 
     def may_lead(self, node: int) -> bool:

@@ -207,7 +207,7 @@ class QuorumCore(QuorumTransitions):
     def _on_snapshot_stored(self, event: events.SnapshotStored, now_ns: int) -> None:
         self._snapshot_requested = False
         if self.log.snapshot is None or event.meta.offset > self.log.snapshot.offset:
-            self.log.snapshot_stored(event.meta, event.size_bytes, self.settings.retained_bytes)
+            self.log.on_snapshot_stored(event.meta, event.size_bytes, self.settings.retained_bytes)
 
     def _on_snapshot_read(self, event: events.SnapshotRead, now_ns: int) -> None:
         if self.leading is not None and event.request.epoch == self.epoch:
@@ -293,7 +293,7 @@ class QuorumCore(QuorumTransitions):
         if message.leader.node_id != sender:
             return
         if message.epoch < self.epoch:
-            self._request(sender)  # to send it the newer epoch
+            self._request(sender)  # the Fetch informs it of the newer epoch
         elif message.epoch > self.epoch or self.leader < 0:
             self.learn_leader(message.epoch, sender, sender, now_ns)
 
@@ -341,13 +341,13 @@ class QuorumCore(QuorumTransitions):
         if fetch.replica.node_id != sender:
             return
         if fetch.epoch > self.epoch and (self.leading is not None or not self.promise.holds(now_ns)):
-            self._overtaken(fetch.epoch, now_ns)
+            self._on_overtaken(fetch.epoch, now_ns)
         if self.leading is not None and fetch.epoch == self.epoch:
             self.leading.on_fetch(fetch, now_ns)
         else:
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
 
-    def _overtaken(self, epoch: int, now_ns: int) -> None:
+    def _on_overtaken(self, epoch: int, now_ns: int) -> None:
         """Another replica fetches in a newer epoch, and cannot return to this one. So this leader gives
         up its lease and immediately starts an election in a newer epoch.
         """

@@ -136,7 +136,7 @@ class SnapshotStored(msgspec.Struct, frozen=True):
     """The state and `meta` are durable. The log below the snapshot may be deleted."""
 
     meta: SnapshotMeta
-    size_bytes: int  # of the state's bytes
+    size_bytes: int  # size of the encoded state
 
 
 class SnapshotRead(msgspec.Struct, frozen=True):

@@ -44,7 +44,7 @@ class Following:
         self.leader = leader
         self._contact_ns = now_ns
         self._jitter_ns = core.random_backoff()
-        self.sequence: int | None = None  # of the request in flight
+        self.sequence: int | None = None  # number of the request in flight
         self._fetched_ns = now_ns
         self._pause_until_ns = self._extended_until_ns = 0
         self._stamp_ns = 0

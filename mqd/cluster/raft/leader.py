@@ -65,7 +65,7 @@ class Leadership:
         self.replicas: dict[ReplicaKey, Replica] = {}
         self.changes = self.changes_class(self)
         self._exposed_offset = core.log.end_offset  # other replicas may have records below it
-        self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # with the time; oldest first
+        self._parked: dict[ReplicaKey, tuple[Fetch, int]] = {}  # the Fetch and its time; oldest first
         self._retry_after_ns = now_ns
         self._transfer: tuple[int | None, int] | None = None  # (target, deadline)
         # since when other replicas have flushed records that our own disk does not have: they can be
@@ -213,7 +213,7 @@ class Leadership:
         dropped as if never made; if another replica may have them, the leader resigns.
         """
         if self._exposed_offset <= end_offset and self.is_active:
-            self.changes.dropped(end_offset)
+            self.changes.on_dropped(end_offset)
             self.core.emit(ProposalsDropped(end_offset, reason))
         else:
             self.resign(f"its disk refused a write: {reason}", now_ns)
@@ -243,7 +243,7 @@ class Leadership:
     def _on_position(self, replica: Replica, fetch: Fetch, now_ns: int) -> None:
         core = self.core
         replica.position = max(replica.position, fetch.offset)
-        replica.fetched(fetch.offset, core.log.end_offset, now_ns)
+        replica.on_fetched(fetch.offset, core.log.end_offset, now_ns)
         self._parked[fetch.replica] = (fetch, now_ns)
         self.advance(now_ns)
         if core.leading is not self:
@@ -376,7 +376,7 @@ class Leadership:
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None
         core.end_epoch()
-        self.changes.failed(
+        self.changes.fail(
             "This host has lost the leadership of the metadata quorum; whether the voters change is not known."
         )
         core.emit(Note("no longer leads the metadata quorum", (("epoch", str(self.epoch)), ("reason", reason))))

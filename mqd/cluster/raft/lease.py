@@ -34,7 +34,7 @@ class Promise:
 
     def __init__(self) -> None:
         self.until_ns = 0
-        self.epoch = -1  # of the leader that has the promise
+        self.epoch = -1  # epoch of the leader that has the promise
 
     def give(self, epoch: int, now_ns: int, promise_ns: int) -> None:
         self.epoch = epoch

@@ -83,7 +83,7 @@ class MemoryLog:
         while self._voters[-1][0] >= offset:
             self._voters.pop()
 
-    def snapshot_stored(self, meta: SnapshotMeta, size_bytes: int, retained_bytes: int) -> None:
+    def on_snapshot_stored(self, meta: SnapshotMeta, size_bytes: int, retained_bytes: int) -> None:
         """A newer snapshot replaces the batches below its offset; up to `retained_bytes` of them are kept
         for replicas that are slightly behind.
         """

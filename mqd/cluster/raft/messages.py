@@ -42,7 +42,7 @@ class ReplicaKey(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 class Voter(msgspec.Struct, frozen=True, array_like=True, order=True):
     key: ReplicaKey
-    host: str  # of its controller listener
+    host: str  # address of its controller listener
     port: int
 
     @property
@@ -81,7 +81,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     kind: int
     values: tuple[bytes, ...]  # never empty; opaque unless control
-    crc: int  # of the values: messages between hosts have no other checksum
+    crc: int  # checksum of the values: messages between hosts have no other
 
     @property
     def next_offset(self) -> int:
@@ -127,10 +127,10 @@ class SnapshotMeta(msgspec.Struct, frozen=True, array_like=True):
     """Stored with the state in a snapshot, which replaces the log's records below `offset`."""
 
     offset: int  # the first offset that is not in the snapshot
-    epoch: int  # of the last record in the snapshot; 0 if there is none
-    voters: Voters  # in force at `offset`
-    generation: int  # of the cluster, from 1
-    history: int = FOUNDED  # of `voters`; versions without this field ignore and omit it
+    epoch: int  # epoch of the last record in the snapshot; 0 if there is none
+    voters: Voters  # the voters in force at `offset`
+    generation: int  # generation of the cluster, from 1
+    history: int = FOUNDED  # history of `voters`; versions without this field ignore and omit it
 
 
 # -- elections -------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="q.vote"):
 
 class VoteResponse(msgspec.Struct, frozen=True, tag="q.voted"):
     generation: int
-    epoch: int  # of the voter
+    epoch: int  # the voter's epoch
     voter: ReplicaKey
     granted: bool
     pre_vote: bool
@@ -195,9 +195,9 @@ class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
     replica: ReplicaKey
     sequence: int  # rises with every request of a replica; repeated in the response
     offset: int
-    last_epoch: int  # of the record before `offset`
+    last_epoch: int  # epoch of the record before `offset`
     high_watermark: int  # that the sender has
-    stamp_ns: int  # of the newest response that the sender has accepted in this epoch; 0 = none
+    stamp_ns: int  # stamp of the newest response that the sender has accepted in this epoch; 0 = none
 
 
 class FetchResponse(msgspec.Struct, frozen=True, tag="q.fetched"):

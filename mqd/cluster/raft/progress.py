@@ -33,7 +33,7 @@ class Replica(msgspec.Struct):
     fetched_ns: int = -1  # time of its last Fetch of records
     fetched_end_offset: int = -1  # the end of this log at that time
 
-    def fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
+    def on_fetched(self, offset: int, end_offset: int, now_ns: int) -> None:
         """Updates `caught_up_ns`. In a log that grows constantly a replica never reaches the end; so it
         counts as caught up at its previous fetch if it has now reached the end as of that fetch.
         """

@@ -47,7 +47,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> 
     return fit if len(fit) + count >= VOTERS_TARGET else []
 
 
-def moved(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
+def moved_voter(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
     """A voter whose registration has another address than the voter set."""
     by_key = {voter.key: voter for voter in voters}
     for broker in brokers:

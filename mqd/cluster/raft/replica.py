@@ -53,7 +53,7 @@ class QuorumReplica:
         self.high_watermark = max(self.applied_offset, min(stored.committed_offset, self.log.end_offset))
         self.promise = Promise()
         self.leader = -1
-        self._sequence = 0  # of disk effects
+        self._sequence = 0  # number of the last disk effect
         self._vote_sequence = self._disk_done = 0
         # (sequence, kind, end offset) in progress
         self._disk: deque[tuple[int, str, int]] = deque()

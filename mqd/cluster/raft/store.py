@@ -244,7 +244,7 @@ class QuorumStore:
                         f"{file.path} begins at offset {file.base_offset}, but the file before it ends at {offset};"
                         f" restore {self.directory} from a copy"
                     )
-                native.file_unlink(file.path)  # of a snapshot that was not installed
+                native.file_unlink(file.path)  # remains of a snapshot that was not installed
                 del self._files[number]
                 break
             flushed = (

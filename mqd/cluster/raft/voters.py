@@ -27,7 +27,7 @@ class _Change(NamedTuple):
     voter: Voter | None  # the voter to add, when it has caught up
     target_offset: int  # the offset that it must reach
     deadline_ns: int
-    end_offset: int  # of its batch; -1 = not appended yet
+    end_offset: int  # end of its batch; -1 = not appended yet
 
 
 class Leading(Protocol):
@@ -186,12 +186,12 @@ class VoterChanges:
                 " is it running?",
             )
 
-    def dropped(self, end_offset: int) -> None:
+    def on_dropped(self, end_offset: int) -> None:
         """Ends the change if its batch was truncated; the log now ends at `end_offset`."""
         if self._change is not None and self._change.end_offset > end_offset:
-            self.failed("The disk refused the change of the voters; the voters are unchanged.")
+            self.fail("The disk refused the change of the voters; the voters are unchanged.")
 
-    def failed(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
         if self._change is not None:
             change, self._change = self._change, None
             self._end(change.token, ErrorCode.REQUEST_TIMED_OUT, reason)

@@ -25,7 +25,7 @@ from mqd.coordinator.group.records import (
 )
 
 _PARTITION = struct.Struct(">i")
-_VALUE_SIZE_MIN = 2 + 8 + 4 + 2 + 8  # of version 3, without metadata
+_VALUE_SIZE_MIN = 2 + 8 + 4 + 2 + 8  # a value of version 3 without metadata
 
 
 class GroupCore(TransactionalCore, Protocol):

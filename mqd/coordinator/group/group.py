@@ -73,7 +73,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DescribeGroupsResponse, JoinGroupResponse
 
 EXPIRE_TIMER = "group.expire"
-VERSION_GROUP_ID_NOT_FOUND = 9  # of OffsetCommit (KIP-848)
+VERSION_GROUP_ID_NOT_FOUND = 9  # the first OffsetCommit version with this error (KIP-848)
 RECORD_OVERHEAD_BYTES = 32
 GROUP_BYTES = 3_500  # memory of a group without members and offsets: measured, rounded up
 CLASSIC_EVENTS = (JoinGroup, SyncGroup, Heartbeat, LeaveGroup)
@@ -563,7 +563,7 @@ class Group:
             return classic.state_since_ms if classic.state_since_ms >= 0 else None
         return None if classic.state is STABLE and classic.subscribed_topics() is not None else KEEP
 
-    def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
+    def on_committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
         """A member's commit shows that it is alive. While its group completes a rebalance only
         commits within a transaction get here.
         """

@@ -28,7 +28,7 @@ class ModernGroup:
         self.target: dict[str, Any] = {}
         self.subscriptions = Subscriptions(cluster)
         self.deadlines = Deadlines()
-        self.described_bytes = 0  # of the members' descriptions
+        self.described_bytes = 0  # size of all members' descriptions
         self.is_persisted = False
         self.pending: list[KeyValue] = []  # records of the event in progress
         self.needs_new_epoch = False  # a change other than that of topics requires a new epoch

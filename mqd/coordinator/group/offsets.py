@@ -50,7 +50,7 @@ TIME_MAX_MS = 2**63 - 1
 # Memory of an offset without its value's bytes, and of a topic with one: measured, rounded up.
 OFFSET_BYTES = 100
 TOPIC_BYTES = 400
-_VALUE_BYTES = 24  # of an offset's value without metadata
+_VALUE_BYTES = 24  # size of an offset's value without metadata
 _RECORD_BYTES = 80  # upper bound on one offset's record without its names and metadata
 KEEP = -1  # Membership.empty_since_ms: nothing expires now
 
@@ -166,7 +166,7 @@ class Membership(Protocol):
         empty.
         """
 
-    def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
+    def on_committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
         """A member has committed, which shows that it is alive."""
 
 
@@ -254,7 +254,7 @@ class Offsets:
                 self._put_pending(event.producer_id, one.topic, one.partition, value)
             else:
                 self._put(one.topic, one.partition, value, self._write_count)
-        actions = group.committed(event, now_ms)
+        actions = group.on_committed(event, now_ms)
         if records:
             actions.append(
                 Persist(tuple(records), event.producer_id, event.producer_epoch if event.is_transactional else -1)
@@ -334,12 +334,12 @@ class Offsets:
         return OffsetsFetched(
             0,
             tuple(
-                (topic, tuple(self._fetched(topic, one, event.require_stable) for one in partitions))
+                (topic, tuple(self._fetched_offset(topic, one, event.require_stable) for one in partitions))
                 for topic, partitions in topics
             ),
         )
 
-    def _fetched(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
+    def _fetched_offset(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
         if require_stable and self._pending and self._is_pending(topic, partition):
             return FetchedOffset(partition, error=int(ErrorCode.UNSTABLE_OFFSET_COMMIT))
         found = self.get(topic, partition)
@@ -421,7 +421,7 @@ class Offsets:
         ]
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        self.size_bytes = self._measured()
+        self.size_bytes = self._measure_bytes()
         return self._arm(now_ms)
 
     def on_expiration_timer(self, group: Membership, now_ms: int) -> tuple[list[Action], bool]:
@@ -430,10 +430,10 @@ class Offsets:
         """
         self._armed = False
         before = len(self)
-        records = self._tombstones(self._expired(group, now_ms))
+        records = self._tombstones(self._expired_offsets(group, now_ms))
         return [*persists(records), *self._arm(now_ms)], before > 0 and self.is_empty
 
-    def _expired(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
+    def _expired_offsets(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:
         since_ms = group.empty_since_ms()
         # the progress of a schedule is needed as long as its topic exists
         if since_ms == KEEP or self.group_id.startswith(GROUP_PREFIX):
@@ -482,7 +482,7 @@ class Offsets:
         self._write_count += 1
         self._put_pending(producer_id, topic, partition, value)
 
-    def _measured(self) -> int:
+    def _measure_bytes(self) -> int:
         committed = sum(
             TOPIC_BYTES + len(topic) + OFFSET_BYTES * len(values) + sum(map(len, values.values()))
             for topic, values in self._committed.items()
@@ -514,7 +514,7 @@ class Offsets:
                 decode_offset_value(value)
         assert not self._committed or self._armed, "O3"
         assert self._pending or not self._written, "O4"
-        assert self.size_bytes == self._measured(), f"O5: {self.size_bytes} != {self._measured()}"
+        assert self.size_bytes == self._measure_bytes(), f"O5: {self.size_bytes} != {self._measure_bytes()}"
 
 
 def _pending_bytes(topic: str, value: bytes | None) -> int:

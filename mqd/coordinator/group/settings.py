@@ -72,7 +72,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
     initialize_retry_ms: int = 30_000
     record_lock_ms: int = 30_000
     delivery_count_limit: int = 5
-    record_locks_max: int = 2_000  # of a share-partition
+    record_locks_max: int = 2_000  # per share-partition
     retry_backoff_ms: int = 0
     retry_backoff_max_ms: int = 60_000
     dead_letter_topic: str = ""  # errors.deadletterqueue.topic.name; "": none
@@ -81,7 +81,7 @@ class ShareSettings(msgspec.Struct, frozen=True):
     read_committed: bool = False
     offset_reset: OffsetReset = OffsetReset(LATEST)
 
-    def packed(self, begin: int = 0, has_dead_letters: bool = False) -> bytes:
+    def pack(self, begin: int = 0, has_dead_letters: bool = False) -> bytes:
         """The settings that workers need, laid out as in docs/design/share-groups.md. `begin`: the
         start offset, for the offset reset `by_duration`.
         """

@@ -182,7 +182,7 @@ class SharePartition:
         self.snapshot_epoch, self.state_epoch = snapshot_epoch, event.state_epoch
         self.start_offset = event.start_offset
         self.create_ms = self.write_ms = now_ms
-        return [Persist((self._snapshot_record(),)), self._disarmed(), self._reply(event.request, _Initialized)]
+        return [Persist((self._snapshot_record(),)), self._disarm(), self._reply(event.request, _Initialized)]
 
     def _on_read(self, event: Read, now_ms: int) -> list[Action]:
         if not self.exists:
@@ -194,7 +194,7 @@ class SharePartition:
         was_lost = self._drop_lost_state(event.epochs)
         self.leader_epoch = event.leader_epoch
         # an update cannot lower the start offset
-        written = self._snapshot(now_ms) if was_lost else self._persisted((), self.start_offset, now_ms)
+        written = self._snapshot(now_ms) if was_lost else self._persist((), self.start_offset, now_ms)
         return [*written, self._read_response(event.request)]
 
     def _read_response(self, request: int) -> Reply:
@@ -241,7 +241,7 @@ class SharePartition:
             self.runs.merge(run)
             taken.append(run)
         self.complete_count = event.complete_count
-        return [*self._persisted(taken, start_offset, now_ms), self._reply(event.request, _Written)]
+        return [*self._persist(taken, start_offset, now_ms), self._reply(event.request, _Written)]
 
     def _write_error(self, event: Write) -> int:
         if not self.exists:
@@ -276,7 +276,9 @@ class SharePartition:
                     leader_epoch=self.leader_epoch,
                     start_offset=self.start_offset,
                     delivery_complete_count=self.complete_count,
-                    deliveries=[ReadShareGroupStateSummaryResponse.Delivered(*one) for one in self.runs.retried()]
+                    deliveries=[
+                        ReadShareGroupStateSummaryResponse.Delivered(*one) for one in self.runs.retried_counts()
+                    ]
                     if event.includes_deliveries
                     else [],
                 ),
@@ -290,7 +292,7 @@ class SharePartition:
         if not self.exists:
             return []
         self._reset()
-        return [Persist(((self._snapshot_key, None),)), self._disarmed()]
+        return [Persist(((self._snapshot_key, None),)), self._disarm()]
 
     def _on_snapshot(self, event: Snapshot, now_ms: int) -> list[Action]:
         return [*self._on_cold(event, now_ms), Reply(event.request, 0)]
@@ -301,7 +303,7 @@ class SharePartition:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _persisted(self, runs: tuple[Run, ...] | list[Run], start_offset: int, now_ms: int) -> list[Action]:
+    def _persist(self, runs: tuple[Run, ...] | list[Run], start_offset: int, now_ms: int) -> list[Action]:
         """Persists a change of the state: the difference, or a snapshot when one is due."""
         if self.update_count >= self.settings.updates_per_snapshot:
             return self._snapshot(now_ms)
@@ -320,9 +322,9 @@ class SharePartition:
         self.snapshot_epoch += 1
         self.update_count = 0
         self.create_ms = self.write_ms = now_ms
-        return [Persist((self._snapshot_record(),)), self._disarmed()]
+        return [Persist((self._snapshot_record(),)), self._disarm()]
 
-    def _disarmed(self) -> Timer:
+    def _disarm(self) -> Timer:
         self._armed = False
         return Timer(SNAPSHOT_TIMER, None)
 

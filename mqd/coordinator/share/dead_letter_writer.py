@@ -107,7 +107,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
     token: int
     is_done: bool = True
-    is_superseded: bool = False  # of LOADING: another host leads
+    is_superseded: bool = False  # a result of LOADING: another host leads
     loaded: Loaded | None = None
     progress: str | None = None
     progress_end: int | None = None

@@ -105,7 +105,7 @@ class Runs:
         """The number of offsets that are Acknowledged or Archived."""
         return sum(run.last + 1 - run.first for run in self.runs if run.state in (ACKNOWLEDGED, ARCHIVED))
 
-    def retried(self) -> list[tuple[int, int]]:
+    def retried_counts(self) -> list[tuple[int, int]]:
         """(delivery count, number of offsets) of the offsets that were delivered and are not finished."""
         found: Counter[int] = Counter()
         for run in self.runs:

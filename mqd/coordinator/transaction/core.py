@@ -238,7 +238,7 @@ class Transaction(TransactionState):
         if self.state == State.ONGOING:
             return self._prepare(event, now_ms, actions) if is_current else FENCED
         if is_repeated:
-            return FENCED if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
+            return FENCED if self.state == State.EMPTY else self._on_repetition(event, now_ms, actions)
         if self.state in PREPARING:
             self._hold(event, now_ms, actions)  # belongs to the next transaction
             return None
@@ -259,9 +259,9 @@ class Transaction(TransactionState):
             return FENCED
         if self.state == State.ONGOING:
             return self._prepare(event, now_ms, actions)
-        return INVALID_STATE if self.state == State.EMPTY else self._repeated(event, now_ms, actions)
+        return INVALID_STATE if self.state == State.EMPTY else self._on_repetition(event, now_ms, actions)
 
-    def _repeated(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
+    def _on_repetition(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int | None:
         """In Prepare and Complete states a repeated end with the same outcome gets the same response."""
         if event.committed != (self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)):
             return INVALID_STATE

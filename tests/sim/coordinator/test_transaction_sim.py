@@ -90,7 +90,7 @@ class FenceByOne(Transaction):
         super()._fence(now_ms, actions, last_epoch)
         self.last_producer_epoch = last_epoch
 
-    def _repeated(self, event, now_ms, actions):
+    def _on_repetition(self, event, now_ms, actions):
         return 0  # and the outcome is not compared
 
 
@@ -197,8 +197,8 @@ class AnswersTwice(Transaction):
 class OtherOutcome(Transaction):
     """A retry gets a success, whatever the outcome was."""
 
-    def _repeated(self, event, now_ms, actions):
-        return super()._repeated(
+    def _on_repetition(self, event, now_ms, actions):
+        return super()._on_repetition(
             msgspec.structs.replace(event, committed=self.state in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT)),
             now_ms,
             actions,

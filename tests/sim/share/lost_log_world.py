@@ -195,7 +195,7 @@ class WritesAnUpdate(SharePartition):
     """What is lowered is not persisted."""
 
     def _snapshot(self, now_ms):
-        return self._persisted((), self.start_offset, now_ms) if self.update_count < 5 else super()._snapshot(now_ms)
+        return self._persist((), self.start_offset, now_ms) if self.update_count < 5 else super()._snapshot(now_ms)
 
 
 class CutsInEveryEpoch(SharePartition):

@@ -123,7 +123,7 @@ class Owners:
 
     def _answer(self, token: int, error: int, base_offset: int) -> None:
         assert self.coordinators is not None
-        self.coordinators.log.produced(token, error, base_offset)
+        self.coordinators.log.on_produced(token, error, base_offset)
 
 
 def registration(node_id: int, key, settled) -> broker_messages.RegisterBroker:

@@ -124,7 +124,7 @@ def test_the_broker_and_listeners_have_rates() -> None:
     def accepted(listener_id: int, now_ns: int) -> int:
         count = 0
         while count < 100 and not limits.wait_s(listener_id, now_ns):
-            limits.accepted(listener_id, now_ns)
+            limits.on_accepted(listener_id, now_ns)
             count += 1
         return count
 

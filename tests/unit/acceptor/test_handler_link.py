@@ -491,7 +491,7 @@ class Outcomes:
     def __init__(self) -> None:
         self.seen: list[tuple[int, int, int]] = []
 
-    def produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
+    def on_produced(self, token: int, error: int, base_offset: int, redirect: int = -1) -> bool:
         assert redirect == -1
         self.seen.append((token, error, base_offset))
         return True

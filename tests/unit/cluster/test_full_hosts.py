@@ -66,7 +66,8 @@ def test_a_host_is_full_below_its_reserve_or_beside_much_larger_ones(free: int, 
     state = cluster(2)
     found = disks(state, h1=free, h2=largest)
     assert (
-        found.full_hosts([1, 2]) == ({1} if is_full else set()) and found.full(1, "d1") == found.full(1, "") == is_full
+        found.full_hosts([1, 2]) == ({1} if is_full else set())
+        and found.is_full(1, "d1") == found.is_full(1, "") == is_full
     )
 
 
@@ -94,7 +95,7 @@ def test_a_host_is_full_when_all_its_directories_are_and_unreported_ones_are_not
         },
     )
     assert found.full_hosts([1, 2, 3, 9]) == set()
-    assert [found.full(1, name) for name in ("a", "b", "c", "")] == [True, False, True, False] and not found.full(
+    assert [found.is_full(1, name) for name in ("a", "b", "c", "")] == [True, False, True, False] and not found.is_full(
         2, "d2"
     )
     do(topic(state), broker_rules.fence(state, [2]))

@@ -229,7 +229,7 @@ def test_messages_go_both_ways_over_one_connection_in_order():
             assert [(node, message.sent_ms) for node, message in received] == [(1, number) for number in range(20)]
             two.peers.send(1, heartbeat(99, 2))  # node 2 does not know node 1's address: it has a connection
             assert (await one.wait(1))[0] == (2, heartbeat(99, 2))
-            assert one.peers.connected() == [2] and two.peers.connected() == [1]
+            assert one.peers.connected_nodes() == [2] and two.peers.connected_nodes() == [1]
 
     run(work)
 
@@ -267,7 +267,7 @@ def test_a_host_that_was_unavailable_is_reached_again():
                         await asyncio.sleep(0.02)
                 assert {message.sent_ms for _, message in two.received} == {2}
             async with asyncio.timeout(10):
-                while one.peers.connected():
+                while one.peers.connected_nodes():
                     await asyncio.sleep(0.005)
             async with Host(2, port=port) as two:
                 async with asyncio.timeout(10):
@@ -291,7 +291,7 @@ def test_peers_of_other_clusters_are_refused():
             with contextlib.suppress(OSError):
                 assert await reader.read() == b""
             writer.close()
-            assert one.received == [] and one.peers.connected() == []
+            assert one.received == [] and one.peers.connected_nodes() == []
 
     run(work)
 
@@ -327,7 +327,7 @@ def test_other_purposes_get_the_stream():
             connection = await two.peers.open("127.0.0.1", one.port, "gossip")
             connection.writer.write(b"abc")
             await one.wait(1)
-            assert one.streams == [b"abc"] and one.peers.connected() == []
+            assert one.streams == [b"abc"] and one.peers.connected_nodes() == []
             connection.writer.close()
 
     run(work)
@@ -342,7 +342,7 @@ def test_a_live_voter_is_not_displaced_by_another_host_with_its_node_id():
         async with Host(1) as one, Host(2) as two:
             one.voters.add(two.directory_id)
             voter = await two.peers.open("127.0.0.1", one.port, "controller")
-            while one.peers.connected() != [2]:
+            while one.peers.connected_nodes() != [2]:
                 await asyncio.sleep(0.005)
             two.directory_id = "another-disk"
             newcomer = await two.peers.open("127.0.0.1", one.port, "controller")
@@ -363,7 +363,7 @@ def test_a_restarted_peer_with_another_directory_is_spoken_to():
     async def work():
         async with Host(1) as one, Host(2) as two:
             old = await two.peers.open("127.0.0.1", one.port, "controller")
-            while one.peers.connected() != [2]:
+            while one.peers.connected_nodes() != [2]:
                 await asyncio.sleep(0.005)
             two.directory_id = "another-disk"
             new = await two.peers.open("127.0.0.1", one.port, "controller")
@@ -406,7 +406,7 @@ def test_messages_between_secured_hosts_are_encrypted(tmp_path):
                 assert [len(message.directories[0].directory_id) for _, message in received] == [6, 600, 1_200_000]
                 two.peers.send(1, heartbeat(8, 2))  # over the same connection
                 assert await one.wait(1) == [(2, heartbeat(8, 2))]
-                assert one.peers.connected() == [2] and two.peers.connected() == [1]
+                assert one.peers.connected_nodes() == [2] and two.peers.connected_nodes() == [1]
                 exchange = await one.peers.open("127.0.0.1", wire.address[1], "gossip")
                 exchange.writer.write(b"abc")
                 await two.wait(4)
@@ -450,7 +450,7 @@ def test_a_host_that_must_use_tls_refuses_one_that_cannot(tmp_path, mine, theirs
                 with pytest.raises(HandshakeRefused, match=r"has cluster.tls=required.*mqd up --secure") as refused:
                     await one.peers.open("127.0.0.1", two.port, "controller")
                 assert refused.value.code == handshake.REFUSED_TLS
-            assert two.received == [] and two.peers.connected() == []
+            assert two.received == [] and two.peers.connected_nodes() == []
 
     run(work)
     logged = [record for record in caplog.records if "was refused" in record.getMessage()]
@@ -489,7 +489,7 @@ def test_another_hosts_certificate_is_refused_and_both_log_it(tmp_path, thief, c
             async with asyncio.timeout(10):
                 while one.peers._nodes[2].failure_count == 0:
                     await asyncio.sleep(0.005)
-            assert two.received == [] and one.peers.connected() == two.peers.connected() == []
+            assert two.received == [] and one.peers.connected_nodes() == two.peers.connected_nodes() == []
             reason = f"node {thief} has a certificate of mqd://node/3"
             assert reason in one.peers._nodes[2].logged_failure
             bad = (one, two)[thief - 1].peers._credentials.host

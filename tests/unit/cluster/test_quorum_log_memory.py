@@ -69,7 +69,7 @@ def test_histories_agree_with_a_plain_list(seed: int) -> None:
                 assert (meta.epoch, meta.voters, meta.history) == (
                     records[offset - base - 1] if offset > base else first
                 )
-                log.snapshot_stored(meta, 10, chance.choice((0, 100, 10_000)))
+                log.on_snapshot_stored(meta, 10, chance.choice((0, 100, 10_000)))
                 if log.start_offset > base:
                     first = records[log.start_offset - base - 1]
                     del records[: log.start_offset - base]

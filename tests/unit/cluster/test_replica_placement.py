@@ -113,14 +113,17 @@ def test_directories_with_the_fewest_replicas_first() -> None:
 
 def test_a_failed_replica_leads_no_more() -> None:
     state = topic(cluster(), config={"flush.on.ack": "false"})
-    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)]))
+    after = do(
+        state,
+        broker_rules.on_replicas_failed(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)]),
+    )
     assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (
         2,
         6,
         (2, 3),
         (),
     )
-    after = do(state, broker_rules.failed(state, 3, [(b"t" * 16, 0)]))
+    after = do(state, broker_rules.on_replicas_failed(state, 3, [(b"t" * 16, 0)]))
     assert (
         after.leader,
         after.leader_epoch,
@@ -128,7 +131,7 @@ def test_a_failed_replica_leads_no_more() -> None:
         after.eligible_leader_replicas,
         after.last_known_eligible,
     ) == (2, 6, (2,), (), (3,))
-    after = do(state, broker_rules.failed(state, 2, [(b"t" * 16, 0)]))
+    after = do(state, broker_rules.on_replicas_failed(state, 2, [(b"t" * 16, 0)]))
     assert (
         after.leader,
         after.leader_epoch,
@@ -140,7 +143,7 @@ def test_a_failed_replica_leads_no_more() -> None:
 
 def test_an_in_sync_replica_stays_eligible_when_its_disk_fails() -> None:
     state = topic(cluster(), in_sync_replicas=(1, 2), config={"flush.on.ack": "true"})
-    after = do(state, broker_rules.failed(state, 1, [(b"t" * 16, 0)]))
+    after = do(state, broker_rules.on_replicas_failed(state, 1, [(b"t" * 16, 0)]))
     assert (after.leader, after.in_sync_replicas, after.eligible_leader_replicas) == (2, (2,), (1,))
 
 
@@ -161,7 +164,9 @@ def test_a_failed_disk_is_reported_until_others_lead() -> None:
 
 def test_a_replica_on_a_full_disk_leaves_the_isr_if_enough_others_are_in_sync() -> None:
     state = topic(cluster(), config={"flush.on.ack": "false"})
-    after = do(state, broker_rules.full(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)]))
+    after = do(
+        state, broker_rules.on_replicas_full(state, 1, [(b"t" * 16, 0), (b"t" * 16, 0), (b"x" * 16, 0), (b"t" * 16, 9)])
+    )
     assert (after.leader, after.leader_epoch, after.in_sync_replicas, after.eligible_leader_replicas) == (
         2,
         6,
@@ -170,11 +175,11 @@ def test_a_replica_on_a_full_disk_leaves_the_isr_if_enough_others_are_in_sync() 
     )
     before = state.copy()
     for node in (1, 2, 3):
-        assert broker_rules.full(state, node, [(b"t" * 16, 0)]) == [] and state == before, (
+        assert broker_rules.on_replicas_full(state, node, [(b"t" * 16, 0)]) == [] and state == before, (
             "acks=all would be refused either way"
         )
     state = topic(cluster(), config={"min.insync.replicas": "1"}, in_sync_replicas=(1, 2))
-    after = do(state, broker_rules.full(state, 2, [(b"t" * 16, 0)]))
+    after = do(state, broker_rules.on_replicas_full(state, 2, [(b"t" * 16, 0)]))
     assert (after.leader, after.leader_epoch, after.in_sync_replicas) == (1, 6, (1,)), (
         "a follower outside the in-sync set, which does not rejoin by its former offset"
     )

@@ -231,10 +231,10 @@ def test_unreachable_or_leaving_hosts_are_not_candidates(unfit):
 
 def test_a_voter_that_has_moved_is_reported_to_the_quorum():
     moved = broker(2, controller_host="elsewhere")
-    assert promotion.moved((voter(1), voter(2)), [broker(1), moved]) == Voter(voter(2).key, "elsewhere", 9094)
-    assert promotion.moved((voter(1), voter(2)), [broker(1), broker(2), broker(3)]) is None
+    assert promotion.moved_voter((voter(1), voter(2)), [broker(1), moved]) == Voter(voter(2).key, "elsewhere", 9094)
+    assert promotion.moved_voter((voter(1), voter(2)), [broker(1), broker(2), broker(3)]) is None
     wiped = broker(2, controller_host="elsewhere", directory_id=directory_text(b"n" * 16))
-    assert promotion.moved((voter(1), voter(2)), [broker(1), wiped]) is None, (
+    assert promotion.moved_voter((voter(1), voter(2)), [broker(1), wiped]) is None, (
         "the same node id over another directory is not a voter"
     )
 

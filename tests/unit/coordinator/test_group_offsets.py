@@ -62,7 +62,7 @@ class Members:
     def empty_since_ms(self) -> int | None:
         return self.since
 
-    def committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
+    def on_committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
         return []
 
 

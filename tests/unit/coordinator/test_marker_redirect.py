@@ -41,7 +41,7 @@ def run(*responses: tuple[int, int], marker: Marker = MARKER) -> tuple[list[tupl
         log = Log(owners, owners, 1 << 63)
         future = log.marker_nowait(marker)
         for number, (error, redirect) in enumerate(responses):
-            assert log.produced(owners.sent[number][2], error, 20 + number, redirect)
+            assert log.on_produced(owners.sent[number][2], error, 20 + number, redirect)
             await asyncio.sleep(0)
         assert log.pending_count == 0
         try:
@@ -195,13 +195,13 @@ def test_a_worker_that_dies_between_the_two_markers_gets_both_again(written: boo
         service = TransactionService(world, world)
         service.attach(world, world, append_log, lambda: 1_000)
         service.carry_out("id", WriteMarkers((("t", 3),), 7, 1, True, 1, True), 5)
-        assert append_log.produced(owners.sent[0][2], 0, 20, 1)
+        assert append_log.on_produced(owners.sent[0][2], 0, 20, 1)
         append_log.on_owner_death(0)
         while len(owners.sent) < 3:
             await asyncio.sleep(0.001)  # it is retried after a while
         assert not world.posted.is_set()
-        assert append_log.produced(owners.sent[2][2], 0, 20, 1)
-        assert append_log.produced(owners.sent[3][2], ErrorCode.INVALID_PRODUCER_EPOCH if written else 0, -1)
+        assert append_log.on_produced(owners.sent[2][2], 0, 20, 1)
+        assert append_log.on_produced(owners.sent[3][2], ErrorCode.INVALID_PRODUCER_EPOCH if written else 0, -1)
         await asyncio.wait_for(world.posted.wait(), 5)
         return [one[:2] for one in owners.sent]
 

@@ -57,7 +57,7 @@ def test_deadlines_fire_once(seed: int) -> None:
         if chance.random() < 0.3:
             now += chance.randrange(20)
             due = {name for name, at in model.items() if at <= now}
-            assert {watched.member_id for watched in found.expired(now)} == due
+            assert {watched.member_id for watched in found.take_expired(now)} == due
             for name in due:
                 del model[name]
         found.check(every_process)

@@ -74,7 +74,7 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
                 f"Unexpected broker id, expected {broker.node_id} or empty string, but received"
                 f" {resource.resource_name}",
             )
-        host, port = broker.advertised(context.address)
+        host, port = broker.advertised_address(context.address)
         return config_entries.of_broker(broker, f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{port}", names)
     if resource.resource_type == RESOURCE_GROUP:
         if not resource.resource_name:

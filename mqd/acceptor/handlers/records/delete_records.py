@@ -18,7 +18,7 @@ LOCAL_MS = 5_000
 
 
 async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
-    await context.broker.flushed(
+    await context.broker.await_flushed(
         (topic.name, requested.partition_index) for topic in request.topics for requested in topic.partitions
     )
     topics = await asyncio.gather(*(_topic(context.broker, topic, request.timeout_ms) for topic in request.topics))

@@ -20,7 +20,9 @@ TIMEOUT_S = 10.0
 async def handle(
     context: Context, header: RequestHeader, request: DescribeProducersRequest
 ) -> DescribeProducersResponse:
-    await context.broker.flushed((topic.name, index) for topic in request.topics for index in topic.partition_indexes)
+    await context.broker.await_flushed(
+        (topic.name, index) for topic in request.topics for index in topic.partition_indexes
+    )
     topics = []
     for topic in request.topics:
         partitions = [await _partition(context.broker, topic.name, index) for index in topic.partition_indexes]

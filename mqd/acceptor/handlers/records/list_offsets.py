@@ -32,7 +32,7 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
     counts = Counter(
         (topic.name, requested.partition_index) for topic in request.topics for requested in topic.partitions
     )
-    await context.broker.flushed(
+    await context.broker.await_flushed(
         (topic.name, requested.partition_index)
         for topic in request.topics
         for requested in topic.partitions

@@ -60,7 +60,7 @@ def check_assignments(
         if len(set(replicas)) != len(replicas):
             raise Refusal(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"The manual partition assignment includes the broker {_repeated(replicas)} more than once.",
+                f"The manual partition assignment includes the broker {_first_repeated(replicas)} more than once.",
             )
         unknown = [node for node in replicas if node not in state.brokers]
         if unknown:
@@ -77,7 +77,7 @@ def check_assignments(
     return [tuple(replicas) for replicas in assignments]
 
 
-def _repeated(replicas: Sequence[int]) -> int:
+def _first_repeated(replicas: Sequence[int]) -> int:
     return next(node for node in replicas if replicas.count(node) > 1)
 
 

@@ -231,7 +231,7 @@ def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> l
     return [BrokerChanged(node, broker.epoch, fenced=False), *view.changes(targets)]
 
 
-def failed(
+def on_replicas_failed(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
     """The broker is alive but cannot serve these partitions. If another replica may lead, that one takes
@@ -259,7 +259,7 @@ def failed(
     return view.changes(targets(), leaving=node)
 
 
-def full(
+def on_replicas_full(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
     """The broker cannot write to its replicas of these partitions now, because its disk is full. It

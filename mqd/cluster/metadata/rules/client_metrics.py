@@ -44,5 +44,5 @@ def check(state: MetadataState, name: str, config: Mapping[str, str], rules: Con
         )
 
 
-def configured(name: str, current: Mapping[str, str], config: dict[str, str]) -> list[Record]:
+def configure(name: str, current: Mapping[str, str], config: dict[str, str]) -> list[Record]:
     return [] if config == current else [ClientMetricsConfigured(name, config)]

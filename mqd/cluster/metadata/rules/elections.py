@@ -43,7 +43,7 @@ def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> P
     repeated if the elected replica cannot serve the partition. Raises Refusal: ELECTION_NOT_NEEDED,
     ELIGIBLE_LEADERS_NOT_AVAILABLE.
     """
-    if not _unserved(view, topic, partition):
+    if not _is_unserved(view, topic, partition):
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
     target = Target(partition)
     target.elect = UNCLEAN
@@ -56,7 +56,7 @@ def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> P
     return change
 
 
-def _unserved(view: View, topic: TopicState, partition: PartitionState) -> bool:
+def _is_unserved(view: View, topic: TopicState, partition: PartitionState) -> bool:
     return partition.leader < 0 or view.unable(topic, partition, partition.leader)
 
 
@@ -71,7 +71,9 @@ def elect(view: View, kind: int, topic: TopicState, partition: PartitionState) -
 def needs_election(view: View, kind: int, topic: TopicState, partition: PartitionState) -> bool:
     """Whether an election over all partitions includes this one."""
     return (
-        _unserved(view, topic, partition) if kind == ELECT_UNCLEAN else partition.leader != preferred_replica(partition)
+        _is_unserved(view, topic, partition)
+        if kind == ELECT_UNCLEAN
+        else partition.leader != preferred_replica(partition)
     )
 
 

@@ -29,7 +29,7 @@ class Handled(NamedTuple):
     leader_epoch: int
     sequence: int
     result: InSyncResult
-    version: int  # of the state with which it was decided
+    version: int  # version of the state on which the decision is based
 
 
 class Proposals:
@@ -151,7 +151,7 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
         member = view.state.brokers.get(node)
         if (
             member is None
-            or not view.unfenced(node)
+            or not view.is_unfenced(node)
             or (node not in partition.in_sync_replicas and not view.may_lead(node))
         ):
             return ErrorCode.INELIGIBLE_REPLICA

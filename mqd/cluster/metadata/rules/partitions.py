@@ -117,7 +117,7 @@ def compose_change(target: Target, configured_min: int, live: Callable[[int], bo
     in_sync = target.in_sync
     minimum = effective_min_in_sync(configured_min, len(target.replicas), len(target.adding))
     eligible, last_known = _eligible(target, in_sync, minimum)
-    leader, unclean = _elected(target, in_sync, eligible, live)
+    leader, unclean = _elect(target, in_sync, eligible, live)
     recovering = target.recovering
     if unclean:
         in_sync, eligible, last_known, recovering = (leader,), (), (), True
@@ -178,7 +178,7 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[t
     )
 
 
-def _elected(
+def _elect(
     target: Target, in_sync: tuple[int, ...], eligible: tuple[int, ...], live: Callable[[int], bool]
 ) -> tuple[int, bool]:
     """Returns (leader or -1, whether it was elected uncleanly). R8: an in-sync replica leads; if no

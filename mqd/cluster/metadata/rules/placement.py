@@ -22,7 +22,7 @@ BALANCE_MOVES_MAX = 2_000
 # Slots of each host reserved for internal topics: without them a host full of partitions could not
 # serve groups and transactions.
 INTERNAL_SLOTS = 256
-PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # of other topics, per host
+PARTITIONS_MAX = native.PARTITION_SLOT_COUNT - INTERNAL_SLOTS  # partitions of other topics per host
 
 
 class Directory(NamedTuple):
@@ -161,7 +161,7 @@ class Directories:
         ]
         self._largest = max((entry.free_bytes for node in alive for entry in reported[node] if entry.usable), default=0)
 
-    def full(self, node: int, directory_id: str) -> bool:
+    def is_full(self, node: int, directory_id: str) -> bool:
         """Whether no replica can be copied to the directory now, because it has failed or has no space.
         `directory_id` "": whether this is true of all directories of the host.
         """
@@ -171,7 +171,7 @@ class Directories:
             entry.usable and entry.free_bytes >= floor for entry in reported if directory_id in ("", entry.directory_id)
         )
 
-    def failed(self, node: int, directory_id: str) -> bool:
+    def has_failed(self, node: int, directory_id: str) -> bool:
         reported = self._reported.get(node, ())
         return bool(reported) and not any(
             entry.usable for entry in reported if directory_id in ("", entry.directory_id)
@@ -179,10 +179,10 @@ class Directories:
 
     def usable_hosts(self, nodes: Sequence[int]) -> int:
         """The number of these hosts with a directory for a replica."""
-        return sum(not self.failed(node, "") for node in nodes)
+        return sum(not self.has_failed(node, "") for node in nodes)
 
     def full_hosts(self, nodes: Sequence[int]) -> frozenset[int]:
-        return frozenset(node for node in nodes if self.full(node, ""))
+        return frozenset(node for node in nodes if self.is_full(node, ""))
 
     def _floor(self, node: int) -> int:
         """The number of free bytes below which the host refuses records, or soon will. Uses the reserve

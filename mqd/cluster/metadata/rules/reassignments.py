@@ -167,7 +167,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
 # -- mqd's own reassignments -----------------------------------------------------------------------
 
 
-def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
+def _stuck_replicas(partition: PartitionState, directories: Directories) -> tuple[int, ...]:
     """The added replicas that cannot be copied: their directory has failed or is full."""
     places = zip(partition.replicas, partition.directories)
     return (
@@ -176,17 +176,19 @@ def _stuck(partition: PartitionState, directories: Directories) -> tuple[int, ..
             for node, name in places
             if node in partition.adding_replicas
             and node not in partition.in_sync_replicas
-            and directories.full(node, name)
+            and directories.is_full(node, name)
         )
         if partition.adding_replicas
         else ()
     )
 
 
-def _failed(partition: PartitionState, directories: Directories) -> bool:
+def _has_failed_directory(partition: PartitionState, directories: Directories) -> bool:
     places = zip(partition.replicas, partition.directories)
     return any(
-        node in partition.adding_replicas and node not in partition.in_sync_replicas and directories.failed(node, name)
+        node in partition.adding_replicas
+        and node not in partition.in_sync_replicas
+        and directories.has_failed(node, name)
         for node, name in places
     )
 
@@ -234,15 +236,17 @@ def replacements(
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.replacing >= 0 and partition.leader >= 0 and leaving.isdisjoint(partition.adding_replicas):
-                under_way[bool(_stuck(partition, directories))] += 1
+                under_way[bool(_stuck_replicas(partition, directories))] += 1
     nodes = [node for node in view.nodes() if node not in leaving]
     loads = Loads(view.state, nodes, directories.full_hosts(nodes))
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if under_way[False] >= moves_max:
                 return found
-            stuck = bool(_stuck(partition, directories))
-            found_node = _replica_to_replace(topic, partition, leaving, stuck and _failed(partition, directories))
+            stuck = bool(_stuck_replicas(partition, directories))
+            found_node = _replica_to_replace(
+                topic, partition, leaving, stuck and _has_failed_directory(partition, directories)
+            )
             if found_node is None:
                 continue
             node, base = found_node
@@ -298,13 +302,13 @@ def grow_internal_topics(
         for partition in topic.partitions:
             replicas = partition.replicas
             if in_progress(partition):
-                stuck = _stuck(partition, directories)
+                stuck = _stuck_replicas(partition, directories)
                 others = [node for node in nodes if node not in replicas and node not in full]
                 if (
                     stuck
                     and others
                     and not partition.removing_replicas
-                    and (_failed(partition, directories) or waited(topic, partition))
+                    and (_has_failed_directory(partition, directories) or waited(topic, partition))
                 ):
                     replicas = without(replicas, stuck)
             if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):

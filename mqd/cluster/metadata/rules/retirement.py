@@ -45,7 +45,7 @@ from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.rules.reassignments import reassign
 from mqd.cluster.metadata.rules.redirects import better_leader, in_progress, retired_into, retiring_from, staying
-from mqd.cluster.metadata.state import INTERNAL_TOPICS, changed
+from mqd.cluster.metadata.state import INTERNAL_TOPICS, apply_change
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
 
@@ -125,7 +125,7 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
         if change is None:
             return partition
         found.append((topic, change))
-        return changed(partition, change)
+        return apply_change(partition, change)
 
     for index in range(first if first < len(topic.partitions) else 0):
         successor = after(topic.partitions[index], _end_reassignment(view, topic, topic.partitions[index]))

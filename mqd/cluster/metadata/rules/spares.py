@@ -34,7 +34,7 @@ def check(state: MetadataState, config: Mapping[str, str], replica_counts: Itera
         )
 
 
-def limited(
+def limit_in_sync(
     state: MetadataState, config: Mapping[str, str], partitions: tuple[PartitionState, ...]
 ) -> tuple[PartitionState, ...]:
     """Limits the in-sync sets of a new topic's partitions to acks.replicas. Raises Refusal."""

@@ -69,7 +69,7 @@ def set_expiry(
     return messages.Response(number, 0, token_error=int(error)), None, []
 
 
-def expired(state: MetadataState, now_ms: int) -> list[Record]:
+def remove_expired(state: MetadataState, now_ms: int) -> list[Record]:
     """Removes expired tokens, at most EXPIRED_MAX."""
     found = (token.token_id for token in state.delegation_tokens.values() if is_expired(token, now_ms))
     return [DelegationTokenRemoved(token_id) for _, token_id in zip(range(EXPIRED_MAX), found)]

@@ -127,7 +127,7 @@ def create_topic(
     else:
         assignments = automatic_assignments(state, change, place, rules)
     _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
-    partitions = spares.limited(
+    partitions = spares.limit_in_sync(
         state, config, place_partitions(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS)
     )
     return [TopicCreated(TopicState(name=change.name, topic_id=new_id(), partitions=partitions, config=config))]
@@ -308,7 +308,7 @@ def alter_config(
         current = state.client_metrics.get(change.resource_name, {})
         updated = _operated(current, change, rules, broker_config)
         client_metrics.check(state, change.resource_name, updated, rules)
-        return client_metrics.configured(change.resource_name, current, _checked(updated, change, rules))
+        return client_metrics.configure(change.resource_name, current, _checked(updated, change, rules))
     raise Refusal(
         ErrorCode.INVALID_REQUEST,
         f"Unexpected resource type {change.resource_type}; topics (2), brokers (4), client metrics (16) and"

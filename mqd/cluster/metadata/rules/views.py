@@ -13,14 +13,14 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.protocol.errors import ErrorCode
 
-VIEWS_MAX = 1000  # of a cluster
+VIEWS_MAX = 1000  # per cluster
 
 
 def is_view(topic: TopicState) -> bool:
     return bool(topic.config.get(VIEW_OF))
 
 
-def of(state: MetadataState, name: str) -> list[str]:
+def views_of(state: MetadataState, name: str) -> list[str]:
     """The views of a topic."""
     return sorted(topic.name for topic in state.topics.values() if topic.config.get(VIEW_OF) == name)
 
@@ -69,7 +69,7 @@ def check_altered(config: Mapping[str, str], before: Mapping[str, str]) -> None:
 
 def check_base(state: MetadataState, name: str) -> None:
     """Checks that the topic may be deleted. Raises Refusal."""
-    views = of(state, name)
+    views = views_of(state, name)
     if views:
         shown = ", ".join(views[:10]) + ("" if len(views) <= 10 else f" and {len(views) - 10} more")
         raise Refusal(ErrorCode.POLICY_VIOLATION, f"{name} has views ({shown}): delete them first.")

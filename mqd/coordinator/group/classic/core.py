@@ -162,7 +162,7 @@ class ClassicGroup(Rebalancing):
 
     def _on_session_timer(self, now_ms: int, actions: list[Action]) -> None:
         self._session_armed_ms = None
-        for watched in self.members.deadlines.expired(now_ms):
+        for watched in self.members.deadlines.take_expired(now_ms):
             member_id = watched.member_id
             if self.members.remove_pending(member_id):
                 self._maybe_complete_join(now_ms, actions)
@@ -394,7 +394,7 @@ class ClassicGroup(Rebalancing):
             return
         member = self.members.by_id[message.member_id]
         member.seen_ms = now_ms
-        self._synced(member.member_id, actions)
+        self._complete_sync(member.member_id, actions)
         if self.state is STABLE:
             actions.append(Reply(event.request, self._sync_response(member)))
             return

@@ -164,7 +164,7 @@ class Deadlines:
         self._number += 1
         heapq.heappush(self._heap, (watched.deadline_ms, self._number, watched))
 
-    def expired(self, now_ms: int) -> list[Watched]:
+    def take_expired(self, now_ms: int) -> list[Watched]:
         """Returns those whose deadline has passed, and clears their deadlines."""
         found = []
         while self._heap and self._heap[0][0] <= now_ms:
@@ -216,7 +216,7 @@ class Members:
         self.pending: OrderedDict[str, Pending] = OrderedDict()
         self.votes: dict[str, int] = {}  # protocol -> number of members that support it
         self.awaiting_join_count = 0
-        self.size_bytes = 0  # of memory, roughly
+        self.size_bytes = 0  # approximate size in memory
         self.deadlines = Deadlines()
 
     def __len__(self) -> int:

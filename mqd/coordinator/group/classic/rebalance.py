@@ -45,10 +45,10 @@ class Rebalancing(ClassicState):
             leader=notified_leader,
             member_id=member.member_id,
             skip_assignment=skip_assignment,
-            members=self._joined() if notified_leader == member.member_id else [],
+            members=self._joined_members() if notified_leader == member.member_id else [],
         )
 
-    def _joined(self) -> list[JoinGroupResponse.Member]:
+    def _joined_members(self) -> list[JoinGroupResponse.Member]:
         """The members that the leader assigns partitions to."""
         make, protocol = JoinGroupResponse.Member, self.protocol
         assert protocol is not None  # a group with a leader has a protocol
@@ -158,7 +158,7 @@ class Rebalancing(ClassicState):
             self.members.deadlines.move(member, now_ms + member.session_timeout_ms)
         actions.append(Timer(SYNC_TIMER, now_ms + self.members.rebalance_timeout_ms))
 
-    def _synced(self, member_id: str, actions: list[Action]) -> None:
+    def _complete_sync(self, member_id: str, actions: list[Action]) -> None:
         if member_id in self.pending_sync:
             self.pending_sync.remove(member_id)
             if not self.pending_sync:
@@ -183,7 +183,7 @@ class Rebalancing(ClassicState):
         self._respond_waiting(member, UNKNOWN_MEMBER_ID, actions, "")
         self.members.remove(member.member_id)
         if member.member_id in self.pending_sync:
-            self._synced(member.member_id, actions)
+            self._complete_sync(member.member_id, actions)
         if self.leader == member.member_id:
             self.leader = next(iter(self.members.by_id), None)
 

@@ -120,7 +120,7 @@ class _Draft:
             if not flag
         ]
 
-    def finished(self) -> dict[str, Partitions]:
+    def build(self) -> dict[str, Partitions]:
         found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]  # the caller's objects, not changed
         for member_id, mine in self._own.items():
             found[member_id] = {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]}
@@ -151,7 +151,7 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
         below_low = [member_id for member_id in below_low if sizes[member_id] < low]
     for member_id, (topic, index) in zip(extra_takers, free[next_free:], strict=False):
         draft.own(member_id).setdefault(topic, []).append(index)
-    return draft.finished()
+    return draft.build()
 
 
 def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
@@ -192,7 +192,7 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
         # A list, not a generator: every topic gets its turn in every pass.
         if not sum([_even_out(topic, subscribers[topic], draft) for topic in order]):
             break
-    return draft.finished()
+    return draft.build()
 
 
 def _even_out(topic: bytes, subscribers: list[str], draft: _Draft) -> int:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PROTOCOL_TYPE = "consumer"
 JOIN, SYNC = "join", "sync"
 VERSION_MEMBER_ID_REQUIRED = 4
-METADATA_BYTES_MAX = 1 << 20  # of all protocols of one member, which go into one record
+METADATA_BYTES_MAX = 1 << 20  # limit for all protocols of one member, which go into one record
 
 
 class ClassicSide:

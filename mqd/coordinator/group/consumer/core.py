@@ -73,7 +73,7 @@ UNDELAYED_SIZE_MAX = 1000  # members plus partitions up to which every epoch get
 # Heartbeat interval of a member that waits for partitions; librdkafka also waits as long for a
 # response.
 SHORT_INTERVAL_MS = 1000
-VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
+VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
 # Memory of a member, and of a partition that it owns (with its target), without the client's bytes:
 # measured, rounded up.
 MEMBER_BYTES = 1_500
@@ -224,7 +224,7 @@ class ConsumerGroup(ModernGroup):
         self.refresh(bump)
         self.maybe_assign(now_ms)
         before = member.assigned
-        self.reconcile(member, requests.owned(message), now_ms)
+        self.reconcile(member, requests.owned_partitions(message), now_ms)
         self.deadlines.move(member, now_ms + self.cluster.settings(self.group_id).session_timeout_ms)
         sends_assignment = (
             message.member_epoch != member.epoch or before != member.assigned or requests.is_full(message)
@@ -265,7 +265,7 @@ class ConsumerGroup(ModernGroup):
             member = Member(member_id, description)
             self._add(member)
         elif member.member_id != member_id:
-            member = self._renamed(member, member_id)
+            member = self._rename(member, member_id)
         elif member.description is description:
             return member, False
         return member, self.describe_member(member, description) or known is None
@@ -312,7 +312,7 @@ class ConsumerGroup(ModernGroup):
     def _add(self, member: Member) -> None:
         self.members[member.member_id] = member
 
-    def _renamed(self, old: Member, member_id: str) -> Member:
+    def _rename(self, old: Member, member_id: str) -> Member:
         """Gives a static member that comes back its new member id. It keeps everything but starts
         at epoch 0.
         """
@@ -447,7 +447,7 @@ class ConsumerGroup(ModernGroup):
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
         late: dict[str, Member] = {}
-        for watched in self.deadlines.expired(now_ms):
+        for watched in self.deadlines.take_expired(now_ms):
             member = self.members.get(watched.member_id)
             if member is not None and watched in (member, member.step):
                 late[member.member_id] = member

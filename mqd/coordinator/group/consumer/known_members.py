@@ -91,7 +91,7 @@ def _check_epoch(member: Member, message: ConsumerGroupHeartbeatRequest) -> None
     epoch = message.member_epoch
     if epoch in (member.epoch, 0):
         return
-    owned = requests.owned(message)
+    owned = requests.owned_partitions(message)
     if (
         epoch == member.previous_epoch
         and epoch < member.epoch

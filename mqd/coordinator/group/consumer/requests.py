@@ -17,7 +17,7 @@ _TopicPartitions, _Assignment = (
 
 
 NAME_CHARS_MAX = 8_000  # a record's string holds 32,767 bytes
-SUBSCRIPTION_CHARS_MAX = 250_000  # of all names of one member, which go into one record
+SUBSCRIPTION_CHARS_MAX = 250_000  # limit for all names of one member, which go into one record
 
 
 class Refused(Exception):
@@ -76,7 +76,7 @@ def too_long() -> str:
     return f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than {SUBSCRIPTION_CHARS_MAX}."
 
 
-def owned(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
+def owned_partitions(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
     """The partitions that the member reports; None: it reports none."""
     if message.topic_partitions is None:
         return None

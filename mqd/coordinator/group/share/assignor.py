@@ -30,7 +30,7 @@ def simple(members: Mapping[str, MemberSpec], partitions: Mapping[bytes, tuple[i
         held = {member_id: members[member_id].current for member_id in users}
         for member_id, taken in _distribute(pool, users, held).items():
             found[member_id] += taken
-    return {member_id: _listed(taken, members[member_id].current) for member_id, taken in found.items()}
+    return {member_id: _as_partitions(taken, members[member_id].current) for member_id, taken in found.items()}
 
 
 def _pools(
@@ -97,7 +97,7 @@ def _distribute(
     return {user: list(kept) for user, kept in taken.items()}
 
 
-def _listed(taken: list[Partition], current: Mapping[bytes, tuple[int, ...]]) -> Partitions:
+def _as_partitions(taken: list[Partition], current: Mapping[bytes, tuple[int, ...]]) -> Partitions:
     by_topic: dict[bytes, list[int]] = {}
     for topic_id, index in taken:
         by_topic.setdefault(topic_id, []).append(index)

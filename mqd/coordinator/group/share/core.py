@@ -296,7 +296,7 @@ class ShareGroup(ModernGroup):
 
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
-        late = [watched for watched in self.deadlines.expired(now_ms) if isinstance(watched, Member)]
+        late = [watched for watched in self.deadlines.take_expired(now_ms) if isinstance(watched, Member)]
         if late:
             self._fence(late)
 

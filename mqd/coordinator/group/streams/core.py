@@ -51,7 +51,7 @@ DEADLINE_TIMER, INITIAL_TIMER = "streams.deadline", "streams.initial"
 TIMERS = (DEADLINE_TIMER, INITIAL_TIMER)
 PROTOCOL = "streams"
 STALE_TOPOLOGY, SHUTDOWN_APPLICATION, ASSIGNMENT_DELAYED = 0, 4, 5  # statuses; the others: topology.py
-VERSION_MEMBER_EPOCH = 9  # of OffsetCommit
+VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
 # Memory of a member, and of a task that it holds, without the client's bytes: measured, rounded up.
 MEMBER_BYTES, TASK_BYTES, NAME_BYTES = 2_000, 500, 200
 
@@ -79,7 +79,7 @@ class StreamsGroup(ModernGroup):
         self.topology: Topology | None = None
         self.configured = Configured({}, {})
         self.validated_epoch = -1
-        self.standby_replicas: int | None = None  # of the last assignment
+        self.standby_replicas: int | None = None  # the setting that the last assignment used; None: not known
         self.endpoint_epoch = 0
         self.held_count = self.topology_bytes = 0
         self.is_delayed = False  # the first assignment waits for INITIAL_TIMER
@@ -182,7 +182,7 @@ class StreamsGroup(ModernGroup):
         message = event.message
         known = self._find(event)
         description = requests.updated_description(known.description if known is not None else None, event)
-        owned = requests.owned(message)
+        owned = requests.owned_tasks(message)
         topology = self._topology_of(event)
         configured = self._configuration(topology)
         _check_tasks(owned, known, configured)
@@ -268,7 +268,7 @@ class StreamsGroup(ModernGroup):
             return member
         current = member.current
         if current.previous_epoch == epoch < member.epoch:
-            owned = requests.owned(message)
+            owned = requests.owned_tasks(message)
             if owned is not None and contains(current.assigned, owned):
                 return member  # it has missed the response with the new epoch
         larger = "greater" if epoch > member.epoch else "smaller"
@@ -336,7 +336,7 @@ class StreamsGroup(ModernGroup):
                 self._maybe_assign()
             return
         self._armed_ms = None
-        late = {watched.member_id for watched in self.deadlines.expired(now_ms)}
+        late = {watched.member_id for watched in self.deadlines.take_expired(now_ms)}
         if fenced := [member for member_id, member in self.members.items() if member_id in late]:
             self._fence(fenced)
 

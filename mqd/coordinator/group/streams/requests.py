@@ -104,7 +104,7 @@ def internal_topic_names(message: StreamsGroupHeartbeatRequest) -> list[str]:
     )
 
 
-def owned(message: StreamsGroupHeartbeatRequest) -> Tasks | None:
+def owned_tasks(message: StreamsGroupHeartbeatRequest) -> Tasks | None:
     """The tasks that the member reports; None: it reports none. Raises Refused."""
     if message.active_tasks is None:
         return None

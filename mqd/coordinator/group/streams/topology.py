@@ -120,7 +120,7 @@ def parse(message: Any) -> Topology:
             _internal(one.state_changelog_topics),
             tuple(sorted(one.repartition_sink_topics)),
             _internal(one.repartition_source_topics),
-            _copartitioned(one),
+            _copartition_groups(one),
         )
     return Topology(message.epoch, tuple(found[name] for name in sorted(found)))
 
@@ -142,7 +142,7 @@ def _internal(topics: Iterable[Any]) -> tuple[InternalTopic, ...]:
     )
 
 
-def _copartitioned(message: Any) -> tuple[CopartitionGroup, ...]:
+def _copartition_groups(message: Any) -> tuple[CopartitionGroup, ...]:
     """Translates the indexes, because the lists of topics are sorted."""
     sources = _sorted_indexes(message.source_topics)
     repartitions = _sorted_indexes([topic.name for topic in message.repartition_source_topics])
@@ -167,7 +167,7 @@ def _sorted_indexes(names: list[str]) -> dict[int, int]:
 
 def configure(topology: Topology, existing: CountOf) -> Configured:
     """Raises InvalidTopology."""
-    counts = _fixed(topology)
+    counts = _fixed_counts(topology)
     _require_sinks(topology, counts)
     sources = {name for one in topology.subtopologies for name in one.source_topics}
     missing = sorted(name for name in sources if existing(name) is None)
@@ -195,7 +195,7 @@ def configure(topology: Topology, existing: CountOf) -> Configured:
     return Configured(tasks, counts)
 
 
-def _fixed(topology: Topology) -> dict[str, int]:
+def _fixed_counts(topology: Topology) -> dict[str, int]:
     return {
         topic.name: topic.partitions
         for one in topology.subtopologies
@@ -204,7 +204,7 @@ def _fixed(topology: Topology) -> dict[str, int]:
     }
 
 
-def _uncounted(topology: Topology, counts: Mapping[str, int]) -> set[str]:
+def _uncounted_topics(topology: Topology, counts: Mapping[str, int]) -> set[str]:
     """Repartition topics whose count is not known yet."""
     return {
         topic.name for one in topology.subtopologies for topic in one.repartition_sources if topic.name not in counts
@@ -213,14 +213,14 @@ def _uncounted(topology: Topology, counts: Mapping[str, int]) -> set[str]:
 
 def _require_sinks(topology: Topology, fixed: Mapping[str, int]) -> None:
     sinks = {name for one in topology.subtopologies for name in one.repartition_sinks}
-    for name in sorted(_uncounted(topology, fixed)):
+    for name in sorted(_uncounted_topics(topology, fixed)):
         if name not in sinks:
             raise InvalidTopology(
                 "Failed to compute number of partitions for all repartition topics, because a repartition source topic"
                 " is never used as a sink topic."
             )
     solved = set(fixed)
-    while rest := _uncounted(topology, dict.fromkeys(solved, 1)):
+    while rest := _uncounted_topics(topology, dict.fromkeys(solved, 1)):
         found = {name for name in rest if _writers_known(topology, name, solved)}
         if not found:
             raise InvalidTopology(
@@ -240,7 +240,7 @@ def _writers_known(topology: Topology, name: str, solved: set[str]) -> bool:
 
 
 def _derive(topology: Topology, counts: dict[str, int], existing: CountOf) -> None:
-    while rest := _uncounted(topology, counts):
+    while rest := _uncounted_topics(topology, counts):
         for name in sorted(rest):
             if _writers_known(topology, name, set(counts)):
                 counts[name] = max(
