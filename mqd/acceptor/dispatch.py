@@ -184,7 +184,7 @@ async def _call_handler(
                 return Outcome(relayed)
             if isinstance(relayed, bytes):
                 relayed = decode_response(relayed, header.api_key, header.api_version)[1]
-            return Outcome(_encode(header, authorized.completed(relayed)))
+            return Outcome(_encode(header, authorized.complete(relayed)))
     handling = handler(context, header, authorized.request)
     if throttle.counts_time(context, header):
         response = await throttle.run_and_charge(handling, context, header, began)

@@ -393,18 +393,18 @@ def test_waiting_is_not_charged() -> None:
         return "done"
 
     async def main() -> None:
-        measured = throttle.Measured(handler())
+        measured = throttle.TimedAwaitable(handler())
         began = time.perf_counter_ns()
         assert await measured == "done"
         assert measured.work_ns < (time.perf_counter_ns() - began) / 2
-        waiting = throttle.Measured(asyncio.get_running_loop().create_future())
+        waiting = throttle.TimedAwaitable(asyncio.get_running_loop().create_future())
         task = asyncio.get_running_loop().create_task(_await(waiting))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    async def _await(measured: throttle.Measured) -> object:
+    async def _await(measured: throttle.TimedAwaitable) -> object:
         return await measured
 
     asyncio.run(main())

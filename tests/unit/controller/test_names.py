@@ -65,7 +65,7 @@ async def until(holds) -> None:
 def test_a_name_has_one_lookup_at_a_time_and_delays_no_other(resolver: Resolver) -> None:
     async def scenario() -> None:
         sent: list[tuple[bytes, tuple]] = []
-        names = gossip._Names(socket.AF_INET, lambda data, address: sent.append((data, address)))
+        names = gossip._Resolver(socket.AF_INET, lambda data, address: sent.append((data, address)))
         for _ in range(100):
             names.send("dead.example", 9093, b"a")
             await asyncio.sleep(0)
@@ -84,7 +84,7 @@ def test_a_name_has_one_lookup_at_a_time_and_delays_no_other(resolver: Resolver)
 def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None:
     async def scenario() -> None:
         sent: list[bytes] = []
-        names = gossip._Names(socket.AF_INET, lambda data, address: sent.append(data))
+        names = gossip._Resolver(socket.AF_INET, lambda data, address: sent.append(data))
         names.send("unknown.example", 1, b"a")
         await until(lambda: not names._under_way)
         assert not sent

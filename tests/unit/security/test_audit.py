@@ -14,7 +14,7 @@ def test_a_flood_of_names_is_counted_not_logged(tmp_path, monkeypatch):
     found = Audit(file, lambda: now[0])
 
     def deny(name: str) -> None:
-        found.denied("User:eve", "10.0.0.1", Operation.DESCRIBE, ResourceType.TOPIC, name, False)
+        found.record_denial("User:eve", "10.0.0.1", Operation.DESCRIBE, ResourceType.TOPIC, name, False)
 
     for number in range(1000):
         deny(f"t{number}")
@@ -30,9 +30,9 @@ def test_the_same_denial_is_written_once_in_a_window_with_the_number_of_those_be
     now, file = [1000.0], tmp_path / "audit.log"
     found = Audit(file, lambda: now[0])
     for _ in range(4):
-        found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
+        found.record_denial("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
     now[0] += WINDOW_S
-    found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
+    found.record_denial("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False)
     first, second = (json.loads(line) for line in file.read_text().splitlines())
     assert "suppressed" not in first and second["suppressed"] == 3
 
@@ -41,7 +41,7 @@ def test_denials_that_a_reactor_has_counted_are_counted(tmp_path):
     now, file = [1000.0], tmp_path / "audit.log"
     found = Audit(file, lambda: now[0])
     for count in (1, 5, 2):
-        found.denied("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False, count)
+        found.record_denial("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "t", False, count)
         now[0] += WINDOW_S
     assert [json.loads(line).get("suppressed") for line in file.read_text().splitlines()] == [None, 4, 1]
 

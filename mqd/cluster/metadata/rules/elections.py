@@ -85,7 +85,7 @@ def restored_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     for topic in view.state.topics.values():
         for partition in topic.partitions:
             if partition.leader >= 0 or not any(
-                map(view.unfenced, partition.in_sync_replicas + partition.eligible_leader_replicas)
+                map(view.is_unfenced, partition.in_sync_replicas + partition.eligible_leader_replicas)
             ):
                 continue
             if (change := view.change_to(topic, Target(partition))) is not None and change.leader is not None:
@@ -111,7 +111,7 @@ def unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, Partitio
         if not allows_unclean(view, topic, static):
             continue
         for partition in topic.partitions:
-            if partition.leader >= 0 or not any(map(view.unfenced, partition.replicas)):
+            if partition.leader >= 0 or not any(map(view.is_unfenced, partition.replicas)):
                 continue
             target = Target(partition)
             target.elect = UNCLEAN
