@@ -258,7 +258,7 @@ def heartbeats(partitions: int, hosts: int) -> dict:
     def tick() -> None:
         now[0] += 1_000
         for node in state.brokers:
-            controller.sessions.heard(node, now[0])
+            controller.sessions.on_heartbeat(node, now[0])
         controller.tick(state, now[0], True)
 
     upkeep = seconds(tick, 7)
