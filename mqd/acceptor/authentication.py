@@ -62,7 +62,7 @@ class Users(Protocol):
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:
-        """None: there is no such token, or it has expired."""
+        """The token. None: there is no such token, or it has expired."""
         ...
 
     def token_verifier(self, token_id: str, mechanism: str, seed: bytes) -> Verifier | None: ...
@@ -174,7 +174,7 @@ class ListenerOptions(msgspec.Struct, frozen=True):
 
 
 def options_of(config: Mapping[str, str], listener: listeners.Listener) -> ListenerOptions | None:
-    """None: its clients do not authenticate by SASL."""
+    """The listener's options. None: its clients do not authenticate by SASL."""
     if not listener.has_sasl:
         return None
     own = listeners.of_listener(config, listener.name)
@@ -384,7 +384,9 @@ def _seed_of(secret: bytes) -> bytes:
 
 
 def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:
-    """Raises OSError if the seed can be neither read nor created."""
+    """The authentication that the configuration describes. Raises OSError if the seed can be
+    neither read nor created.
+    """
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
         return Authentication((), NoUsers(), b"", 0)

@@ -29,7 +29,7 @@ INTERNAL_ERROR = Failure(int(ErrorCode.UNKNOWN_SERVER_ERROR), MESSAGE)
 
 
 def failed_response(header: RequestHeader, request: object, failure: Failure = INTERNAL_ERROR) -> object | None:
-    """None: this version of the response has no error field, or nothing was requested."""
+    """The response. None: this version of it has no error field, or nothing was requested."""
     response = message_class(header.api_key, "Response")()
     return response if _fail(response, request, header.api_version, failure) else None
 

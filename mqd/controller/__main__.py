@@ -87,8 +87,8 @@ def _store_cluster_id(layout: paths.Layout, cluster_id: str) -> None:
 
 
 async def _refuse_lost_metadata(layout: paths.Layout, log_dirs: list[str]) -> None:
-    """With empty metadata no partition would have an owner. A host that holds records must not lose
-    their metadata silently.
+    """Raises Refused if a log directory holds partitions, although the metadata is empty: a host
+    that holds records must not lose their metadata silently.
     """
     responses = await directories.query_in_time([partial(directories.holds_partitions, path) for path in log_dirs])
     silent = [path for path, response in zip(log_dirs, responses) if not response.done()]

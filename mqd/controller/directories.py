@@ -27,7 +27,7 @@ class DirectoryRefused(RuntimeError):
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Raises OSError."""
+    """The properties in the file. Raises OSError."""
     lines = (line.strip() for line in path.read_text(errors="replace").splitlines())
     return {
         name.strip(): value.strip()

@@ -103,8 +103,8 @@ class Membership:
         return tuple(sorted(heard - {self._key.node_id}))
 
     def on_joined(self, cluster_id: str, shell: Shell) -> None:
-        """From here on messages are accepted. Connections on which this host stated that it belongs
-        to no cluster are reopened.
+        """Called when the cluster is known: from here on messages are accepted. Connections on
+        which this host stated that it belongs to no cluster are reopened.
         """
         self._cluster_id, self._shell = cluster_id, shell
         if self._peers is not None:

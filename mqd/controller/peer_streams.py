@@ -22,7 +22,7 @@ class TlsReader:
         self._buffer = bytearray()
 
     async def _receive(self) -> bool:
-        """False: the end."""
+        """Receives more bytes. False: the peer has ended the connection."""
         try:
             plain = self._tls.open(b"")
             while not plain:

@@ -153,8 +153,8 @@ class Shell:
         registration: peer.RegisterBroker,
         process: int,
     ) -> None:
-        """When `present` is done the server may accept subscribers; until then tick() has to be
-        called. `process`: a number that no earlier controller process of this host had.
+        """When `present` is done the server may accept subscribers; until then call tick().
+        `process`: a number that no earlier controller process of this host had.
         """
         self.host, self.broker, self.directories = host, broker, log_dirs
         self._measures = directories.Measures(log_dirs)
@@ -408,7 +408,9 @@ class Shell:
             self._add_address(broker.node_id, broker.controller_host, broker.controller_port)
 
     def _on_leader_changed(self) -> None:
-        """Also called when the voters change, or this host has become active."""
+        """Informs the cores of the leader. Also called after changes of voters or of this host's
+        role.
+        """
         core, leader = self.quorum.core, self._leader()
         if leader == self.node_id and not self.core.tail.cluster_id:
             self.metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))

@@ -48,7 +48,9 @@ def assign(control: native.Control, action: AssignSlot) -> None:
 
 
 def _view(control: native.Control, slot: int) -> native.SlotView | None:
-    """None: the slot is torn, because a predecessor died while writing its identity."""
+    """The slot's view. None: the slot is torn, because a predecessor died while writing its
+    identity.
+    """
     try:
         return control.slot_view(slot)
     except native.NativeError:

@@ -40,7 +40,7 @@ class Partitions(Protocol):
         """Number of partitions; 0: the topic does not exist (yet)."""
 
     def source(self, partition: int) -> Source | None:
-        """None: the partition is not served at the moment."""
+        """The partition's state. None: it is not served at the moment."""
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
         """Reads the log up to `end_offset` in a thread, when its turn comes. Raises OSError, or its

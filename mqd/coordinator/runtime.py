@@ -123,7 +123,9 @@ class Coordinator:
         return self._partitions.count()
 
     def partition_for(self, name: str) -> int:
-        """Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) without an internal topic."""
+        """The partition of a name. Raises CoordinatorError(COORDINATOR_NOT_AVAILABLE) without an
+        internal topic.
+        """
         count = self._partitions.count()
         if not count:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -227,8 +229,8 @@ class Coordinator:
         state.missed.append(Missed(written, event, names, failed))
 
     def core(self, name: str) -> Core | None:
-        """For reading only; its state may not be written yet. None: no such core. Raises
-        CoordinatorError while the partition is not loaded.
+        """The core of this name, for reading only; its state may not be written yet. None: there is
+        no such core. Raises CoordinatorError while the partition is not loaded.
         """
         return self._active(name)[1].core(name)
 

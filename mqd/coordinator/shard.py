@@ -90,7 +90,7 @@ class Unit:
         return sum(batch.offset_count for batch in self.batches)
 
     def take(self, persist: Persist) -> bool:
-        """False: the Persist must go to the next unit (H3)."""
+        """Adds the Persist to this unit. False: it must go to the next unit (H3)."""
         size = sum(record_size_max(key, value) for key, value in persist.records)
         last = self.batches[-1] if self.batches else None
         fits = (

@@ -40,7 +40,7 @@ class SharedFile:
         self._fd = -1
 
     def append(self, line: bytes) -> None:
-        """Raises OSError."""
+        """Appends one line. Raises OSError."""
         if self._fd < 0 or not self._is_current():
             self._open()
         os.write(self._fd, line)

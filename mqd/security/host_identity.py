@@ -56,7 +56,7 @@ def load(config: Mapping[str, str]) -> "HostIdentity | None":
 
 
 def check(config: Mapping[str, str]) -> None:
-    """Raises ConfigError: with this certificate other hosts would refuse this one."""
+    """Checks that other hosts would accept this host's certificate. Raises ConfigError."""
     identity = load(config)
     if identity is None:
         return

@@ -68,7 +68,7 @@ class Issuer:
         self._read_s = -1e9  # time.monotonic() of the last attempt
 
     def check(self, token: bytes) -> Claims:
-        """Raises AuthenticationFailed."""
+        """Checks a token and returns its claims. Raises AuthenticationFailed."""
         import jwt
 
         options = self.options

@@ -26,7 +26,7 @@ log = logging.get("tls")
 
 
 def context(config: Mapping[str, str], listener: Listener) -> ssl.SSLContext:
-    """Raises ConfigError."""
+    """The context of the listener. Raises ConfigError."""
     settings = tls_files.read(config, listener)
     try:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -74,7 +74,7 @@ def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
 
 
 def check(config: Mapping[str, str]) -> None:
-    """Raises ConfigError if a TLS listener could not start with this configuration."""
+    """Checks that all TLS listeners could start with this configuration. Raises ConfigError."""
     for _, listener in listeners_with_tls(config):
         context(config, listener)
         principal_rules(config, listener)

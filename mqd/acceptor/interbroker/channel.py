@@ -50,7 +50,9 @@ class Channel:
         self._buffer = b""  # decrypted and not read yet
 
     async def begin(self) -> None:
-        """Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+        """Does the TLS handshake, if there is TLS. Raises HandshakeFailed, OSError, EOFError,
+        TimeoutError.
+        """
         if self._tls is None:
             return
         loop, tls = asyncio.get_running_loop(), self._tls

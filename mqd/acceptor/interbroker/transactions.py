@@ -147,7 +147,7 @@ class RoutedCoordinator:
         self._peers = peers
 
     async def request(self, name: str, make_event: Callable[[int], object], timeout_s: float | None = None) -> object:
-        """Raises CoordinatorError."""
+        """The response of the core. Raises CoordinatorError."""
         node_id = leader_elsewhere(self._broker, self._local.topic, self._local.partition_for(name))
         if node_id < 0:
             return await self._local.request(name, make_event, timeout_s)

@@ -126,7 +126,7 @@ class Relaying:
             return -1  # its internal topic does not exist yet
 
     async def _request(self, node_id: int, address: Address, header: RequestHeader, frame: bytes) -> bytes:
-        """Raises PeerError."""
+        """Sends the request in an Envelope and returns the response's frame. Raises PeerError."""
         principal = msgspec.msgpack.encode(
             Principal(
                 address.uid, address.pid, address.principal, address.principal_kind, address.peer_ip, address.is_host

@@ -16,7 +16,7 @@ log = logging.get("acceptor.metrics")
 
 
 def read(path: Path) -> bytes:
-    """Raises ConfigError."""
+    """The token in the file. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode

@@ -151,6 +151,6 @@ class RefusedHosts:
 
 
 def load(config: Mapping[str, str]) -> Credentials:
-    """Raises ConfigError."""
+    """The credentials that the configuration names. Raises ConfigError."""
     seen = _key_file_stamp(config)
     return Credentials(cluster_config.load_keys(config), host_identity.load(config), config, seen)

@@ -78,7 +78,7 @@ class GroupBudget:
 
 
 def _growth_bytes(group: Group | None, event: object) -> int:
-    """How much more memory the group takes after this event, at most."""
+    """Upper bound on the additional memory of the group after this event."""
     more = GROUP_BYTES if group is None else 0
     if type(event) is JoinGroup:
         message = event.message

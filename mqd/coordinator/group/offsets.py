@@ -146,7 +146,7 @@ OFFSET_EVENTS = (CommitOffsets, FetchOffsets, DeleteOffsets, PartitionsGone, Tra
 
 
 class Membership(Protocol):
-    """What the offsets need to know of the group's members. Error codes are Kafka's; 0 = no error."""
+    """The part of a group that its offsets need. Error codes are Kafka's; 0 = no error."""
 
     def commit_error(self, event: CommitOffsets) -> int: ...
 
@@ -465,7 +465,7 @@ class Offsets:
             del self._committed[topic]
 
     def replay(self, topic: str, partition: int, value: bytes | None) -> None:
-        """Raises ValueError for a value that cannot be read."""
+        """Applies one record. Raises ValueError for a value that cannot be read."""
         if value is not None:
             decode_offset_value(value)
             self._write_count += 1
@@ -474,8 +474,9 @@ class Offsets:
             self._remove(topic, partition)
 
     def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
-        """`value` None: already superseded; the partition's offset is still unstable. Other records
-        come in the order in which they were written, after the records that count.
+        """Applies a record of an open transaction. `value` None: it is already superseded, but the
+        partition's offset is still unstable. Other records come in the order in which they were
+        written, after the records that count.
         """
         if value is not None:
             decode_offset_value(value)
@@ -494,8 +495,8 @@ class Offsets:
         )
 
     def growth_bytes(self, event: CommitOffsets) -> int:
-        """How much more memory the offsets take after this commit, at most. 0 for one that only
-        replaces offsets by values of the same size.
+        """Upper bound on the additional memory after this commit; 0 if it only replaces offsets by
+        values of the same size.
         """
         metadata_max, growth, new_topics = self._settings.metadata_bytes_max, 0, set()
         for one in event.offsets:

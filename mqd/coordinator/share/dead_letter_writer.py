@@ -311,7 +311,9 @@ class Progress(NamedTuple):
 
 
 def parsed_progress(text: str) -> Progress | None:
-    """None: there is none, or it has a format that this version does not know."""
+    """The progress record in the text. None: there is none, or this version does not know its
+    format.
+    """
     try:
         version, *epochs, parts = text.split(";")
         if (version, len(epochs)) not in (("1", 1), (PROGRESS_VERSION, 2)):

@@ -75,7 +75,9 @@ def split_name(name: str) -> tuple[str, bytes, int]:
 
 
 def name_of_key(key: bytes) -> str | None:
-    """None: a record of an unknown type. Raises ValueError."""
+    """The name of the key's share-partition. None: the record has an unknown type. Raises
+    ValueError.
+    """
     kind = TYPES.get(key_type_of(key))
     if kind is None:
         return None

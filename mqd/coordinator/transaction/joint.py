@@ -105,7 +105,7 @@ class JointTransaction(JointState):
             actions.append(Reply(event.request, response))
 
     def _enlist(self, event: events.Enlist, now_ms: int, actions: list[Action]) -> JointResponse | None:
-        """None: the response comes later."""
+        """Enlists a child, or handles its heartbeat. None: the response comes later."""
         if event.batch_id <= self.committed_batch_id:
             return self._response()  # J1
         if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:

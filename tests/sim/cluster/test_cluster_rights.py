@@ -98,7 +98,7 @@ def test_quotas_that_are_not_published_are_noticed(monkeypatch: pytest.MonkeyPat
 
 def test_tokens_that_outlive_their_expiry_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: the active controller removes none."""
-    monkeypatch.setattr(tokens, "expired", lambda state, now_ms: [])
+    monkeypatch.setattr(tokens, "remove_expired", lambda state, now_ms: [])
     assert "A4" in _seen([0])
 
 

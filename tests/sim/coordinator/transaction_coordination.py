@@ -374,7 +374,7 @@ class Coordination:
         )
 
     def _produced(self, token: int, error: int, offset: int) -> None:
-        self.loop.enter(self.log.produced, token, error, offset)
+        self.loop.enter(self.log.on_produced, token, error, offset)
 
     def check(
         self, worker: ClusterWorker, transactional_id: str, version: int, data: bytes
@@ -398,7 +398,7 @@ class Coordination:
         self.loop.enter(lambda: self.loop.create_task(self._check(payload, version, worker, take)))
 
     async def _check(self, payload: bytes, version: int, worker: ClusterWorker, take: Callable[[int], None]) -> None:
-        response = await self.checks.transaction(payload, version)
+        response = await self.checks.check_transaction(payload, version)
         error = response.error or struct.unpack("=h", response.payload)[0]
         self.kernel.after(20, worker.process, take, error)
 

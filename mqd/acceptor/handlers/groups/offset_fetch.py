@@ -120,7 +120,7 @@ async def _fetch(
     member_id: str | None,
     member_epoch: int,
 ) -> OffsetsFetched:
-    """For all topics (None) only those that the client may describe are returned."""
+    """Fetches offsets. If `topics` is None (all), returns only topics that the client may describe."""
     broker = context.broker
     if not context.authorize(Operation.DESCRIBE, ResourceType.GROUP, group_id):
         return OffsetsFetched(int(ErrorCode.GROUP_AUTHORIZATION_FAILED))

@@ -208,8 +208,8 @@ class ClassicGroup(Rebalancing):
         )
 
     def _has_room_for(self, member_id: str) -> bool:
-        """In a join phase only the members that have joined count, so that a group above the limit
-        loses the latecomers.
+        """Whether the group may have this member, too. In a join phase only the members that have
+        joined count, so that a group above the limit loses the members that join last.
         """
         member = self.members.by_id.get(member_id)
         if self.state is EMPTY:

@@ -142,7 +142,7 @@ class Deadlines:
 
     @property
     def next_ms(self) -> int | None:
-        """Not later than the earliest deadline."""
+        """The time of the next check, which is not later than the earliest deadline."""
         return self._heap[0][0] if self._heap else None
 
     def move(self, watched: Watched, deadline_ms: int) -> None:
@@ -282,8 +282,8 @@ class Members:
         return request
 
     def add_pending(self, pending: Pending, deadline_ms: int) -> None:
-        """At PENDING_MAX the oldest entry is evicted: its client gets UNKNOWN_MEMBER_ID when it
-        joins, and retries.
+        """Adds the client. At PENDING_MAX the oldest entry is evicted: its client gets
+        UNKNOWN_MEMBER_ID when it joins, and retries.
         """
         if len(self.pending) >= PENDING_MAX:
             self.remove_pending(next(iter(self.pending)))

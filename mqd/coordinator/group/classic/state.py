@@ -175,7 +175,7 @@ class ClassicState:
     # -- the log -----------------------------------------------------------------------------------
 
     def _persist(self, actions: list[Action]) -> bool:
-        """False: the generation exceeds the size of a record and nothing was done."""
+        """Persists the generation. False: it does not fit into a record, and nothing was done."""
         protocol = self.protocol
         members = tuple(
             records.MemberRecord(

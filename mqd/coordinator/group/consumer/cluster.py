@@ -68,8 +68,8 @@ class FixedCluster:
             self.set(name, count)
 
     def set(self, name: str, partition_count: int) -> Topic:
-        """0 partitions: the topic is deleted. More than before: partitions are added. Fewer: the
-        topic is deleted and created again.
+        """Changes the topic. 0 partitions: it is deleted. More than before: partitions are added.
+        Fewer: it is deleted and created again.
         """
         old = self.topics.pop(name, None)
         if old is not None and partition_count < old.partition_count:

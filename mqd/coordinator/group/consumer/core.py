@@ -366,7 +366,9 @@ class ConsumerGroup(ModernGroup):
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _leave_temporarily(self, member: Member) -> None:
-        """For a static member: its session continues; the partitions that it had to release are free."""
+        """Handles a static member that leaves: its session continues; the partitions that it had to
+        release are free.
+        """
         self.hold(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
         self.clear_step(member)
 

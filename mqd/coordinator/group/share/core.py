@@ -154,7 +154,7 @@ class ShareGroup(ModernGroup):
         return self._actions(replies)
 
     def forget_topics(self, names: frozenset[str]) -> list[Action]:
-        """For topics that were deleted; the share coordinator drops their states itself."""
+        """Removes topics that were deleted; the share coordinator drops their states itself."""
         gone = {
             topic_id
             for topic_id, name in self.states.names.items()

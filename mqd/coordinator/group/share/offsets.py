@@ -184,7 +184,7 @@ class OffsetsAdmin:
         self._group.effects.append(DeleteStates(token, deletion.partitions))
 
     def on_states_deleted(self, event: StatesChanged, replies: list[Action]) -> bool:
-        """False: the token belongs to no deletion."""
+        """Handles the outcome of a deletion. False: the token belongs to no deletion."""
         deletion = self._deletions.pop(event.token, None)
         if deletion is None:
             return False
