@@ -408,9 +408,7 @@ class Shell:
             self._add_address(broker.node_id, broker.controller_host, broker.controller_port)
 
     def _on_leader_changed(self) -> None:
-        """Informs the cores of the leader. Also called after changes of voters or of this host's
-        role.
-        """
+        """Informs the cores of the leader; also called when voters or this host's role change."""
         core, leader = self.quorum.core, self._leader()
         if leader == self.node_id and not self.core.tail.cluster_id:
             self.metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
