@@ -110,7 +110,7 @@ NOTES = """
   when requested), each with the address that it has registered; the responding broker is shown with
   the address that the client has used. As the controller the response names the responding broker,
   which forwards changes to the active controller.
-* **ListOffsets** supports earliest (-2, -4), latest (-1), by time, and the largest timestamp (-3);
+* **ListOffsets** supports earliest (-2, -4), latest (-1), the largest timestamp (-3) and times;
   tiered offsets (-5, -6) return -1.
 * **AlterClientQuotas** accepts addresses, but not host names, for entities of the type ip. A
   throttled response is sent immediately, with its throttle time; then the connection is not read
