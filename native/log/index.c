@@ -149,7 +149,7 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
 
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
-    /* Times first: a process killed in between leaves a .timeindex that is ahead, which
+    /* Writes the times first: a process killed in between leaves a .timeindex that is ahead, which
      * mqd_index_load truncates; one that lags could not be detected. */
     if (flush_times(index, directory, segment_base) == 0 && flush_offsets(index, directory, segment_base) == 0) {
         index->bytes_since_flush = 0;

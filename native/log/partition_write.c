@@ -501,8 +501,8 @@ static int queue_epochs(struct mqd_partition *partition, int fd)
     return result;
 }
 
-/* Before the batches: a reader that finds the first record of an epoch finds the epoch in the
- * checkpoint. */
+/* Called before the batches are written: a reader that finds the first record of an epoch finds the
+ * epoch in the checkpoint. */
 static int write_epochs(struct mqd_partition *partition)
 {
     for (uint32_t i = 0; i < partition->staged_count; i++) {

@@ -1,6 +1,6 @@
 /* The aborted transactions of one segment: BASEOFFSET.txnindex, beside the .log that holds their
- * abort markers. Kafka's own format, so that its tools read it; and BASEOFFSET.txnsum, which
- * verifies that it is complete.
+ * abort markers. The file has Kafka's own format, so that Kafka's tools can read it. A second file,
+ * BASEOFFSET.txnsum, verifies that it is complete.
  *
  * 34 bytes an entry, big endian, in the order of the markers:
  *    0  i16  version 0
@@ -60,7 +60,7 @@ void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);
 /* the checksum of an encoded entry */
 uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uint8_t *entry);
 
-/* Appends; all or nothing. 0; -1 with errno: the file is unchanged (for EIO and other errors the
+/* Appends all entries or none. 0; -1 with errno: the file is unchanged (for EIO and other errors the
  * caller fences). */
 int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base,
                          const struct mqd_aborted *entries, uint32_t count);
@@ -71,8 +71,8 @@ void mqd_txn_index_close(struct mqd_txn_index *index);
 /* Whether the file passes verification. 1, 0, or -1: disk failure. Entries without a checksum are
  * accepted if their markers are at or after sound_below: a crash leaves such entries. */
 int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below);
-/* The verified entries of a file, up to the first that violates X1 or is torn, or whose marker is
- * outside [segment_base, offset_end). No file: none. -1: disk failure. */
+/* Loads the verified entries of a file, up to the first that violates X1 or is torn, or whose marker
+ * is outside [segment_base, offset_end). No file: none. -1: disk failure. */
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out);
 /* Makes the file hold exactly these entries; flushed when `sync` is set; the caller syncs the
  * directory. An empty list removes the file. -1: mqd_error set. */

@@ -219,7 +219,7 @@ int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const 
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
 /* The rights that MQD_EVENT_SUBJECT_REQUESTED requested (token = `subject`), or new ones for an
- * existing subject. MQD_E_STALE: it no longer exists. */
+ * existing subject. MQD_E_STALE: the subject no longer exists. */
 struct mqd_rights_tables { /* of mqd/security/rights_table.py: topics, transactional ids, groups */
     const uint8_t *table[3];
     uint32_t size_bytes[3];
@@ -251,8 +251,8 @@ enum mqd_event_kind {
     /* the leader of slot has deleted its log below offset; this follower must do the same
      * (mqd_reactor_advance_start) */
     MQD_EVENT_LOG_START,
-    /* producers still write to the retired partition in slot, which this worker leads; sent once it
-     * is hidden, at most once a second */
+    /* producers still write to the retired partition in slot, which this worker leads; sent once the
+     * partition is hidden from clients, at most once a second */
     MQD_EVENT_RETIRED_USED,
     /* request for a connection to the leader at node `offset`, worker `log_dir`, lane `level` */
     MQD_EVENT_RELAY_REQUESTED,

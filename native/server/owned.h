@@ -33,7 +33,7 @@ struct mqd_owned {
     /* a roll was requested while the active segment was empty or the log was busy: the log rolls
      * after the next write */
     uint8_t roll_due;
-    /* as mqd_partition_replicated: the partition has, or may have, other replicas
+    /* like mqd_partition_replicated: the partition has, or may have, other replicas
      * (server/replication/leading.c) */
     uint8_t replicated;
     uint8_t retiring;      /* enum mqd_retiring; when set, the next four fields are valid (server/redirect.h) */
@@ -49,7 +49,7 @@ struct mqd_owned {
     /* NULL: this is the only replica, and it leads (server/replication/replication.c) */
     struct mqd_replica *replica;
     struct mqd_followed *followed; /* while this worker follows (server/replication/fetcher.h) */
-    uint32_t leader_worker;        /* the worker that owns it on the leader's host */
+    uint32_t leader_worker;        /* the worker that owns the partition on the leader's host */
     struct mqd_command *deferred;  /* in order, by `next` */
     struct mqd_cut_job *cut;       /* while the log is truncated */
     uint32_t cut_count;            /* truncations that removed something or restarted the log */

@@ -60,9 +60,10 @@ static void await_write(struct mqd_reactor *r, struct mqd_owned *owned, struct m
         mqd_list_append(&r->to_write, &owned->write_node);
 }
 
-/* A marker that this log already has. For the coordinator the refusal means that the transaction
- * has ended here. So the refusal, like an acknowledgement, is sent only when all records now in the
- * log are below the high watermark, because the next leader may not have records above it. */
+/* Handles a marker that this log already has. For the coordinator the refusal means that the
+ * transaction has ended here. So the refusal, like an acknowledgement, is sent only when all
+ * records now in the log are below the high watermark, because the next leader may not have records
+ * above it. */
 static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append)
 {
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);

@@ -65,7 +65,8 @@ static inline int64_t mqd_redirect_producer(int64_t producer_id, int32_t partiti
     return producer_id < 0 ? producer_id : producer_id + (((int64_t)partition_index + 1) << MQD_REDIRECT_SHIFT);
 }
 
-/* The topic's metadata changed, the partition was opened, or its leader epoch changed. */
+/* Called when the topic's metadata changed, the partition was opened, or its leader epoch
+ * changed. */
 void mqd_redirect_on_topic(struct mqd_reactor *r, const struct mqd_topic *topic);
 void mqd_redirect_on_open(struct mqd_reactor *r, struct mqd_owned *owned);
 void mqd_redirect_on_epoch(struct mqd_owned *owned);

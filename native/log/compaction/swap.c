@@ -216,8 +216,8 @@ static int install(const char *directory, const struct swap *swap)
     return 0;
 }
 
-/* The .log first: a reader that found it without its .txnindex would return aborted records as
- * committed ones. Files left without a .log are found here again. */
+/* Deletes the .log first: a reader that found it without its .txnindex would return aborted records
+ * as committed ones. Files left without a .log are found here again. */
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)

@@ -97,8 +97,8 @@ static int64_t offset_of(const struct mqd_ids *ids, uint64_t entry)
     return chunk->base_offset + chunk->relative_offset[entry % CHUNK_ENTRIES];
 }
 
-/* Room for an entry at the tail. An offset that the last chunk cannot express begins a new chunk;
- * the skipped entries stay free. */
+/* Makes room for an entry at the tail. An offset that the last chunk cannot express begins a new
+ * chunk; the skipped entries stay free. */
 static bool reserve_entry(struct mqd_ids *ids, int64_t offset)
 {
     if (ids->tail % CHUNK_ENTRIES && offset - chunk_of(ids, ids->tail)->base_offset <= (int64_t)UINT32_MAX)

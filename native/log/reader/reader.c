@@ -315,7 +315,7 @@ static int16_t open_location(struct mqd_reader *reader, struct mqd_reader_slot *
     return code ? code : limit_of(slot, positions, number, &location->limit);
 }
 
-/* place->segment is NULL when no batch below the high watermark ends above `offset`: compaction
+/* location->segment is NULL when no batch below the high watermark ends above `offset`: compaction
  * left a gap there, which extends to the next batch that is written. */
 static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, const struct mqd_positions *positions,
                       uint64_t generation, int64_t offset, const struct mqd_cursor *cursor, struct location *location)

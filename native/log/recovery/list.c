@@ -113,7 +113,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 {
     char path[PATH_MAX];
     struct stat status;
-    /* The .log last: while it exists the next recovery deletes the rest again. */
+    /* Deletes the .log last: while it exists the next recovery deletes the rest again. */
     for (int kind = MQD_FILE_TXN_SUM; kind >= MQD_FILE_LOG; kind--) {
         if (mqd_segment_path(path, sizeof path, directory, base_offset, (enum mqd_file_kind)kind) < 0)
             return -1;

@@ -327,7 +327,7 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
     return 0;
 }
 
-/* 1: entries were lost that cannot be rebuilt from this snapshot. */
+/* Returns 1 if entries were lost that cannot be rebuilt from this snapshot. */
 static int replay_all(struct replay *replay, const struct mqd_listing *listing, int64_t limit, int64_t sound_below)
 {
     struct mqd_partition *partition = replay->partition;

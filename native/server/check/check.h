@@ -4,7 +4,8 @@
 
 #include "server/check/checks.h"
 
-#define MQD_CHECK_MS_MAX 15000 /* applies even with a longer client time-out: its connection is not read meanwhile */
+/* even if the client's time-out is longer, because its connection is not read meanwhile */
+#define MQD_CHECK_MS_MAX 15000
 #define MQD_CHECK_COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no larger batch */
 
 /* NULL: a bound is reached. When control_bytes is not 0 the loan is at `offset` in the control

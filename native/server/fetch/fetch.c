@@ -286,7 +286,7 @@ static int64_t entry_available(struct mqd_reactor *r, const struct mqd_request *
 }
 
 /* Whether these values differ from the last response that named the partition, if any. After an
- * error it always differs, because the error's high watermark was -1. */
+ * error they always differ, because the error's high watermark was -1. */
 static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int64_t high_watermark, int64_t last_stable,
                         int64_t log_start)
 {
@@ -458,8 +458,8 @@ static void drop(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
     mqd_fetch_entry_release(r, entry);
 }
 
-/* sendfile of a page that is not in memory would stall every connection of this worker: it is read
- * ahead first. Views are read and filtered by the pool. */
+/* sendfile of pages that are not in memory would stall every connection of this worker: they are
+ * read ahead first. Views are read and filtered by the pool. */
 static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
 {
     struct mqd_fetch_set *set = request->set;

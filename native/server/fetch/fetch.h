@@ -71,7 +71,7 @@ struct mqd_fetch_set {
     struct mqd_fetch_entry **buckets; /* sessions: by (topic, partition) */
     uint32_t bucket_count;
     struct mqd_request *request; /* the fetch being evaluated or waiting on this set, or NULL */
-    uint32_t request_count;      /* requests that refer to it: it is not freed before they end */
+    uint32_t request_count;      /* requests that refer to the set: it is not freed before they end */
     struct mqd_fetch_entry **included;
     uint32_t included_count, included_capacity;
     uint64_t heap_bytes; /* including its entries */
@@ -100,8 +100,8 @@ void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
 void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool expired);
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
-/* Appends the range to r->scratch: its bytes, or a chunk that names them, which are then counted in
- * *file_bytes. Takes the reference. false: it cannot be read. */
+/* Appends the range to r->scratch: its bytes, or a chunk that refers to them, whose size is added
+ * to *file_bytes. Takes the reference. false: it cannot be read. */
 bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
                          uint64_t *file_bytes);
 
@@ -132,8 +132,8 @@ void mqd_view_recall(struct mqd_reactor *r, struct mqd_fetch_entry *entry, int32
  * the pool is full now, or there is no memory. */
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry);
 void mqd_view_on_done(struct mqd_reactor *r, uint64_t id);
-/* Called when the view selected no records: adds an empty batch for a client that advances past
- * empty batches. */
+/* Called when the view selected no records: adds an empty batch for a client that skips
+ * batches without records. */
 void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entry *entry);
 /* Appends the batches that the view selected to r->scratch. */
 void mqd_view_put(struct mqd_reactor *r, struct mqd_fetch_entry *entry);

@@ -1,5 +1,5 @@
-/* Consumers that state their rack read from a replica there (KIP-392): the leader names it, and
- * they switch to it.
+/* Consumers that state their rack read from a replica in that rack (KIP-392): the leader names the
+ * replica, and they switch to it.
  *
  * The owner of a partition publishes in its slot which followers are in sync; any worker that
  * serves a Fetch reads this, and the racks of the brokers that clients may be sent to. The worst

@@ -5,8 +5,8 @@
 
 #include "server/reactor.h"
 
-/* if a range overlaps more aborted transactions, a shorter one is returned: one batch, or of a view
- * VIEW_BYTES_SHORT of its base topic */
+/* if a range overlaps more aborted transactions, a shorter one is returned: one batch, or for a view
+ * VIEW_BYTES_SHORT bytes of its base topic */
 #define ABORTED_COUNT_MAX 4096
 #define VIEW_BYTES_SHORT (1u << 20)
 

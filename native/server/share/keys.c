@@ -122,7 +122,7 @@ static bool take_larger(struct mqd_share_owned *owned, struct mqd_share_batch *b
     return true;
 }
 
-/* Reads the keys of the batch whose bytes are in shares->keys; if it is compressed, on a thread. */
+/* Reads the keys of the batch whose bytes are in shares->keys; if compressed, on a thread. */
 static int16_t read_larger(struct mqd_reactor *r, struct mqd_share_owned *owned, const struct mqd_share_batch *batch)
 {
     struct mqd_share_keys *loaded = &r->shares->keys, *keys;

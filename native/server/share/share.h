@@ -52,7 +52,8 @@ enum mqd_share_owner_request_kind {
      * wanted. The next WRITE has the resulting states. */
     MQD_SHARE_REQUEST_ARCHIVE
 };
-/* Then the group's bytes, then range_count times: first, last (i64), type_count (u32), types. */
+/* The head of a request; the group's bytes follow, then range_count times: first, last (i64),
+ * type_count (u32), types. */
 struct mqd_share_owner_request {
     uint8_t topic_id[16];
     uint64_t member; /* ARCHIVE: identifies the state: its state epoch << 32 | its leader epoch */
