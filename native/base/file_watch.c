@@ -97,7 +97,7 @@ static void path_of(int fd, char out[PATH_MAX])
         out[length - (ssize_t)(sizeof deleted - 1)] = 0;
 }
 
-/* Absolute, with the directory part resolved: the last component may not exist. */
+/* Makes the path absolute. Only its directory part is resolved: the last component may not exist. */
 static void path_absolute(const char *path, char out[PATH_MAX])
 {
     char copy[PATH_MAX], resolved[PATH_MAX];

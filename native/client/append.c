@@ -187,9 +187,9 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
     producer->open_count++;
 }
 
-/* No memory is free for a new batch. Handles the responses that have arrived. Open batches are
- * closed only when nothing else holds memory: otherwise they would be closed half empty although
- * the next response frees memory. True: try again. */
+/* Called when no memory is free for a new batch. Handles the responses that have arrived. Open
+ * batches are closed only when nothing else holds memory: otherwise they would be closed half empty
+ * although the next response frees memory. True: try again. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;

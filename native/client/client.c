@@ -210,7 +210,7 @@ static int on_response(struct mqd_client *client, const uint8_t *bytes, uint32_t
     return mqd_client_fail(client, MQD_E_CORRUPT, "the broker sent an unexpected or unreadable response to a Produce");
 }
 
-/* A complete response: the producer handles its own immediately; the caller's are queued. */
+/* Handles a complete response: the producer's immediately; the caller's are queued. */
 static int on_arrived(struct mqd_client *client)
 {
     struct mqd_response *response = client->arriving;

@@ -126,8 +126,8 @@ int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t 
                        int32_t partition_count, int32_t without_key, int32_t *partitions);
 
 struct mqd_producer;
-/* One at a time per attachment. MQD_E_FULL: batches of an earlier producer are still being read;
- * wait, then retry. */
+/* Only one producer at a time per attachment. MQD_E_FULL: batches of an earlier producer are still
+ * being read; wait, then retry. */
 struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
 void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered batches are dropped */
 /* Assigns a topic its number, from 0 in the order of first calls; a repeated call changes the

@@ -63,7 +63,7 @@ struct mqd_producer_batch {
     uint16_t attributes;
     uint64_t sent_serial; /* order of sending */
     uint8_t state;
-    bool resent;    /* not sent for the first time under this identity */
+    bool resent;    /* was sent before under this identity */
     bool abandoned; /* SENT, but its caller has dropped it */
     /* sent, and no response has reported yet whether it is in the log: P6 */
     bool maybe_written;

@@ -21,7 +21,7 @@
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
-#define QUERY_COUNT_MAX 8            /* per call: beyond it the call returns, because the caller may have other work */
+#define QUERY_COUNT_MAX 8            /* per call; then it returns, because the caller may have other work */
 #define STOP_NONE UINT32_MAX
 
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
@@ -439,7 +439,7 @@ static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
     return result;
 }
 
-/* All readable bytes of the mapping have been walked. */
+/* Called when all readable bytes of the mapping have been walked. */
 static int segment_end(struct walk *walk, bool rolled, uint32_t *stop)
 {
     struct mqd_segment_reader *reader = walk->reader;

@@ -159,7 +159,8 @@ enum mqd_replica_change {
  * mqd_replica_set_log, and a known high watermark by mqd_replica_restore. -1: invalid assignment
  * (too many members, this node listed twice, ...). */
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms);
-/* when a log is opened: sets its known high watermark; 0 or the log's start when none is known */
+/* Called when a log is opened: sets its known high watermark; 0 or the log's start when none is
+ * known. */
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark);
 /* Numbers proposals above `sequence`: a replica that starts again in the same leader epoch (its log
  * moved to another directory) continues above its earlier proposals. */

@@ -243,7 +243,7 @@ static bool take(struct progress *t, int64_t first, int64_t last)
 }
 
 /* With FIFO: opens the offset with its key, and acquires it unless it has to wait. */
-static bool take_hashed(struct progress *t, int64_t offset, uint32_t hash)
+static bool take_with_key(struct progress *t, int64_t offset, uint32_t hash)
 {
     struct mqd_share *share = t->share;
     if (t->acquired >= t->acquired_max || (offset >= share->end && !may_open(share)))
@@ -277,9 +277,9 @@ static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
 static bool take_in_order(struct progress *t, const struct mqd_share_batch *batch, int64_t position)
 {
     struct mqd_share *share = t->share;
-    int64_t hashed = mqd_share_keys_from(share);
-    if (position < hashed) {
-        int64_t last = batch->last < hashed ? batch->last : hashed - 1;
+    int64_t keys_from = mqd_share_keys_from(share);
+    if (position < keys_from) {
+        int64_t last = batch->last < keys_from ? batch->last : keys_from - 1;
         if (!take(t, position, last))
             return false;
         position = last + 1;
@@ -292,7 +292,7 @@ static bool take_in_order(struct progress *t, const struct mqd_share_batch *batc
         if (position < offset && !skip(share, position, offset - 1))
             return false;
         position = offset + 1;
-        if (offset >= share->start && !take_hashed(t, offset, batch->records[index].hash))
+        if (offset >= share->start && !take_with_key(t, offset, batch->records[index].hash))
             return false;
     }
     return position > batch->last || skip(share, position, batch->last);

@@ -38,7 +38,7 @@ struct mqd_share_fifo {
     uint32_t key_count;
     /* there are 2^bits + split buckets; those below `split` are already split */
     uint32_t bits, split;
-    int64_t hashed;                                /* all open offsets below it have a slot, or no key */
+    int64_t keys_from;                             /* all open offsets below it have a slot, or no key */
     struct slot **directory[SLOT_DIRECTORY_COUNT]; /* 1,024 blocks each */
     uint32_t *buckets[BUCKET_BLOCK_COUNT];
 };
@@ -49,7 +49,7 @@ int64_t mqd_share_keys_from(const struct mqd_share *share)
 {
     if (!share->fifo)
         return MQD_SHARE_NEVER;
-    return share->fifo->hashed > share->start ? share->fifo->hashed : share->start;
+    return share->fifo->keys_from > share->start ? share->fifo->keys_from : share->start;
 }
 
 /* ---- slots ---- */
@@ -241,7 +241,7 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
     if (!(share->fifo = take_zeroed(share)))
         return false;
     share->fifo->id = share->settings.fifo;
-    share->fifo->hashed = share->start;
+    share->fifo->keys_from = share->start;
     share->fifo->bits = FIRST_BITS;
     return true;
 }
@@ -250,8 +250,8 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share)
 
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset)
 {
-    if (share->fifo && offset > share->fifo->hashed)
-        share->fifo->hashed = offset;
+    if (share->fifo && offset > share->fifo->keys_from)
+        share->fifo->keys_from = offset;
 }
 
 /* Links the slot after the open records of its key. */
@@ -290,7 +290,7 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
                 split_one(share);
         }
     }
-    fifo->hashed = offset + 1;
+    fifo->keys_from = offset + 1;
     return true;
 }
 
@@ -370,7 +370,7 @@ static uint32_t check_key(const struct mqd_share *share, uint32_t place)
     for (uint32_t at = place; at != NONE; last = at, at = slot_of(fifo, at)->next, count++) {
         int64_t offset = offset_of(share, at);
         const struct slot *slot = slot_of(fifo, at);
-        MQD_ASSERT(slot->hash == hash && offset < fifo->hashed && (at == place || offset > offset_of(share, last)),
+        MQD_ASSERT(slot->hash == hash && offset < fifo->keys_from && (at == place || offset > offset_of(share, last)),
                    "F1: %lld is linked out of order", (long long)offset);
         MQD_ASSERT((slot->tail == LATER) == (at != place), "F1: %lld is taken for the first", (long long)offset);
         uint32_t state = cell_state(cell_of(share, offset));

@@ -111,18 +111,19 @@ void mqd_share_partition_report(struct mqd_share_partition *partition);
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
  * response; 0: none. It then counts as in flight. */
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
-/* The request could not be sent, or its receiver has died: it is sent again from `due_ms` on. */
+/* Called when the request could not be sent, or its receiver has died: it is sent again from
+ * `due_ms` on. */
 void mqd_share_partition_on_unsent(struct mqd_share_partition *partition, int64_t due_ms);
 /* `bytes`: the settings, then the response's body. */
 void mqd_share_partition_on_response(struct mqd_share_partition *partition, const uint8_t *bytes, uint32_t size_bytes,
                                      int64_t now_ms);
 
-/* The waiter's change has been made: its response is sent once the change is persisted. */
+/* Called after the waiter's change was made: its response is sent once the change is persisted. */
 void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd_share_waiter *waiter);
 /* When to call _next_request again, or to expire locks; MQD_SHARE_NEVER = there is nothing to
  * do. */
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition);
-/* Nothing is acquired, delayed, unwritten, in flight or waiting. */
+/* Whether nothing is acquired, delayed, unwritten, in flight or waiting. */
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition);
 
 #endif

@@ -194,8 +194,8 @@ struct mqd_share_acknowledgement {
  * this member, or its lock has ended. Offsets below the log's start are ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
-/* The dead letters of the Archiving records from first to last are written, or are not wanted.
- * Returns how many offsets are archived. */
+/* Called when the dead letters of the Archiving records from first to last are written, or are not
+ * wanted. Returns how many offsets are archived. */
 uint32_t mqd_share_archive(struct mqd_share *share, int64_t first, int64_t last);
 /* Releases all records that the member has acquired; returns their number. Walks all rows. */
 uint32_t mqd_share_release_member(struct mqd_share *share, uint64_t member, int64_t now_ms);
@@ -204,7 +204,7 @@ int64_t mqd_share_deadline(const struct mqd_share *share);
 /* Ends the locks and backoffs that are due, row by row, until `offsets_max` offsets are reached.
  * Returns the number of offsets; call it again while mqd_share_deadline is due. */
 uint32_t mqd_share_expire(struct mqd_share *share, int64_t now_ms, uint32_t offsets_max);
-/* The log now begins at log_start (retention, DeleteRecords): records below it are dropped,
+/* Called when the log begins at log_start (retention, DeleteRecords): records below it are dropped,
  * acquired or not. */
 void mqd_share_set_log_start(struct mqd_share *share, int64_t log_start);
 

@@ -176,12 +176,12 @@ struct mqd_worker_slot *mqd_control_worker(void *control, uint32_t endpoint);
 struct mqd_worker_stats *mqd_control_stats(void *control, uint32_t worker);
 struct mqd_partition_slot *mqd_control_partition(void *control, uint32_t slot);
 
-/* Owner only. Publishes `positions` (release); readers see either the old or the new eight words,
- * never a mixture. */
+/* Called by the owner only. Publishes `positions` (release); readers see either the old or the new
+ * eight words, never a mixture. */
 void mqd_slot_publish(struct mqd_partition_slot *slot, const struct mqd_positions *positions);
-/* Owner only: a client's batch is appended. */
+/* Called by the owner when it appends a client's batch. */
 void mqd_slot_count_in(struct mqd_partition_slot *slot, uint64_t records, uint64_t bytes);
-/* Any worker: bytes of records are sent to a client. */
+/* Called by any worker when it sends bytes of records to a client. */
 void mqd_slot_count_out(struct mqd_partition_slot *slot, uint64_t bytes);
 /* Any process. */
 void mqd_slot_positions(const struct mqd_partition_slot *slot, struct mqd_positions *out);

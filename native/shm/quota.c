@@ -253,7 +253,7 @@ static struct mqd_quota_bucket *bucket_take(struct mqd_quota_table *table, uint6
         bucket = bucket_of(set, key); /* Q2 */
         return bucket ? bucket : set;
     }
-    return set; /* other clients have just taken all eight buckets: one of them is charged instead */
+    return set; /* other clients have just taken all eight buckets: one of these is charged instead */
 }
 
 int64_t mqd_quota_charge(void *control, uint64_t key, enum mqd_quota_kind kind, uint64_t interval, uint64_t units,

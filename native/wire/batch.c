@@ -73,8 +73,8 @@ static int16_t refuse(int16_t error, const char *text, const char **reason)
     return error;
 }
 
-/* The header is complete and the sizes agree. The contents of a compressed batch are checked by its
- * reader. */
+/* Requires a complete header whose sizes agree. The contents of a compressed batch are checked by
+ * its reader. */
 static int16_t check_counts(const struct mqd_batch *batch, const char **reason)
 {
     if ((batch->attributes & COMPRESSION_MASK) > COMPRESSION_LAST)

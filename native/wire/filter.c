@@ -27,7 +27,7 @@ struct step {
     uint32_t next; /* position of the next instruction */
 };
 
-/* The instruction at `at`; false: it is cut off, or its number is unknown. */
+/* Reads the instruction at `at`; false: it is cut off, or its number is unknown. */
 static bool read_step(const uint8_t *filter, uint32_t filter_bytes, uint32_t at, struct step *step)
 {
     *step = (struct step){.instruction = filter[at], .next = at + 1};

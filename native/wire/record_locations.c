@@ -30,7 +30,7 @@ static const uint8_t *take_blob(const uint8_t *at, const uint8_t *end, const uin
     return size > 0 ? at + size : at;
 }
 
-/* One record; its headers are skipped by its length. */
+/* Locates one record; its headers are skipped by its length. */
 static bool locate_record(struct cursor *batch, const uint8_t *data, struct mqd_record_location *out)
 {
     int64_t size, number;

@@ -108,7 +108,8 @@ int mqd_share_fetch_next_topic(struct mqd_share_fetch_request *request, struct m
     return out->partition_count == 0 ? mqd_skip_tags(&request->cursor, true) : 0;
 }
 
-/* The tags of a partition whose acknowledgements are taken, and of its topic after the last one. */
+/* Takes the tags of a partition whose acknowledgements are taken, and those of its topic after its
+ * last partition. */
 static int end_partition(struct mqd_share_fetch_request *request)
 {
     if (mqd_skip_tags(&request->cursor, true))

@@ -19,7 +19,7 @@ static void put_head(struct mqd_buffer *buffer, const struct mqd_share_name *nam
     mqd_put_i32(buffer, name->partition_index);
 }
 
-/* Empty tagged fields of the partition, the topic and the body. */
+/* Appends the empty tagged fields of the partition, the topic and the body. */
 static void put_tail(struct mqd_buffer *buffer)
 {
     for (int level = 0; level < 3; level++)
