@@ -79,35 +79,39 @@ class ApacheKafka(KafkaProtocolPeer):
     more_listeners = ""
 
     def prepare(self) -> None:
+        self.get()
+        self.write({"controller.quorum.bootstrap.servers": f"127.0.0.1:{self.controller_port}"})
+        self.format(cluster_id(), "--standalone")
+
+    def get(self) -> None:
+        """Gets the jars and ports. Raises Unavailable."""
         self._java = maven.java()
         self._jars = maven.jars(POM)
-        self.port = free_port()
-        controller = free_port()
+        self.port, self.controller_port = free_port(), free_port()
+
+    def write(self, quorum: Mapping[str, str]) -> None:
+        """Writes the configuration; `quorum`: the properties that name the controllers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self.data.mkdir(exist_ok=True)
-        listeners = f"PLAINTEXT://127.0.0.1:{self.port},CONTROLLER://127.0.0.1:{controller}{self.more_listeners}"
+        controller = f"CONTROLLER://127.0.0.1:{self.controller_port}"
+        listeners = f"PLAINTEXT://127.0.0.1:{self.port},{controller}{self.more_listeners}"
         # No advertised.listeners for the controller: the distribution's own file lets it follow
         # `listeners`.
-        own = {
-            "listeners": listeners,
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
-            "log.dirs": str(self.data),
-        }
+        own = {"listeners": listeners, "log.dirs": str(self.data), **quorum}
         (self.directory / "server.properties").write_text(
             "".join(f"{key}={value}\n" for key, value in {**PROPERTIES, **own, **self.more}.items())
         )
         (self.directory / "log4j2.xml").write_text(LOGGING)
-        self._format()
 
-    def _format(self) -> None:
-        """Like `kafka-storage.sh format --standalone`; not part of the start-up time."""
+    def format(self, cluster: str, *words: str) -> None:
+        """Like `kafka-storage.sh format`; not part of the start-up time."""
         command = self._run_class(
             "kafka.tools.StorageTool",
             ["-Xmx128M"],
             "format",
-            "--standalone",
+            *words,
             "-t",
-            cluster_id(),
+            cluster,
             "-c",
             str(self.directory / "server.properties"),
         )

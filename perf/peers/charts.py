@@ -46,19 +46,18 @@ def bars(run: Run, loads: list[Load], value: str) -> dict[str, list[float | None
     found = {}
     for facts in run.measured():
         medians = [run.value(facts.name, Step(plan.THROUGHPUT, load), value) for load in loads]
-        found[facts.name] = [None if median is None else median["median"] for median in medians]
+        if any(medians):
+            found[facts.name] = [None if median is None else median["median"] for median in medians]
     return found
 
 
 def latency_points(run: Run, load: Load, value: str) -> dict[str, list[tuple[float, float, bool]]]:
-    """For each peer (thousand records/s, milliseconds, whether the rate was kept up) at 25, 50 and
-    75 % of its maximum.
-    """
+    """For each peer (thousand records/s, milliseconds, whether the rate was kept up) at the fixed rates."""
     found = {}
     for facts in run.measured():
         points = []
-        for share in plan.SHARES:
-            medians = run.medians(facts.name, Step(plan.LATENCY, load, share=share))
+        for rate in plan.RATES:
+            medians = run.medians(facts.name, Step(plan.LATENCY, load, rate=rate))
             if value in medians:
                 points.append((medians["rate"] / 1e3, medians[value] / 1e3, not is_saturated(medians)))
         if points:

@@ -1,8 +1,8 @@
 """`make bench-peers`, or `python -m perf peers`: compares mqd with its peers: the same load on this machine,
-unattended.
+unattended; then mqd and Apache Kafka as clusters of three brokers.
 
     python -m perf peers                 the base point and one factor varied at a time, three
-                                         rounds, 25 minutes at most; appends to perf/history.jsonl,
+                                         rounds, 40 minutes at most; appends to perf/history.jsonl,
                                          fills the pages, draws the charts
     python -m perf peers --full          every combination instead of the star (hours: give --minutes)
     python -m perf peers --quick         to try the program, not to compare: short measurements, one
@@ -41,6 +41,7 @@ from perf.peers.redis_streams import RedisStreams
 from perf.peers.report import BUSY_MAX
 from perf.peers.results import PeerFacts, Run
 from perf.peers.stream_peer import StreamLoad, StreamPeer
+from perf.peers.three_brokers import KafkaCluster, MqdCluster
 from perf.report import replace_block
 from perf.revision import commit
 
@@ -54,7 +55,10 @@ PEERS: dict[str, type[Peer]] = {
     "nats": NatsJetStream,
     "rabbitmq": RabbitmqStreams,
     "redis": RedisStreams,
+    "mqd-cluster": MqdCluster,
+    "kafka-cluster": KafkaCluster,
 }
+CLUSTERS_SHARE = 0.2  # of the time
 
 
 def _log(line: str) -> None:
@@ -75,7 +79,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "--only", action="append", choices=PEERS, metavar="PEER", help=f"measure these peers only: {', '.join(PEERS)}"
     )
     parser.add_argument(
-        "--minutes", type=float, help="time bound of the whole run (default 25; 5 with --quick; 300 with --full)"
+        "--minutes", type=float, help="time bound of the whole run (default 40; 10 with --quick; 300 with --full)"
     )
     parser.add_argument(
         "--rounds", type=int, help="rounds at most (default 3; 1 with --quick); as many as the time allows"
@@ -97,7 +101,7 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help="only get what the peers need")
     parser.add_argument("--pages", action="store_true", help="only fill the pages from the last comparison")
     arguments = parser.parse_args(words)
-    arguments.minutes = arguments.minutes or (5 if arguments.quick else 300 if arguments.full else 25)
+    arguments.minutes = arguments.minutes or (10 if arguments.quick else 300 if arguments.full else 40)
     arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
     if arguments.record is None:
         arguments.record = not arguments.quick and not arguments.only
@@ -158,34 +162,40 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
     neutral, tools, lean = _drivers(peers)
     samples_file = BUILD / f"samples-{datetime.datetime.now():%Y%m%d-%H%M%S}.jsonl"
     bounds = Bounds.quick() if arguments.quick else Bounds()
-    laboratory = Laboratory(
-        peers,
-        neutral,
-        tools,
-        lean,
-        log=_log,
-        seconds=arguments.minutes * 60 - (time.monotonic() - began),
-        bounds=bounds,
-        samples_file=samples_file,
-    )
+    seconds = arguments.minutes * 60 - (time.monotonic() - began)
+    done: list[Laboratory] = []
+
+    def measure(those: list[Peer], steps: list[plan.Step], seconds: float) -> None:
+        laboratory = Laboratory(
+            those, neutral, tools, lean, log=_log, seconds=seconds, bounds=bounds, samples_file=samples_file
+        )
+        done.append(laboratory)
+        try:
+            laboratory.warm()
+            laboratory.run(steps, arguments.rounds)
+        finally:
+            for peer in those:
+                peer.drop()
+
+    alone, clusters = [peer for peer in peers if peer.brokers == 1], [peer for peer in peers if peer.brokers > 1]
     interrupted = False
     try:
-        laboratory.warm()
-        laboratory.run(plan.steps(arguments.full, arguments.quick), arguments.rounds)
+        measure(alone, plan.steps(arguments.full, arguments.quick), seconds * (1 - CLUSTERS_SHARE if clusters else 1))
+        if clusters:
+            measure(clusters, plan.replicated_steps(arguments.quick), seconds * CLUSTERS_SHARE)
     except KeyboardInterrupt:
         interrupted = True
-    finally:
-        for peer in peers:
-            peer.drop()
     if interrupted:
         _log(
             "Interrupted: the table has what was measured so far, and nothing is recorded. Every sample is in"
             f" {samples_file.relative_to(loading.ROOT)}."
         )
         arguments.record = False
-    facts = laboratory.facts()
+    facts = [fact for laboratory in done for fact in laboratory.facts()]
+    samples = [sample for laboratory in done for sample in laboratory.samples]
+    failures = [failure for laboratory in done for failure in laboratory.failures]
     how = {
-        "rounds": laboratory.rounds,
+        "rounds": done[0].rounds,
         "minutes": round((time.monotonic() - began) / 60, 1),
         "quick": arguments.quick,
         "full": arguments.full,
@@ -193,9 +203,7 @@ def _measure(arguments: argparse.Namespace, directory: Path, busy: float) -> str
         "busy_before": round(busy, 2),
     }
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return results.history_line(
-        date, commit(), machine(), [*facts, *skipped], laboratory.samples, laboratory.failures, how
-    )
+    return results.history_line(date, commit(), machine(), [*facts, *skipped], samples, failures, how)
 
 
 def main(words: list[str]) -> int:

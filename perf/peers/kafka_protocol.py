@@ -21,14 +21,14 @@ class KafkaProtocolPeer(Peer):
     def is_ready(self) -> bool:
         try:
             with KafkaConnection("127.0.0.1", self.port, timeout_s=2) as kafka:
-                return bool(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers)
+                return len(kafka.call(METADATA, 5, MetadataRequest(topics=[])).brokers) == self.brokers
         except ConnectionEnded:  # it listens but does not serve yet
             return False
 
     def make_topic(self, name: str, load: Load) -> None:
         configs = [CreateTopicsRequest.Config(name=key, value=value) for key, value in self.topic_config(load).items()]
         requested = CreateTopicsRequest.Topic(
-            name=name, num_partitions=load.partitions, replication_factor=1, configs=configs
+            name=name, num_partitions=load.partitions, replication_factor=load.replicas, configs=configs
         )
         with KafkaConnection("127.0.0.1", self.port, timeout_s=60) as kafka:
             result = kafka.call(CREATE_TOPICS, 5, CreateTopicsRequest(topics=[requested], timeout_ms=60000)).topics[0]

@@ -8,18 +8,19 @@ immediately.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from perf import loading
 from perf.accounting import wait_until_idle
-from perf.peers import plan
+from perf.peers import background, plan
 from perf.peers.driving import KAFKA_TOOLS, LEAN, NEUTRAL, Driver, LoadFailed
 from perf.peers.peer import Load, Peer
 from perf.peers.plan import Step
@@ -31,6 +32,7 @@ FAILURES_MAX = 4  # of one peer, one after the other: then it is left out
 ERRORS = (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError)
 SYNC_SECONDS = 10.0
 WARM_MILLISECONDS = 5000
+FAILOVER_AFTER_S, FAILOVER_MS = 3.0, 6000  # it starts a client and writes to the topic first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Laboratory:
             step.driver == LEAN and peer.protocol not in self._lean
         ):
             return False
-        return not (step.kind != plan.START and peer.unsupported_reason(step.load))
+        return not peer.unsupported_reason(step.load)
 
     def _driver(self, peer: Peer, step: Step) -> Driver:
         if step.driver == NEUTRAL:
@@ -171,9 +173,13 @@ class Laboratory:
             peer.stop()
 
     def _values(self, peer: Peer, step: Step) -> dict[str, float] | None:
-        if step.kind == plan.START:
-            return self._start(peer)
         quiesce()
+        if step.kind == plan.START:
+            with self._second(peer) as other:
+                return {"start_seconds": other.start_seconds, "idle_pss_mb": other.pss_bytes() / 1e6}
+        if step.kind == plan.FAILOVER:
+            with self._second(peer) as other:
+                return self._failover(other, step)
         topic = self._topic(peer, step.load)
         try:
             touch(self._megabytes(peer, step))
@@ -183,19 +189,32 @@ class Laboratory:
         finally:
             self._drop(peer, topic)
 
-    def _start(self, peer: Peer) -> dict[str, float]:
-        """Figures of a second instance on an empty directory, so that the measured one stays warm. The
-        memory is that of a broker that has had no client.
+    @contextlib.contextmanager
+    def _second(self, peer: Peer) -> Iterator[Peer]:
+        """A second instance on an empty directory, so that the measured one stays warm, and alive. Until
+        it has a client its memory is that of a broker without.
         """
-        quiesce()
         self._serial += 1
-        other = type(peer)(peer.directory.parent / f"{peer.directory.name}-start-{self._serial}", peer.heap)
+        other = type(peer)(peer.directory.parent / f"{peer.directory.name}-second-{self._serial}", peer.heap)
         try:
             other.prepare()
             other.start()
-            return {"start_seconds": other.start_seconds, "idle_pss_mb": other.pss_bytes() / 1e6}
+            yield other
         finally:
             other.drop()
+
+    def _failover(self, peer: Peer, step: Step) -> dict[str, float]:
+        """The longest time to an acknowledgement, of records that are due every millisecond while the
+        partition's leader is killed.
+        """
+        topic = self._topic(peer, step.load)
+        kill = threading.Timer(FAILOVER_AFTER_S, peer.kill_leader, (topic,))
+        kill.start()
+        measured = self._driver(peer, step).latency(
+            peer, topic, step.load, rate=1000, milliseconds=FAILOVER_MS, warm_milliseconds=0
+        )
+        kill.join()
+        return {"failover_seconds": measured["acknowledged"]["max_us"] / 1e6}
 
     def _throughput(self, peer: Peer, step: Step, topic: str) -> dict[str, float]:
         driver, load = self._driver(peer, step), step.load
@@ -229,7 +248,9 @@ class Laboratory:
         payload = (
             bounds.payload_bytes
             if rate is None
-            else min(bounds.payload_bytes, int(rate * (step.share or 1.0) * seconds * step.load.record_bytes))
+            else min(
+                bounds.payload_bytes, int((step.rate or rate * (step.share or 1.0)) * seconds * step.load.record_bytes)
+            )
         )
         return payload // 1_000_000
 
@@ -245,27 +266,54 @@ class Laboratory:
         return max(1000, min(by_bytes, self._bounds.tools_records_max, int(rate * self._bounds.tools_seconds)))
 
     def _latency(self, peer: Peer, step: Step, topic: str) -> dict[str, float] | None:
-        rate = 1
-        if step.driver == NEUTRAL:
-            assert step.share is not None
-            maximum = (
-                self._lowest_maximum(step.load)
-                if step.common
-                else self._median(peer.name, Step(plan.ALONG, step.load), "records_per_s")
-            )
-            if maximum is None:
-                raise LoadFailed("its maximum is not known: it could not be measured")
-            rate = max(1, int(maximum * step.share))
+        rate, bounds = self._rate(peer, step), self._bounds
         cpu = peer.cpu_seconds()
-        measured = self._driver(peer, step).latency(
-            peer,
-            topic,
-            step.load,
-            rate=rate,
-            milliseconds=self._bounds.latency_ms,
-            warm_milliseconds=self._bounds.latency_warm_ms,
-        )
-        return latency_values(measured, peer.cpu_seconds() - cpu)
+        with self._beside(peer, step, topic, rate):
+            measured = self._driver(peer, step).latency(
+                peer,
+                topic,
+                step.load,
+                rate=rate,
+                milliseconds=bounds.latency_ms,
+                warm_milliseconds=bounds.latency_warm_ms,
+            )
+        values = latency_values(measured, peer.cpu_seconds() - cpu)
+        if step.beside:  # its CPU time is also that of the other load
+            del values["broker_cpu_s_per_million"]
+        return values
+
+    def _rate(self, peer: Peer, step: Step) -> int:
+        if step.driver == KAFKA_TOOLS:
+            return 1  # has no use for it
+        if step.rate is not None:
+            return step.rate
+        assert step.share is not None
+        maximum = self._median(peer.name, Step(plan.ALONG, step.load), "records_per_s")
+        if maximum is None:
+            raise LoadFailed("its maximum is not known: it could not be measured")
+        return max(1, int(maximum * step.share))
+
+    @contextlib.contextmanager
+    def _beside(self, peer: Peer, step: Step, topic: str, rate: int) -> Iterator[None]:
+        if not step.beside:
+            yield
+            return
+        milliseconds = self._bounds.latency_ms + self._bounds.latency_warm_ms
+        other = self._topic(peer, plan.BASE)
+        try:
+            with background.beside(
+                step.beside,
+                peer,
+                self._driver(peer, step),
+                topic,
+                step.load,
+                other,
+                records=rate * milliseconds // 1000,
+                milliseconds=milliseconds,
+            ):
+                yield
+        finally:
+            self._drop(peer, other)
 
     def _median(self, name: str, step: Step, value: str) -> float | None:
         step = dataclasses.replace(step, everyone=False)
@@ -277,11 +325,6 @@ class Laboratory:
             and value in sample.values
         ]
         return statistics.median(found) if found else None
-
-    def _lowest_maximum(self, load: Load) -> float | None:
-        names = [name for name, peer in self.peers.items() if peer.protocol == "kafka"]
-        found = [self._median(name, Step(plan.ALONG, load), "records_per_s") for name in names]
-        return min((value for value in found if value is not None), default=None)
 
     # -- before and after a measurement --
 
@@ -305,18 +348,18 @@ class Laboratory:
         each process has touched its memory.
         """
         self._log(f"{(self._clock() - self._began) / 60:5.1f} min  warming  {peer.name}")
-        driver = self._neutral[peer.protocol]
-        topic = self._topic(peer, plan.BASE)
+        driver, load = self._neutral[peer.protocol], dataclasses.replace(plan.BASE, replicas=peer.brokers)
+        topic = self._topic(peer, load)
         try:
             stored = driver.produce(
                 peer,
                 topic,
-                plan.BASE,
+                load,
                 records=self._bounds.payload_bytes * 2 // plan.BASE.record_bytes,
                 milliseconds=self._bounds.warm_ms,
                 reading=True,
             )["stored"]
-            driver.consume(peer, topic, plan.BASE, records=stored)
+            driver.consume(peer, topic, load, records=stored)
         finally:
             self._drop(peer, topic)
         return {}

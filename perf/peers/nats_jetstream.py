@@ -5,24 +5,25 @@ syncs every two minutes.
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
-from perf.peers import debian
+from perf.peers import golang
 from perf.peers.processes import free_port
 from perf.peers.stream_peer import StreamPeer
 
-PACKAGES = ("nats-server",)
+MODULE, PACKAGE = Path(__file__).parent / "nats", "github.com/nats-io/nats-server/v2"
 
 
 class NatsJetStream(StreamPeer):
     name = "NATS JetStream"
     protocol = "nats"
     settings = (
-        "Debian's package; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers without"
+        "built from its Go module; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers without"
         " acknowledgements, 500 records ahead as `nats.go` does"
     )
 
     def prepare(self) -> None:
-        self._program = debian.program(debian.unpack(PACKAGES), "usr/sbin/nats-server", "usr/bin/nats-server")
+        self._program = str(golang.program(MODULE, PACKAGE))
         self.port = free_port()
 
     def version(self) -> str:

@@ -34,6 +34,7 @@ class Load:
     compression: str = "none"
     partitions: int = 6
     durable: bool = False
+    replicas: int = 1
 
     def label(self) -> str:
         size = f"{self.record_bytes // 1024} KiB" if self.record_bytes % 1024 == 0 else f"{self.record_bytes} B"
@@ -41,6 +42,8 @@ class Load:
         if self.compression != "none":
             parts.append(self.compression)
         parts.append(f"{self.partitions} partition{'s' if self.partitions != 1 else ''}")
+        if self.replicas != 1:
+            parts.append(f"{self.replicas} replicas")
         parts.append("fsync before the acknowledgement" if self.durable else "no fsync")
         return ", ".join(parts)
 
@@ -55,6 +58,7 @@ class Peer(abc.ABC):
     name: str
     protocol: str
     settings: str  # for docs/performance.md: differences from an empty configuration, and who recommends them
+    brokers: int = 1
     flush_settings: str = ""  # the setting for `durable`; "" when there is none
 
     def __init__(self, directory: Path, heap: str = "1G") -> None:
@@ -92,6 +96,8 @@ class Peer(abc.ABC):
 
     def unsupported_reason(self, load: Load) -> str:
         """Why this load cannot be run against the peer; "": it can."""
+        if load.replicas != self.brokers:
+            return f"has {self.brokers} of the {load.replicas} brokers"
         if load.durable and not self.flush_settings:
             return "does not fsync before it acknowledges"
         return ""
@@ -108,9 +114,18 @@ class Peer(abc.ABC):
 
     def start(self) -> None:
         """Sets start_seconds, the time from the command to the first response. Raises PeerFailed."""
+        began = time.monotonic()
+        self.launch()
+        try:
+            processes.wait_until_ready(self.is_ready, self._exit_reason, START_SECONDS)
+        except PeerFailed as error:
+            self.stop()
+            raise PeerFailed(f"{self.name} {error}\n{self.log_tail()}") from None
+        self.start_seconds = time.monotonic() - began
+
+    def launch(self) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
         log = open(self.directory / "output.log", "ab")
-        began = time.monotonic()
         with log:
             self.process = subprocess.Popen(
                 [*DIES_WITH_PARENT, *self.command()],
@@ -121,12 +136,6 @@ class Peer(abc.ABC):
                 cwd=self.directory,
                 start_new_session=True,
             )
-        try:
-            processes.wait_until_ready(self.is_ready, self._exit_reason, START_SECONDS)
-        except PeerFailed as error:
-            self.stop()
-            raise PeerFailed(f"{self.name} {error}\n{self.log_tail()}") from None
-        self.start_seconds = time.monotonic() - began
 
     def _exit_reason(self) -> str:
         assert self.process is not None
@@ -149,6 +158,10 @@ class Peer(abc.ABC):
     def log_tail(self, lines: int = 15) -> str:
         path = self.directory / "output.log"
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
+
+    def kill_leader(self, topic: str) -> None:
+        """Kills the broker that leads the topic's first partition; only clusters can."""
+        raise NotImplementedError
 
     # -- accounting --
 

@@ -15,30 +15,40 @@ from perf.peers.driving import KAFKA_TOOLS, LEAN, NEUTRAL
 from perf.peers.peer import Load
 
 BASE = Load()
+SMALL_TOPICS = Load(record_bytes=100, partitions=100)
+REPLICATED = Load(replicas=3)
+ONE_PARTITION = Load(partitions=1, replicas=3)
 RECORD_BYTES = (100, 1024, 16384)
 ACKS = ("0", "1", "all")
 COMPRESSIONS = ("none", "lz4", "zstd")
 PARTITIONS = (1, 6, 100)
-SHARES = (0.25, 0.5, 0.75)
+SHARE = 0.5  # of its own maximum
+RATES = (10_000, 100_000, 300_000)  # records/s, the same for all: half of its own maximum is more work for a fast peer
+MIXED_RATE = 10_000
 
 THROUGHPUT = "throughput"  # produce, then read it all
 PRODUCE = "produce"  # produce only
 ALONG = "along"  # produce with a concurrent consumer: `share` is a share of this maximum
 LATENCY = "latency"  # open loop, produced and read concurrently
 START = "start"  # from the command to the first response
+FAILOVER = "failover"  # latency while the leader is killed
+READERS = "read by ten"
+CATCH_UP = "beside a reader from the beginning"
+NEIGHBOUR = "beside a producer at full speed"
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """`share`: the rate of a latency step as a share of the peer's own maximum in ALONG; with `common`, of
-    the lowest maximum among the peers of Kafka's protocol, so that all get the same rate.
+    """The rate of a latency step is `rate` records/s, or `share` of the peer's own maximum in ALONG.
+    `beside`: what else the broker does meanwhile: READERS, CATCH_UP, NEIGHBOUR, or "" for nothing.
     """
 
     kind: str
     load: Load = BASE
     driver: str = NEUTRAL
     share: float | None = None
-    common: bool = False
+    rate: int | None = None
+    beside: str = ""
     everyone: bool = False  # peers that do not speak Kafka's protocol too
 
     def label(self) -> str:
@@ -48,12 +58,15 @@ class Step:
             ALONG: "produced and read concurrently",
             LATENCY: "latency",
             START: "start-up",
+            FAILOVER: "failover",
         }[self.kind]
         if self.kind == START:
             return what
-        rate = "" if self.share is None else f" at {self.share:.0%} of {'the same' if self.common else 'its'} maximum"
+        rate = f" at {self.rate:,} records/s" if self.rate is not None else ""
+        rate = f" at {self.share:.0%} of its maximum" if self.share is not None else rate
         driver = {KAFKA_TOOLS: " by Kafka's tools", LEAN: " by the leanest client"}.get(self.driver, "")
-        return f"{what}{rate}{driver}: {self.load.label()}"
+        beside = f" {self.beside}" if self.beside else ""
+        return f"{what}{rate}{beside}{driver}: {self.load.label()}"
 
 
 def vary(base: Load) -> list[Load]:
@@ -78,10 +91,23 @@ def all_combinations() -> list[Load]:
     ]
 
 
-def _steps_for(load: Load, shares: Sequence[float], everyone: bool) -> list[Step]:
-    found = [Step(ALONG, load, everyone=everyone)]
-    found += [Step(LATENCY, load, share=share, everyone=everyone) for share in shares]
-    return [*found, Step(LATENCY, load, share=0.5, common=True, everyone=everyone)]
+def _latencies(load: Load, everyone: bool = True) -> list[Step]:
+    found = [Step(ALONG, load, everyone=everyone), Step(LATENCY, load, share=SHARE, everyone=everyone)]
+    return found + [Step(LATENCY, load, rate=rate, everyone=everyone) for rate in RATES]
+
+
+def mixed() -> list[Step]:
+    """Latencies of a broker that has other work. SMALL_TOPICS is the load of a hundred topics of one
+    partition each; for the broker the partitions are what counts.
+    """
+    beside = [(BASE, READERS), (BASE, CATCH_UP), (BASE, NEIGHBOUR), (SMALL_TOPICS, NEIGHBOUR)]
+    return [Step(LATENCY, load, rate=MIXED_RATE, beside=kind, everyone=True) for load, kind in beside]
+
+
+def replicated_steps(quick: bool = False) -> list[Step]:
+    """The steps of the peers that are clusters of three brokers."""
+    found = [Step(THROUGHPUT, REPLICATED), Step(FAILOVER, ONE_PARTITION)]
+    return found if quick else [found[0], *_latencies(REPLICATED, everyone=False), found[1]]
 
 
 def steps(full: bool = False, quick: bool = False) -> list[Step]:
@@ -94,15 +120,17 @@ def steps(full: bool = False, quick: bool = False) -> list[Step]:
             Step(START, everyone=True),
             Step(THROUGHPUT, everyone=True),
             Step(ALONG, everyone=True),
-            Step(LATENCY, share=0.5, everyone=True),
+            Step(LATENCY, share=SHARE, everyone=True),
+            *mixed(),
             Step(PRODUCE, driver=LEAN, everyone=True),
             Step(THROUGHPUT, driver=KAFKA_TOOLS),
         ]
     found = [Step(START, everyone=True)]
     for load in (BASE, durable):
         found += [Step(THROUGHPUT, load, everyone=True), Step(PRODUCE, load, LEAN, everyone=True)]
-        found += _steps_for(load, SHARES, everyone=True)
+        found += _latencies(load)
         found += [Step(THROUGHPUT, load, KAFKA_TOOLS), Step(LATENCY, load, KAFKA_TOOLS)]
+    found += mixed()
     others = all_combinations() if full else vary(BASE)[1:]
     return found + [
         Step(THROUGHPUT, load, everyone=_everyone_can(load)) for load in others if load not in (BASE, durable)

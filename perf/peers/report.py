@@ -29,8 +29,12 @@ class Row:
     scale: float = 1.0
 
 
-def _latency(load: Load, share: float, common: bool = False) -> Step:
-    return Step(plan.LATENCY, load, share=share, common=common)
+def _at_half(load: Load) -> Step:
+    return Step(plan.LATENCY, load, share=plan.SHARE)
+
+
+def _at_rate(load: Load, rate: int, beside: str = "") -> Step:
+    return Step(plan.LATENCY, load, rate=rate, beside=beside)
 
 
 def headline_rows() -> list[Row]:
@@ -57,25 +61,35 @@ def headline_rows() -> list[Row]:
         rows.append(
             Row(
                 f"acknowledged, p99 at half of its maximum, {fsync}",
-                _latency(load, 0.5),
+                _at_half(load),
                 "acknowledged_p99_us",
                 "ms",
                 scale=1e-3,
             )
         )
+        rows += [
+            Row(
+                f"acknowledged, p99 at {rate:,} records/s, {fsync}",
+                _at_rate(load, rate),
+                "acknowledged_p99_us",
+                "ms",
+                scale=1e-3,
+            )
+            for rate in plan.RATES
+        ]
     rows += [
         Row("read back", Step(plan.THROUGHPUT), "consume_records_per_s", "records/s", True),
         Row("broker CPU to read", Step(plan.THROUGHPUT), "consume_broker_cpu_s_per_million", "CPU-s per million"),
         Row(
             "produced to read, p99 at half of its maximum, no fsync",
-            _latency(BASE, 0.5),
+            _at_half(BASE),
             "consumed_p99_us",
             "ms",
             scale=1e-3,
         ),
         Row(
-            "produced to read, p99 at the same rate, no fsync",
-            _latency(BASE, 0.5, common=True),
+            "produced to read, p99 at 100,000 records/s, no fsync",
+            _at_rate(BASE, 100_000),
             "consumed_p99_us",
             "ms",
             scale=1e-3,
@@ -171,30 +185,36 @@ def plain_text(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 @dataclasses.dataclass(frozen=True)
 class Target:
     """mqd's figure should be at most `bound` times a peer's (at least, where more is better).
-    `against`: a peer's name; "": the best of the others.
+    `against`: a peer's name; "": the best of the others. `own`: mqd's name in the table.
     """
 
     row: Row
     bound: float
     against: str
+    own: str = "mqd"
 
 
 def targets() -> list[Target]:
     rows = {row.label: row for row in headline_rows()}
     requested = [
-        ("broker CPU to produce, no fsync", 1 / 3, "Apache Kafka"),
-        ("broker CPU to produce, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
+        ("broker CPU to produce, no fsync", 1 / 4, "Apache Kafka"),
+        ("broker CPU to produce, fsync before the acknowledgement", 1 / 4, "Apache Kafka"),
         ("broker CPU to produce, no fsync", 1 / 2, ""),
         ("produce, no fsync", 1.0, ""),
         ("produce, fsync before the acknowledgement", 1.0, ""),
         ("produce, by the leanest client, no fsync", 1.0, ""),
         ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
-        ("acknowledged, p99 at half of its maximum, no fsync", 1 / 2, "Apache Kafka"),
-        ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 2, "Apache Kafka"),
+        ("acknowledged, p99 at half of its maximum, no fsync", 1 / 3, "Apache Kafka"),
+        ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
         ("memory after load, all processes", 1 / 4, "Apache Kafka"),
         ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
     ]
-    return [Target(rows[label], bound, against) for label, bound, against in requested]
+    clusters = [
+        Target(row, 1 / 4, "Apache Kafka, 3 brokers", "mqd, 3 brokers")
+        for row in _replicated_rows()
+        if row.value == "broker_cpu_s_per_million"
+    ]
+    return [*(Target(rows[label], bound, against) for label, bound, against in requested), *clusters]
 
 
 def _against(run: Run, target: Target) -> tuple[str, float] | None:
@@ -223,7 +243,7 @@ def target_lines(run: Run) -> list[tuple[str, ...]]:
     """(what, mqd, peer, times, bound, verdict) for each target that both sides were measured for."""
     lines = []
     for target in targets():
-        own, other = run.value("mqd", target.row.step, target.row.value), _against(run, target)
+        own, other = run.value(target.own, target.row.step, target.row.value), _against(run, target)
         if own is None or other is None or not other[1]:
             continue
         times = own["median"] / other[1]
@@ -231,7 +251,7 @@ def target_lines(run: Run) -> list[tuple[str, ...]]:
         scale = target.row.scale
         lines.append(
             (
-                f"{target.row.label}, {target.row.unit}",
+                f"{target.row.label}, {target.row.unit}" + ("" if target.own == "mqd" else f", {target.own}"),
                 number(own["median"] * scale),
                 f"{other[0]}: {number(other[1] * scale)}",
                 number(times),
@@ -265,10 +285,6 @@ def _notes(run: Run, rows: Sequence[Row]) -> str:
             f"{NOT_MEASURED} not measured, or the peer cannot do it ({lacking}: no fsync before an acknowledgement)"
         )
     return paragraph(". ".join(notes) + ".")
-
-
-def _step_of(result: dict) -> Step:
-    return Step(result["kind"], Load(**result["load"]), result["driver"], result["share"], result["common"])
 
 
 def head_text(run: Run) -> str:
@@ -332,9 +348,9 @@ def _latency_rows(loads: Sequence[Load]) -> list[Row]:
     rows = []
     for load in loads:
         fsync = "fsync" if load.durable else "no fsync"
-        for share, common in [*((share, False) for share in plan.SHARES), (0.5, True)]:
-            step = _latency(load, share, common)
-            label = f"{fsync}, {share:.0%} of {'the lowest' if common else 'its'} maximum"
+        half = (_at_half(load), f"{plan.SHARE:.0%} of its maximum")
+        for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
+            label = f"{fsync}, {rate}"
             rows.append(Row(label, step, "rate", "records/s", True))
             for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
                 rows += [
@@ -343,6 +359,39 @@ def _latency_rows(loads: Sequence[Load]) -> list[Row]:
                 ]
             rows.append(Row(label, step, "broker_cpu_s_per_million", "CPU-s per million"))
     return rows
+
+
+def _mixed_rows() -> list[Row]:
+    alone = _at_rate(BASE, plan.MIXED_RATE)
+    labels = {BASE: "6 partitions of 1 KiB records", plan.SMALL_TOPICS: "100 partitions of 100 B records"}
+    rows = []
+    for step in [alone, *plan.mixed()]:
+        label = f"{labels[step.load]}, {step.beside or 'alone'}"
+        for what, words in (("acknowledged", "acknowledged"), ("consumed", "read")):
+            rows += [
+                Row(label, step, f"{what}_{rank}_us", f"ms {words}, {shown}", scale=1e-3)
+                for rank, shown in (("p50", "p50"), ("p99", "p99"), ("p999", "p99.9"))
+            ]
+    return rows
+
+
+def _replicated_rows() -> list[Row]:
+    load = plan.REPLICATED
+    produced = Step(plan.THROUGHPUT, load)
+    rows = [
+        Row("produce", produced, "records_per_s", "records/s", True),
+        Row("CPU of all brokers to produce", produced, "broker_cpu_s_per_million", "CPU-s per million"),
+        Row("read back", produced, "consume_records_per_s", "records/s", True),
+        Row("memory after load, all processes", produced, "pss_mb", "MB (PSS)"),
+    ]
+    half = (_at_half(load), "half of its maximum")
+    for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
+        rows += [
+            Row(f"acknowledged, {shown} at {rate}", step, f"acknowledged_{rank}_us", "ms", scale=1e-3)
+            for rank, shown in (("p50", "p50"), ("p99", "p99"))
+        ]
+    longest = "longest wait for an acknowledgement while the leader is killed"
+    return [*rows, Row(longest, Step(plan.FAILOVER, plan.ONE_PARTITION), "failover_seconds", "s")]
 
 
 def _tool_rows(loads: Sequence[Load]) -> list[Row]:
@@ -420,10 +469,7 @@ CAPTIONS = {
     THROUGHPUT_CHART: (
         "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as named."
     ),
-    LATENCY_CHART: (
-        "At 25, 50 and 75 % of what each peer reached with a consumer reading along; an × is a rate that was not"
-        " kept up."
-    ),
+    LATENCY_CHART: ("At the same rates for all, with a consumer reading along; an × is a rate that was not kept up."),
 }
 
 
@@ -447,6 +493,8 @@ def page_blocks(run: Run, charts: Collection[str] = ()) -> dict[str, str]:
         ),
         "peers-lean": table(run, _lean_rows(run.loads(plan.PRODUCE, LEAN)), "load"),
         "peers-latency": _chart(LATENCY_CHART, charts) + table(run, _latency_rows(latencies), "latency"),
+        "peers-mixed": table(run, _mixed_rows(), f"latency at {plan.MIXED_RATE:,} records/s"),
+        "peers-replicated": table(run, _replicated_rows(), "1 KiB records, three replicas"),
         "peers-tools": table(run, _tool_rows(tools), "load"),
         "peers-targets": markdown_table(TARGET_HEADINGS, target_lines(run), right=(1, 2, 3, 4)),
         "peers-footprint": table(run, footprint_rows(), "footprint"),

@@ -102,9 +102,22 @@ def step_json(step: Step) -> dict:
         "kind": step.kind,
         "driver": step.driver,
         "share": step.share,
-        "common": step.common,
+        "rate": step.rate,
+        "beside": step.beside,
         "load": dataclasses.asdict(step.load),
     }
+
+
+def step_of(result: dict) -> Step:
+    """The step of a line of the history; lines before 28 November 2026 have no fixed rates."""
+    return Step(
+        result["kind"],
+        Load(**result["load"]),
+        result["driver"],
+        result["share"],
+        result.get("rate"),
+        result.get("beside", ""),
+    )
 
 
 def aggregate(samples: Iterable[Sample]) -> list[dict]:
@@ -165,31 +178,21 @@ class Run:
         self.line = line
         self.peers = [PeerFacts(**facts) for facts in line["peers"]]
         self._results = {
-            self._key(
-                result["peer"],
-                result["kind"],
-                result["driver"],
-                result["share"],
-                result["common"],
-                Load(**result["load"]),
-            ): result["values"]
+            (result["peer"], step_of(result)): result["values"]
             for result in line["results"]
+            if not result.get("common")  # a rate of that run only
         }
-
-    @staticmethod
-    def _key(peer: str, kind: str, driver: str, share: float | None, common: bool, load: Load) -> tuple:
-        return peer, kind, driver, share, common, load
 
     def measured(self) -> list[PeerFacts]:
         return [facts for facts in self.peers if not facts.skipped]
 
     def value(self, peer: str, step: Step, name: str) -> dict | None:
         """Median, min, max, count; None when it was not measured."""
-        values = self._results.get(self._key(peer, step.kind, step.driver, step.share, step.common, step.load))
+        values = self._results.get((peer, dataclasses.replace(step, everyone=False)))
         return None if values is None else values.get(name)
 
     def medians(self, peer: str, step: Step) -> dict[str, float]:
-        values = self._results.get(self._key(peer, step.kind, step.driver, step.share, step.common, step.load), {})
+        values = self._results.get((peer, dataclasses.replace(step, everyone=False)), {})
         return {name: found["median"] for name, found in values.items()}
 
     def failure(self, peer: str, step: Step) -> str:
@@ -198,14 +201,16 @@ class Run:
         reasons = [
             failed["reason"]
             for failed in self.line["failures"]
-            if failed["peer"] == peer and all(failed[key] == value for key, value in requested.items())
+            if failed["peer"] == peer and all(failed.get(key) == value for key, value in requested.items())
         ]
         return reasons[-1] if reasons else ""
 
     def loads(self, kind: str, driver: str) -> list[Load]:
+        """The loads of single brokers that did nothing else."""
+        steps = [step_of(result) for result in self.line["results"]]
         found = [
-            Load(**result["load"])
-            for result in self.line["results"]
-            if result["kind"] == kind and result["driver"] == driver
+            step.load
+            for step in steps
+            if (step.kind, step.driver, step.beside) == (kind, driver, "") and step.load.replicas == 1
         ]
         return list(dict.fromkeys(found))

@@ -115,7 +115,7 @@ static bool nats_take(struct link *link)
 static void request(struct link *link, const char *subject, const char *json)
 {
     answered = false;
-    buffer_text(&link->out, "PUB %s _INBOX.ask %zu\r\n%s\r\n", subject, strlen(json), json);
+    buffer_text(&link->out, "PUB %s _INBOX.ask.%d %zu\r\n%s\r\n", subject, (int)getpid(), strlen(json), json);
     while (!answered)
         if (!nats_take(link))
             link_need(link, buffer_held(&link->in) + 1);
@@ -128,7 +128,7 @@ static void nats_open(struct link *link)
     buffer_text(&link->out, "CONNECT "
                             "{\"verbose\":false,\"pedantic\":false,\"lang\":\"c\",\"version\":\"1\",\"protocol\":1,"
                             "\"headers\":true,\"no_responders\":false}\r\n");
-    buffer_text(&link->out, "SUB _INBOX.ask %d\r\n", REQUEST_SID);
+    buffer_text(&link->out, "SUB _INBOX.ask.%d %d\r\n", (int)getpid(), REQUEST_SID);
     request(link, "$JS.API.INFO", "");
 }
 
@@ -153,14 +153,14 @@ static void nats_drop(struct link *link, const char *stream)
 
 static void nats_publisher(struct link *link)
 {
-    buffer_text(&link->out, "SUB _INBOX.ack.* %d\r\n", ACK_SID);
+    buffer_text(&link->out, "SUB _INBOX.ack.%d.* %d\r\n", (int)getpid(), ACK_SID);
 }
 
 static void nats_publish(struct link *link, int64_t number, int stream, const uint8_t *record, size_t size)
 {
     char name[NAME_MAX_BYTES];
     stream_name(name, stream);
-    buffer_text(&link->out, "PUB %s _INBOX.ack.%lld %zu\r\n", name, (long long)number, size);
+    buffer_text(&link->out, "PUB %s _INBOX.ack.%d.%lld %zu\r\n", name, (int)getpid(), (long long)number, size);
     buffer_add(&link->out, record, size);
     buffer_add(&link->out, "\r\n", 2);
 }

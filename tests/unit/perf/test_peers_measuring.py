@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +31,7 @@ class FakePeer:
     """The part of a Peer that the comparison uses."""
 
     settings = flush_settings = ""
+    brokers = 1
     start_seconds = 1.5
 
     def __init__(self, directory: Path | str, heap: str = "", protocol: str = "kafka") -> None:
@@ -38,6 +42,8 @@ class FakePeer:
         self.up = False
         self.cannot = ""
         self.cpu = 0.0
+
+    def kill_leader(self, topic: str) -> None: ...
 
     def prepare(self) -> None: ...
 
@@ -80,6 +86,7 @@ class FakeDriver:
     name = "made up"
 
     def __init__(self, rates: dict[str, float] | None = None) -> None:
+        self.during: Callable[[], None] = lambda: None  # a latency
         self.rates = rates or {}
         self.requested: list[tuple] = []
         self.failing: dict[str, Exception] = {}
@@ -99,12 +106,13 @@ class FakeDriver:
 
     def latency(self, peer, topic, load, *, rate, milliseconds, warm_milliseconds) -> dict:
         self._do("latency", peer, rate=rate)
+        self.during()
         return {
             "records": 100,
             "rate": rate,
             "reached": rate,
             "seconds": 1.0,
-            "acknowledged": {"count": 1, "p99_us": 7.0},
+            "acknowledged": {"count": 1, "p99_us": 7.0, "max_us": 2_500_000.0},
         }
 
 
@@ -201,17 +209,63 @@ def test_the_lean_client_only_produces() -> None:
     assert "consume_records_per_s" not in lab.samples[0].values
 
 
-def test_rates_are_shares_of_the_peers_or_the_lowest_maximum() -> None:
+def test_rates_are_shares_of_the_peers_maximum_or_fixed() -> None:
     driver = FakeDriver({"a": 8000.0, "b": 2000.0})
     lab = laboratory([FakePeer("a"), FakePeer("b")], driver)
-    lab.run([ALONG, Step(plan.LATENCY, share=0.25), Step(plan.LATENCY, share=0.5, common=True)], 1)
+    lab.run([ALONG, Step(plan.LATENCY, share=0.25), Step(plan.LATENCY, rate=1500)], 1)
     assert [(name, words["rate"]) for what, name, words in driver.requested if what == "latency"] == [
         ("a", 2000),
         ("b", 500),
-        ("a", 1000),
-        ("b", 1000),
+        ("a", 1500),
+        ("b", 1500),
     ]
     assert lab.samples[-1].values["acknowledged_p99_us"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (plan.READERS, [("consume", {"records": 2000 * 4 + 6})] * 9),
+        (plan.CATCH_UP, [("produce", {"records": 400_000, "reading": False}), ("consume", {"records": 1006})]),
+        (plan.NEIGHBOUR, [("produce", {"records": 8_000_000, "reading": False})]),
+    ],
+)
+def test_other_work_runs_while_a_latency_is_measured(kind: str, wanted: list[tuple]) -> None:
+    driver, peer = FakeDriver(), FakePeer("a")
+    met = threading.Event()
+
+    def during() -> None:
+        deadline = time.monotonic() + 20
+        while [what[::2] for what in driver.requested if what[0] != "latency"][: len(wanted)] != wanted:
+            assert time.monotonic() < deadline, driver.requested
+        met.set()
+
+    driver.during = during
+    bounds = Bounds(latency_ms=3000, latency_warm_ms=1000)
+    lab = laboratory([peer], driver, bounds=bounds)
+    lab.run([Step(plan.LATENCY, rate=2000, beside=kind)], 1)
+    assert met.is_set() and not lab.failures
+    assert "broker_cpu_s_per_million" not in lab.samples[0].values, "it did other work too"
+    assert peer.topics == []
+
+
+def test_a_failure_of_the_other_work_fails_the_measurement() -> None:
+    driver = FakeDriver()
+    lab = laboratory([FakePeer("a")], driver)
+    driver.consume = lambda *words, **more: (_ for _ in ()).throw(LoadFailed("nothing came"))  # type: ignore[method-assign]
+    lab.run([Step(plan.LATENCY, rate=2000, beside=plan.READERS)], 1)
+    assert not lab.samples and lab.failures[0].reason == "nothing came"
+
+
+def test_a_failover_is_the_longest_wait_of_a_second_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "FAILOVER_AFTER_S", 0.0)
+    killed: list[str] = []
+    monkeypatch.setattr(FakePeer, "kill_leader", lambda peer, topic: killed.append(peer.name))
+    peer = FakePeer("a")
+    lab = laboratory([peer], FakeDriver())
+    lab.run([Step(plan.FAILOVER, plan.ONE_PARTITION)], 1)
+    assert lab.samples[0].values == {"failover_seconds": 2.5}
+    assert killed == ["a-second-1"] and peer.up
 
 
 def test_without_a_maximum_there_is_no_rate_and_a_reason() -> None:

@@ -54,8 +54,8 @@ def test_shares_are_measured_after_their_maximum() -> None:
         if step.kind == plan.ALONG:
             seen.add(step.load)
         if step.kind == plan.LATENCY and step.driver == NEUTRAL:
-            assert step.load in seen
-            assert step.share is not None
+            assert step.share is None or step.load in seen
+            assert (step.share is None) != (step.rate is None)
     assert seen == {BASE, dataclasses.replace(BASE, durable=True)}
 
 
@@ -70,6 +70,19 @@ def test_peers_without_codecs_are_measured_at_the_record_sizes() -> None:
     loads = {step.load for step in plan.steps() if step.kind == plan.THROUGHPUT and step.everyone}
     assert {load.record_bytes for load in loads} == set(plan.RECORD_BYTES)
     assert all(set(_differing(load)) <= {"record_bytes", "durable"} for load in loads)
+
+
+def test_other_work_is_done_beside_a_rate_that_every_peer_can_reach() -> None:
+    mixed = [step for step in plan.steps() if step.beside]
+    assert {step.beside for step in mixed} == {plan.READERS, plan.CATCH_UP, plan.NEIGHBOUR}
+    assert all(step.everyone and step.rate == min(plan.RATES) for step in mixed)
+
+
+def test_clusters_have_three_replicas_and_lose_a_leader_last() -> None:
+    for quick in (False, True):
+        steps = plan.replicated_steps(quick)
+        assert all(step.load.replicas == 3 for step in steps)
+        assert [step.kind for step in steps].index(plan.FAILOVER) == len(steps) - 1
 
 
 def test_peers_take_turns_forwards_and_backwards() -> None:
@@ -93,5 +106,9 @@ def test_labels_say_what_differs() -> None:
         Step(plan.PRODUCE, driver=LEAN).label()
         == "producing by the leanest client: 1 KiB, acks=all, 6 partitions, no fsync"
     )
-    assert "the same maximum" in Step(plan.LATENCY, share=0.5, common=True).label()
+    assert (
+        Step(plan.LATENCY, rate=10_000, beside=plan.READERS).label()
+        == "latency at 10,000 records/s read by ten: 1 KiB, acks=all, 6 partitions, no fsync"
+    )
+    assert plan.REPLICATED.label() == "1 KiB, acks=all, 6 partitions, 3 replicas, no fsync"
     assert Step(plan.START).label() == "start-up"

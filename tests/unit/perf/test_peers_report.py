@@ -154,7 +154,7 @@ def test_targets_are_reported_as_multiples_of_a_peer() -> None:
         "3",
         "Apache Kafka: 12",
         "0.25",
-        "≤ 0.333",
+        "≤ 0.25",
         "reached",
     )
     assert (
@@ -241,7 +241,12 @@ def test_without_matplotlib_the_tables_are_still_filled(
 
 
 def test_charts_leave_out_missing_measurements() -> None:
-    run = run_of(SAMPLES)
+    fixed = [
+        Sample(sample.peer, Step(plan.LATENCY, rate=10_000), 0, sample.values)
+        for sample in SAMPLES
+        if sample.step == HALF
+    ]
+    run = run_of([*SAMPLES, *fixed])
     assert charts.bars(run, [BASE, DURABLE], "records_per_s") == {"mqd": [200.0, None], "Apache Kafka": [400.0, None]}
     assert charts.latency_points(run, BASE, "acknowledged_p99_us") == {
         "mqd": [(0.1, 2.5, True)],

@@ -1,0 +1,36 @@
+"""Peers in Go: built from their module, as a go.mod pins it, into a cache below .build."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+from perf.peers.maven import CACHE
+from perf.peers.peer import Unavailable
+
+BUILD_SECONDS = 590
+
+
+def program(module: Path, package: str) -> Path:
+    """The program of `package`, a tool in the go.mod of the directory `module`. Raises Unavailable."""
+    go = shutil.which("go")
+    if go is None:
+        raise Unavailable("no go on the PATH to build it with")
+    pinned = hashlib.sha256((module / "go.mod").read_bytes()).hexdigest()[:12]
+    target = CACHE / f"{module.name}-{pinned}" / package.split("/")[-2]
+    if target.exists():
+        return target
+    command = [go, "build", "-mod=readonly", "-o", str(target.with_suffix(".new")), package]
+    try:
+        done = subprocess.run(command, cwd=module, capture_output=True, text=True, timeout=BUILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"its module was not built within {BUILD_SECONDS} s") from None
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["go gave no reason"]
+        raise Unavailable(
+            f"its module cannot be built: {' '.join(w for w in reason[0].split() if '://' not in w)[:200]}"
+        )
+    target.with_suffix(".new").rename(target)
+    return target
