@@ -16,6 +16,7 @@ TOO_LONG = frozenset(
         "d14876019b691defd06c8f6ce0a04ca410b5e5f5",
         "bf388c4bc7d81a9069021eba1011452328ccedbb",
         "65776fe70224ad7d08dbc649a75ff81b1e9979e6",
+        "5b2948623b92d925a904633a96546364d4cdf416",
     }
 )
 LENGTH_MAX = 72
