@@ -45,7 +45,7 @@ def rotate(path: Path) -> int:
         step, lines = 1, [_STEP_1, keys[0], _new()]
     else:
         raise ValueError(
-            "it was not written by `mqd cluster key`; edit it by hand: hosts authenticate by the first key"
+            "it was not written by `mqd cluster key`; edit it by hand: hosts authenticate with the first key"
         )
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

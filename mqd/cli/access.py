@@ -1,5 +1,5 @@
-"""Reads and changes a cluster's users with a password, rules (ACLs) and quotas. For `mqd user`,
-`mqd acl`, `mqd quota` and the console.
+"""Reads and changes the users that have a password, the rules (ACLs) and the quotas of a cluster. Used
+by `mqd user`, `mqd acl`, `mqd quota` and the console.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ class _Key(click.Group):
         return super().resolve_command(ctx, args if args[0] in self.commands else ["make", *args])
 
 
-@click.group("key", cls=_Key, short_help="The key by which hosts prove that they belong together.")
+@click.group("key", cls=_Key, short_help="The key with which hosts authenticate to each other.")
 def key() -> None:
-    """The key by which the hosts of a cluster prove that they belong together."""
+    """The key with which the hosts of a cluster authenticate to each other."""
 
 
 @key.command("make")
@@ -47,12 +47,12 @@ def key_make(file: Path) -> None:
 @key.command("rotate")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def key_rotate(file: Path) -> None:
-    """Take the next of three steps from the key in FILE to a new one, while the cluster runs.
+    """Take the next of three steps that replace the key in FILE while the cluster runs.
 
     \b
-    1  hosts accept a new key beside the old one
-    2  hosts prove themselves by the new key, and still accept the old one
-    3  the old key is gone
+    1  hosts accept a new key in addition to the old one
+    2  hosts authenticate with the new key, and still accept the old one
+    3  the old key is removed
 
     Run it three times, on one host. After each step copy FILE to all hosts, replacing theirs; they
     read it within seconds (each logs "cluster key reloaded"). Take the next step when all have
@@ -65,9 +65,9 @@ def key_rotate(file: Path) -> None:
     except (OSError, ValueError) as error:
         raise CliError(f"{file} cannot be changed: {error}") from error
     now = {
-        1: "a new key is accepted beside the old one",
-        2: "hosts prove themselves by the new key; the old one is still accepted",
-        3: "the old key is gone",
+        1: "a new key is accepted in addition to the old one",
+        2: "hosts authenticate with the new key; the old one is still accepted",
+        3: "the old key is removed",
     }[step]
     click.echo(f"step {step} of 3: {now}")
     then = "the rotation is done" if step == 3 else f"run this again for step {step + 1}"
@@ -90,7 +90,9 @@ class _Running(msgspec.Struct):
     help="Data directory of the broker on this host.  [env: MQD_DATA_DIR]",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Where the new host fetches its certificates.")
-@click.option("--minutes", type=click.IntRange(1, 24 * 60), default=15, show_default=True, help="How long it waits.")
+@click.option(
+    "--minutes", type=click.IntRange(1, 24 * 60), default=15, show_default=True, help="How long to wait for the host."
+)
 def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int) -> int:
     """Admit a new host, with the id NODE_ID, to a cluster that `mqd up --secure` runs.
 
@@ -111,8 +113,8 @@ def invite(node_id: int, data_dir: Path | None, listen: str | None, minutes: int
         raise CliError(f"no broker runs in {places.data_dir}: {error}; start it with `mqd up --secure`") from error
     if about.controller_listener is None:
         raise CliError(
-            'this broker does not listen for other hosts; "One host grows to three" in docs/operations.md says how it'
-            " is restarted"
+            'this broker does not listen for other hosts; "One host grows to three" in docs/operations.md shows how to'
+            " restart it"
         )
     if node_id == about.node_id:
         raise CliError(f"{node_id} is the id of this host; give the new one an id of its own")

@@ -133,8 +133,9 @@ class Cluster:
         error_of: Callable[[Any], int],
         version_max: int = 1 << 15,
     ) -> Any:
-        """The response of the coordinator of `name`; the request is repeated while that is loading or
-        moving."""
+        """Returns the response of the coordinator of `name`; repeats the request while the coordinator is
+        loading or moving.
+        """
         deadline = time.monotonic() + _RETRY_TIME_S
         while True:
             found = self.first.request(

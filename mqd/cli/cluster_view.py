@@ -107,7 +107,7 @@ class Partitions:
         self.alone = frozenset(
             f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.replica_nodes) == 1
         )
-        self.behind: dict[int, list[str]] = {}  # broker -> where its replica is not in sync
+        self.behind: dict[int, list[str]] = {}  # broker -> partitions whose replica there is not in sync
         for name, one in found:
             for node in sorted(set(one.replica_nodes) - set(one.isr_nodes)) if one.leader_id >= 0 else ():
                 self.behind.setdefault(node, []).append(f"{name}-{one.partition_index}")
@@ -152,9 +152,9 @@ class Versions:
                 for feature in broker.request(_API_VERSIONS, requested).finalized_features
             }
         names = sorted({name for ranges in self.supported.values() for name in ranges})
-        self.newest = {name: max(self.of(node, name)[1] for node in self.supported) for name in names}
+        self.newest = {name: max(self.supported_range(node, name)[1] for node in self.supported) for name in names}
 
-    def of(self, node: int, name: str) -> tuple[int, int]:
+    def supported_range(self, node: int, name: str) -> tuple[int, int]:
         return self.supported[node].get(name, (0, 0))
 
     def raised(self) -> dict[str, int]:
@@ -164,9 +164,9 @@ class Versions:
         found = []
         for node in self.supported:
             lacking = [
-                f"{name} {level} (it supports {self.of(node, name)[0]} to {self.of(node, name)[1]})"
+                f"{name} {level} (it supports {self.supported_range(node, name)[0]} to {self.supported_range(node, name)[1]})"
                 for name, level in self.raised().items()
-                if self.of(node, name)[1] < level
+                if self.supported_range(node, name)[1] < level
             ]
             if lacking:
                 found.append(f"node {node} does not support {', '.join(lacking)}")
@@ -174,7 +174,10 @@ class Versions:
 
     def table(self) -> list[tuple[str, ...]]:
         ranges = {
-            name: [f"{self.of(node, name)[0]}-{self.of(node, name)[1]}" for node in self.supported]
+            name: [
+                f"{self.supported_range(node, name)[0]}-{self.supported_range(node, name)[1]}"
+                for node in self.supported
+            ]
             for name in self.newest
         }
         return [(name, str(self.in_force.get(name, 0)), *ranges[name]) for name in self.newest]

@@ -81,7 +81,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def stop_when_interrupted(stop: threading.Event) -> None:
-    """SIGINT and SIGTERM set it once; a second signal ends the process, however long stopping
+    """The first SIGINT or SIGTERM sets `stop`; a second signal ends the process, however long stopping
     takes.
     """
 
@@ -110,7 +110,7 @@ def _use_profile(_ctx: click.Context, _parameter: click.Parameter, name: str | N
 
     profile = store.get(name)
     if profile.client_config is not None and not os.path.isfile(profile.client_config):
-        raise CliError(f"profile {name} names {profile.client_config}, which is not there; mqd profile add --replace")
+        raise CliError(f"{profile.client_config} of profile {name} does not exist; use mqd profile add --replace")
     os.environ["MQD_BOOTSTRAP"] = profile.bootstrap
     os.environ["MQD_CLIENT_CONFIG"] = profile.client_config or ""
 
@@ -179,8 +179,8 @@ def pairs(values: Iterable[str], option: str) -> dict[str, str]:
 
 
 def completing(names: Callable[[str], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Shell completion with `names` of the broker at an address, or with none when the broker does
-    not respond promptly.
+    """Shell completion with the result of `names`, which takes the broker's address; with no names if
+    the broker does not respond promptly.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:

@@ -272,24 +272,24 @@ def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: d
     for chunk in _chunks(names):
         if kind == "consumer":
             described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
-            responses = _answered(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
+            responses = _described(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
             yield from (_consumer(one) for one in responses)
         elif kind == SHARE:
             shared = ShareGroupDescribeRequest(group_ids=chunk)
             yield from (
-                _share(one) for one in _answered(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
+                _share(one) for one in _described(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
             )
         elif kind == STREAMS:
             streams = StreamsGroupDescribeRequest(group_ids=chunk)
-            responses = _answered(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
+            responses = _described(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
             yield from (_streams(one) for one in responses)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
-            responses = _answered(broker.request(DESCRIBE_GROUPS, request).groups, unavailable)
+            responses = _described(broker.request(DESCRIBE_GROUPS, request).groups, unavailable)
             yield from (_classic(one) for one in responses if one.group_state != "Dead")
 
 
-def _answered(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
+def _described(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
     unavailable |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_UNAVAILABLE}
     return [one for one in groups if not one.error_code]
 

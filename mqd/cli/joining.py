@@ -200,9 +200,9 @@ class Invitation:
 
 
 def has_joined(token: Token, data_dir: Path) -> bool:
-    """Whether this directory already has the files of the token, or the token has expired, so that
-    a start by the same command continues with the present files. Certificates that expire soon are
-    fetched again. Raises CliError if it has other files.
+    """Whether this directory already has the files of the token, or the token has expired: the same
+    command, run again, then starts with the present files. Certificates that expire soon are fetched
+    again. Raises CliError if the directory has other files.
     """
     files = secure.files(data_dir)
     if not secure.is_secured(data_dir):
@@ -241,7 +241,7 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
         raise CliError(f"cannot join by {where}: {response.refusal}")
     granted = response.granted
     if ssl.PEM_cert_to_DER_cert(granted.authority.decode()) != token.authority:
-        raise CliError(f"{where} has sent another authority than the token names")
+        raise CliError(f"{where} has sent a different authority from the one in the token")
     secure.receive(
         data_dir,
         {

@@ -88,7 +88,7 @@ class Broker:
         """
         request = message_class(API_VERSIONS_KEY, "Request")(
             client_software_name="mqd-cli", client_software_version="1"
-        )  # in its newest version: others leave out features that may be 0
+        )  # in its newest version: older ones leave out features that may be 0
         return any(one.name == "mqd.version" for one in self.request(API_VERSIONS_KEY, request).supported_features)
 
     def _call(self, api_key: int, request: object, version: int) -> Any:
@@ -112,7 +112,7 @@ class Broker:
             if isinstance(error, ConnectionError) and self._versions and not client_security.current().has_sasl:
                 raise CliError(
                     f"the broker at {self._bootstrap} closed the connection ({KNOWN[api_key].name}); if it is running,"
-                    " its listener requires a login: give its settings by --client-config FILE",
+                    " its listener requires a login: give its settings with --client-config FILE",
                     EXIT_UNREACHABLE,
                 ) from None
             raise unreachable(self._bootstrap, f"{KNOWN[api_key].name}: {error}") from None
@@ -142,7 +142,7 @@ def with_retries(attempt: Callable[[], T]) -> T:
         except CliError as error:
             if error.exit_code != EXIT_UNREACHABLE or time.monotonic() > deadline:
                 raise
-        time.sleep(_RETRY_S)  # there is no notification when it is back
+        time.sleep(_RETRY_S)  # there is no notification when a broker is back
 
 
 def check(what: str, error_code: int, message: str | None) -> None:

@@ -33,7 +33,7 @@ _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
 )
 _REMEDIES = {
-    KafkaError.TOPIC_ALREADY_EXISTS: "--if-not-exists makes that no error",
+    KafkaError.TOPIC_ALREADY_EXISTS: "with --if-not-exists that is not an error",
     KafkaError.UNKNOWN_TOPIC_OR_PART: "mqd topic list shows all topics, mqd topic create makes one",
     KafkaError.KAFKA_STORAGE_ERROR: (
         "the broker's disk is full or has failed; its log says which; mqd status shows the data directory"
@@ -75,7 +75,7 @@ def unreachable(bootstrap: str, reason: str = "", advertised_by: int | None = No
 def require_broker(
     bootstrap: str, timeout_s: float = CONNECT_TIMEOUT_S, plaintext: bool = True, advertised_by: int | None = None
 ) -> tuple[str, int]:
-    """The first address that accepts a connection and, without TLS, answers like a Kafka broker;
+    """The first address that accepts a connection and, without TLS, responds like a Kafka broker;
     librdkafka alone would report an unreachable broker only after its time limit. Raises CliError.
     """
     reason = ""
@@ -119,7 +119,7 @@ def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None
             output += got
     except TimeoutError:
         if not output:
-            return f"it accepts connections and answered nothing within {timeout_s:g} s"
+            return f"it accepts connections, but sent nothing within {timeout_s:g} s"
     except OSError:
         pass  # a reset; bytes received before it still count
     if len(output) >= _HEAD.size:

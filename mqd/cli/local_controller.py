@@ -34,7 +34,7 @@ def change(path: Path, requested: messages.Change, timeout_s: float) -> messages
                     return message
     except (OSError, ValueError, msgspec.MsgspecError) as error:
         raise CliError(f"the broker's controller cannot be reached ({path}): {error}") from None
-    raise CliError(f"the broker's controller has not answered within {timeout_s:g} s ({path})")
+    raise CliError(f"the broker's controller has not responded within {timeout_s:g} s ({path})")
 
 
 def _send(connection: socket.socket, message: messages.ToController) -> None:

@@ -51,7 +51,7 @@ COMMANDS = {
     "console": ("mqd.console.command", "Serve a web page of the cluster: topics, messages, groups."),
     "profile": ("mqd.cli.profiles.command", "Names for clusters and their credentials."),
     "connect": ("mqd.cli.verbs.connect", "Write the settings with which a client reaches the cluster."),
-    "key": ("mqd.cli.verbs.key", "Files of keys by which clients encrypt values."),
+    "key": ("mqd.cli.verbs.key", "Key files with which clients encrypt values."),
     "cert": ("mqd.cli.verbs.cert", "Certificates of a secured broker."),
     "produce": ("mqd.cli.verbs.produce", "Write lines or files to a topic."),
     "consume": ("mqd.cli.verbs.consume", "Read the records of a topic."),

@@ -270,7 +270,7 @@ def _must_be_mqd(broker: Broker, what: str, otherwise: str) -> None:
         raise CliError(f"only a cluster of mqd {what}; {otherwise}")
 
 
-def held_by(broker: Broker, node: int) -> set[Partition]:
+def partitions_on(broker: Broker, node: int) -> set[Partition]:
     """The partitions that have a replica on `node`. Raises CliError."""
     return {partition for partition, replicas in replicas_of_all(broker).items() if node in replicas}
 
@@ -278,7 +278,7 @@ def held_by(broker: Broker, node: int) -> set[Partition]:
 def wait(
     broker: Broker, plan: Mapping[Partition, Sequence[int]], shown: bool, why_stopped: str = "it was cancelled"
 ) -> None:
-    """Waits until every partition is in its planned place. An interrupt ends the waiting, not the
+    """Waits until every partition has its planned replicas. An interrupt ends the waiting, not the
     moves. Raises CliError when nothing has moved for STALLED_S and nothing is moving.
     """
     topics = sorted({topic for topic, _ in plan})
@@ -317,7 +317,7 @@ def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
             " other brokers in service for their replicas; start or add one"
         )
 
-    _watch(f"leaving node {node}", lambda: held_by(broker, node), _Stall(broker, stalled), shown)
+    _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _Stall(broker, stalled), shown)
 
 
 class _Stall:

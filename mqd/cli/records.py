@@ -1,5 +1,5 @@
 """Records as bytes and text: escapes, output formats (kcat's tokens), JSON envelopes, delimited
-input, starting points. No client library, no I/O but reading.
+input, starting points. Uses no client library, and no I/O except reading.
 """
 
 import base64

@@ -75,7 +75,7 @@ class LaggingGroup(msgspec.Struct):
 
 class Readers(msgspec.Struct):
     """The records that groups have left to read. `unknown`: why there may be more, "" when all
-    coordinators have answered.
+    coordinators have responded.
     """
 
     behind: list[LaggingGroup] = msgspec.field(default_factory=list)

@@ -47,7 +47,7 @@ class Files(NamedTuple):
     broker: Path
     admin: Path
     pending: Path  # the cluster does not know the admin yet
-    key: Path  # by which hosts prove that they belong to the cluster
+    key: Path  # with which hosts authenticate to each other
     metrics_token: Path
     host: Path
     allowed: Path
@@ -86,7 +86,7 @@ def _tls_between_hosts(places: Files) -> str:
     if places.host.exists():
         return "allowed" if places.allowed.exists() else "required"
     if places.broker.exists() and not places.ca_key.exists():
-        return "off"  # of an earlier release, and nothing here could make a certificate
+        return "off"  # created by an earlier release, and nothing here can make a certificate
     return "allowed" if _is_in_use(places) else "required"
 
 
@@ -264,7 +264,7 @@ def receive(data_dir: Path, contents: Mapping[str, bytes]) -> None:
                 content = _with_ca(content, places.ca)
             _write(getattr(places, name), content)
     except OSError as error:
-        raise CliError(f"cannot keep the certificates: {error.filename}: {error.strerror}") from error
+        raise CliError(f"cannot store the certificates: {error.filename}: {error.strerror}") from error
 
 
 def _with_ca(settings: bytes, ca: Path) -> bytes:

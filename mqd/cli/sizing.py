@@ -131,7 +131,7 @@ def figures_from(data: bytes) -> Figures:
 
 
 def cost(points: dict[int, float], size: float) -> float:
-    """The CPU-µs for `size` bytes; invariant 1."""
+    """The CPU-µs for `size` bytes (1)."""
     sizes = sorted(points)
     if size <= sizes[0] or len(sizes) == 1:
         return points[sizes[0]]
@@ -141,12 +141,12 @@ def cost(points: dict[int, float], size: float) -> float:
 
 
 def speedup(figures: Figures, workers: int) -> float:
-    """How many times the work of one worker `workers` workers on one host do; invariant 2."""
+    """The work that `workers` workers do on one host, as a multiple of one worker's (2)."""
     return workers / (1 + figures.contention * (workers - 1) + figures.coherency * workers * (workers - 1))
 
 
 def best_workers(figures: Figures, needed: float, cores: int) -> int | None:
-    """The fewest workers that do the work of `needed`; None: the cores do not suffice."""
+    """The fewest workers with a speedup of `needed`; None: the cores do not suffice."""
     return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed), None)
 
 
@@ -166,9 +166,9 @@ def plan(load: Load, host: Host, figures: Figures) -> Plan:
     """Raises Unsizable."""
     _check(load, host)
     sheet = _Sheet()
-    _bytes_of(sheet, load)
-    _cores_of(sheet, load, figures)
-    hosts_by = _hosts_of(sheet, load, host, figures)
+    _add_bytes(sheet, load)
+    _add_cores(sheet, load, figures)
+    hosts_by = _add_hosts(sheet, load, host, figures)
     decided_by = max(hosts_by, key=lambda name: hosts_by[name])
     return Plan(sheet.lines, hosts_by, decided_by, _notes(sheet, load, host, figures))
 
@@ -196,7 +196,7 @@ def _check(load: Load, host: Host) -> None:
             raise Unsizable(f"a host needs {name} above 0")
 
 
-def _bytes_of(sheet: _Sheet, load: Load) -> None:
+def _add_bytes(sheet: _Sheet, load: Load) -> None:
     put, copies = sheet.put, load.replication
     put("produced", load.rate * load.record_bytes, "B/s", "rate × record size")
     day = put(
@@ -261,7 +261,7 @@ def _bytes_of(sheet: _Sheet, load: Load) -> None:
     )
 
 
-def _cores_of(sheet: _Sheet, load: Load, figures: Figures) -> None:
+def _add_cores(sheet: _Sheet, load: Load, figures: Figures) -> None:
     put = sheet.put
     batches, size, log, copies = sheet["batches"], sheet["batch"], sheet["log"], load.replication
     append, forward, fetch = (
@@ -289,7 +289,7 @@ def _cores_of(sheet: _Sheet, load: Load, figures: Figures) -> None:
     put("cores", busy / (1 - load.headroom), "cores", "cores busy ÷ (1 - headroom), as if each were alone on its host")
 
 
-def _hosts_of(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[str, int]:
+def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[str, int]:
     """Hosts by the resource that requires them. Adds the number of hosts and the load of each."""
     put, free = sheet.put, 1 - load.headroom
     copies, log = load.replication, sheet["log"]

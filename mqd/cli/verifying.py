@@ -1,5 +1,5 @@
-"""The progress of a plan of moves: which partitions are where the plan wants them, which are moving
-there and how far, and which are neither. For `mqd topic reassign --plan FILE --status`.
+"""The progress of a plan of moves: which partitions have their planned replicas, which are moving and
+how far, and which are neither. For `mqd topic reassign --plan FILE --status`.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class _Calls:
     def _run(self) -> None:
         while (work := self._begin.get()) is not None:
             work()
-            del work  # it refers to the consumer, which may be dropped without close()
+            del work  # otherwise it would keep a consumer alive that is dropped without close()
 
 
 class AsyncConsumer:
@@ -170,7 +170,9 @@ class AsyncConsumer:
             return found
 
     async def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
-        """Like Consumer.consume_batch. A cancelled call may have consumed a batch: use a time-out."""
+        """Like Consumer.consume_batch. Limit it with `timeout`: a cancelled call loses the batch that it
+        reads.
+        """
         return await self._call(self._consumer.consume_batch, max_records, timeout)
 
     def __aiter__(self) -> AsyncConsumer:
@@ -374,7 +376,7 @@ class AsyncConsumer:
 
 
 def _nothing() -> None:
-    """There is no buffered record."""
+    """Replaces the function that returns a buffered record, and returns none."""
 
 
 async def _raised_by(work: Awaitable[Any]) -> Exception | None:

@@ -123,7 +123,7 @@ class AsyncProducer:
 
     async def _wait_room(self) -> None:
         try:
-            # wait_for() loses a cancellation in the same iteration of the loop in which there is room
+            # not wait_for(): it loses a cancellation that arrives in the same iteration as the event
             async with asyncio.timeout(0.01):
                 await self._room.wait()
         except TimeoutError:
@@ -195,12 +195,12 @@ class AsyncProducer:
                 if self._closing:
                     return
                 threading.Event().wait(_POLL_S)  # fatal errors are reported by the futures
-            except BaseException:  # without this thread no future would ever have its outcome
+            except BaseException:  # without this thread no future would ever be completed
                 _log.exception("an AsyncProducer could not serve its reports")
-                threading.Event().wait(_PAUSE_S)  # the next iteration may raise it, too
+                threading.Event().wait(_PAUSE_S)  # the next iteration may fail for the same reason
 
     def _call_in_loop(self, function: Callable[..., None], arguments: Any) -> None:
-        """Calls the function in the loop. Any thread. The loop is woken once for many calls."""
+        """Calls the function in the loop, from any thread. The loop is woken once for many calls."""
         self._pending_calls.append((function, arguments))
         if not self._scheduled:
             self._scheduled = True

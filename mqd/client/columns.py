@@ -11,7 +11,7 @@ the contiguous bytes and sizes that the C core and librdkafka take.
     numpy uint8[n, width]                         each row is a value, zeros included; no copy if it
                                                   is contiguous
     numpy object                                  as a list
-    Arrow binary, string (also large)             no copy, unless a null entry hides bytes
+    Arrow binary, string (also large)             no copy, unless a null entry has bytes
     Arrow fixed_size_binary                       no copy, unless there are nulls
     Arrow chunked array                           one copy when it has several chunks
 
@@ -130,8 +130,8 @@ def _pack_numpy(values: np.ndarray, what: str) -> Column:
     if values.ndim == 1 and values.dtype.kind in "OU":
         return _pack_list(values.tolist(), what)
     raise TypeError(
-        f"expected {what} to be numpy of 'S', uint8 with two dimensions or objects, not {values.dtype} with"
-        f" {values.ndim}"
+        f"expected {what} to be a numpy array of 'S', of objects, or of uint8 with two dimensions, not of"
+        f" {values.dtype} with {values.ndim}"
     )
 
 
@@ -191,14 +191,14 @@ def _pack_arrow_offsets(values: Any, kind: type) -> Column:
     sizes = sizes.astype(np.int32, copy=False)
     if values.null_count:
         nulls = np.asarray(values.is_null())
-        if sizes[nulls].any():  # there are bytes between the values
+        if sizes[nulls].any():  # null entries have bytes, so the values are not contiguous
             return _pack_list(values.to_pylist(), "values")
         sizes = np.where(nulls, np.int32(-1), sizes)
     data = memoryview(data_buffer)[int(offsets[0]) : int(offsets[-1])] if data_buffer is not None else b""
     return Column(count, data, sizes)
 
 
-# -- the smaller columns ---------------------------------------------------------------------------
+# -- partitions, timestamps, headers, keys ---------------------------------------------------------
 
 
 def pack_partitions(partition: Any, count: int) -> tuple[int, np.ndarray | None]:
@@ -241,8 +241,8 @@ def pack_timestamps(timestamps: Any, count: int, now_ms: int) -> tuple[int, np.n
 
 
 def pack_headers(headers: Any, count: int) -> Column | None:
-    """A dict or a list of (str, value) applies to all records; in a list of `count` of these, or None,
-    each applies to one.
+    """A dict or a list of (str, value) applies to all records. A list of `count` dicts, lists or None
+    has one element for each record.
     """
     if headers is None:
         return None
@@ -278,8 +278,8 @@ def largest_pair(values: Column, keys: Column | None) -> int:
 def records(
     values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any
 ) -> list[tuple[Any, Any, int, int, Any]]:
-    """Record by record: (value, key, partition, timestamp or 0, headers or None), checked as the
-    columns are.
+    """Returns (value, key, partition, timestamp or 0, headers or None) for each record. The arguments
+    are checked as for columns.
     """
     packed = pack(values, "values")
     count = packed.count

@@ -40,7 +40,7 @@ _ALIASES = {
     "dr_cb": "on_delivery",
     "dr_msg_cb": "on_delivery",
 }
-# librdkafka's defaults of the keys that are used on shared memory
+# librdkafka's defaults for the keys that are used on shared memory
 _PRODUCER_DEFAULTS: dict[str, Any] = {
     "bootstrap.servers": "",
     "client.id": "mqd",
@@ -77,7 +77,7 @@ _PRODUCER_DEFAULTS: dict[str, Any] = {
     "on_delivery": None,
     "logger": None,
 }
-_WORDS = {"acks": {"all": -1}}
+_NAMED_VALUES = {"acks": {"all": -1}}
 _TRUE, _FALSE = {"true", "t", "1"}, {"false", "f", "0"}
 IDEMPOTENT_IN_FLIGHT_MAX = 5
 
@@ -126,8 +126,8 @@ def read(config: Mapping[str, Any] | None, more: Mapping[str, Any] = {}) -> Sett
 
 
 def check(settings: Settings, kind: Kind) -> None:
-    """Raises what confluent_kafka raises for this configuration. Takes about 2 ms: librdkafka makes
-    a client, which does not connect.
+    """Raises what confluent_kafka raises for this configuration. Takes about 2 ms, because librdkafka
+    creates a client (which does not connect).
     """
     given = {
         key: value
@@ -168,8 +168,8 @@ class ProducerConfig:
 def _typed(key: str, value: Any, default: Any) -> Any:
     if value is None:
         return default
-    if isinstance(value, str) and value in _WORDS.get(key, {}):
-        return _WORDS[key][value]
+    if isinstance(value, str) and value in _NAMED_VALUES.get(key, {}):
+        return _NAMED_VALUES[key][value]
     if isinstance(default, bool):
         return _boolean(key, value)
     if isinstance(default, (int, float)):
@@ -222,8 +222,8 @@ def choose_transport(settings: Settings) -> Choice:
         return Choice(
             "tcp",
             None,
-            f"security.protocol={protocol} authenticates a connection of its own; transport=shm would use the"
-            " process's user",
+            f"security.protocol={protocol} authenticates a TCP connection; with transport=shm a client is identified"
+            " by its process's user",
         )
     found = rendezvous.find(servers, settings.own["mqd.socket.path"])
     if found.path is not None:

@@ -1,8 +1,8 @@
 """confluent_kafka's modules under mqd's name: `from mqd.schema_registry.avro import AvroSerializer`.
 
-`mqd` and each `mqd.<module of confluent_kafka>` have the names of their counterpart. A name whose
-class belongs to the client (Producer, Consumer, Message, AdminClient) is this package's own; every
-other name is confluent_kafka's object itself, so that both imports give the same class.
+`mqd` and each `mqd.<module of confluent_kafka>` have the names of their counterpart. The client
+classes (Producer, Consumer, Message, AdminClient) are this package's own; every other name is
+confluent_kafka's object itself, so that both imports give the same class.
 
 A few modules build on a client (_REBUILT: SerializingProducer derives from Producer). Their source
 is run a second time with its imports of confluent_kafka changed to mqd, as an application changes

@@ -1,5 +1,5 @@
-"""A module of confluent_kafka run a second time, with its imports changed to mqd. Separate from
-confluent.py, so that `import mqd` does not import the parser.
+"""Runs the source of a confluent_kafka module a second time, with its imports changed to mqd.
+Separate from confluent.py, so that `import mqd` does not import the parser.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Consumer:
                             TCP only.
         mqd.socket.path     the broker's client socket (RUN/client.sock); default: found by
                             bootstrap.servers. The environment variable MQD_SOCKET does the same.
-        mqd.spin.us         how long a wait spins before it sleeps; 20
+        mqd.spin.us         how long a wait spins before it sleeps; default 20
         encryption.*        sealed values are opened (docs/payload-encryption.md)
 
     `transport` and `transport_reason` give the transport in use and the reason, which are also logged
@@ -51,7 +51,7 @@ class Consumer:
         self._implementation = _make(self, settings)
         self.transport_reason: str = self._implementation.reason
         kind = type(self)
-        for name in ("poll", "consume"):  # one call less for each record
+        for name in ("poll", "consume"):  # one call fewer per record
             if getattr(kind, name) is getattr(Consumer, name):
                 setattr(self, name, getattr(self._implementation, name))
 
@@ -72,7 +72,7 @@ class Consumer:
         return self._implementation.poll(timeout)
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Returns up to `num_messages` records and events, those that came within `timeout` seconds."""
+        """Returns up to `num_messages` records and events; waits at most `timeout` seconds for them."""
         return self._implementation.consume(num_messages, timeout)
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
@@ -201,7 +201,7 @@ class Consumer:
         self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
     ) -> tuple[int, int] | None:
         """Returns (log start offset, high watermark), with isolation.level=read_committed (log start
-        offset, last stable offset). cached: as last seen, without a request.
+        offset, last stable offset). cached: the last known offsets, without a request.
         """
         more = {"timeout": timeout} if timeout is not None else {}
         return self._implementation.get_watermark_offsets(partition, cached=cached, **more)

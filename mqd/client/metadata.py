@@ -1,6 +1,6 @@
 """A cache of the broker's topic metadata: requested once for many callers, and again when it is old.
 
-1. One request is under way at a time; topics needed meanwhile are in the next one.
+1. One request is under way at a time; topics requested meanwhile are in the next one.
 2. `version` changes with every response; waiting callers then check again.
 Concurrency: with the attachment's lock held, except for find(), which takes it.
 """
@@ -32,7 +32,7 @@ class MetadataCache:
         self.error: KafkaError | None = None  # of the last request; None: it had a response
         self._attachment = attachment
         self._max_age_s = max_age_s
-        self._requested: dict[str, bool] = {}  # name -> may be created
+        self._requested: dict[str, bool] = {}  # name -> whether the broker may create it
         self._all_requested = False
         self._under_way = False
         self._refresh_at = _NEVER

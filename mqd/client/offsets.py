@@ -25,7 +25,7 @@ from mqd.protocol.messages import (
 COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
-# Errors after which a commit is retried, and those that need a valid membership first
+# Errors after which a commit is retried; after the STALE ones only when the membership is valid again
 COORDINATOR_AWAY = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )
@@ -144,8 +144,8 @@ def read_list_offsets(response: Any) -> dict[Key, tuple[int, int, int]]:
 def positions_request(
     positions: Iterable[tuple[bytes, int, int]], isolation_level: int, max_wait_ms: int, rack_id: str
 ) -> FetchRequest:
-    """A Fetch for positions without records (max_bytes 0). The broker parks it until one of the
-    partitions has records from its offset on. `positions`: (topic id, partition index, offset).
+    """A Fetch that returns positions, but no records (max_bytes 0). The broker parks it until one of the
+    partitions has records at or after its offset. `positions`: (topic id, partition index, offset).
     """
     topics: dict[bytes, FetchRequest.Topic] = {}
     for topic_id, index, offset in positions:
@@ -170,7 +170,7 @@ def read_positions(response: FetchResponse) -> Iterable[tuple[bytes, int, Any]]:
 
 
 class PartitionResult(TopicPartition):
-    """A TopicPartition whose `error` can be set, which confluent_kafka's does not allow from Python."""
+    """A TopicPartition created with an `error`, which confluent_kafka's class does not allow from Python."""
 
     __slots__ = ("_outcome",)
 
@@ -192,32 +192,32 @@ class PartitionResult(TopicPartition):
         self._outcome = error
 
     @property
-    def error(self) -> KafkaError | None:  # type: ignore[override]  # it is read only here
+    def error(self) -> KafkaError | None:  # type: ignore[override]  # read-only here
         return self._outcome
 
     # confluent_kafka's TopicPartition compares only with its own class; Python calls the methods of
     # a subclass first, also for the right operand
 
-    def _place(self) -> Key:
+    def _key(self) -> Key:
         return self.topic, self.partition
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, TopicPartition) and self._place() == (other.topic, other.partition)
+        return isinstance(other, TopicPartition) and self._key() == (other.topic, other.partition)
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __lt__(self, other: TopicPartition) -> bool:
-        return self._place() < (other.topic, other.partition)
+        return self._key() < (other.topic, other.partition)
 
     def __le__(self, other: TopicPartition) -> bool:
-        return self._place() <= (other.topic, other.partition)
+        return self._key() <= (other.topic, other.partition)
 
     def __gt__(self, other: TopicPartition) -> bool:
-        return self._place() > (other.topic, other.partition)
+        return self._key() > (other.topic, other.partition)
 
     def __ge__(self, other: TopicPartition) -> bool:
-        return self._place() >= (other.topic, other.partition)
+        return self._key() >= (other.topic, other.partition)
 
     __hash__ = TopicPartition.__hash__
 

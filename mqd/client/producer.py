@@ -143,7 +143,7 @@ class Producer:
             for message in messages:
                 taken += self._produce_dict(topic, message, partition, on_delivery)
         except BaseException as problem:
-            problem.taken = taken  # type: ignore[attr-defined]  # for the caller, on whatever was raised
+            problem.taken = taken  # type: ignore[attr-defined]  # read by the caller
             raise
         return taken
 

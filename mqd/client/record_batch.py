@@ -152,7 +152,7 @@ class Blobs(Sequence):
         begin, end = int(self._positions.min()), int(ends.max())
         if end - begin > 2 * self.nbytes + _SPARSE_BYTES:
             data, offsets = segments.gather(self.buffer, self._positions, sizes, True)
-            assert offsets is not None  # requested
+            assert offsets is not None  # they were requested
             region, starts, stops = data.tobytes(), offsets[:-1].tolist(), offsets[1:].tolist()
         else:
             region, starts, stops = (
@@ -233,7 +233,7 @@ def _pyarrow() -> Any:
         raise ImportError("Arrow arrays need pyarrow: pip install 'mqd[arrow]'") from None
     if int(pyarrow.__version__.partition(".")[0]) < _ARROW_MIN:
         raise ImportError(
-            f"pyarrow {pyarrow.__version__} makes no BinaryView arrays over given memory: pip install --upgrade"
+            f"pyarrow {pyarrow.__version__} cannot make BinaryView arrays over existing memory: pip install --upgrade"
             " 'mqd[arrow]'"
         )
     return pyarrow

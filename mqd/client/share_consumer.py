@@ -125,11 +125,11 @@ class ShareConsumer:
     def acknowledge(
         self, message: confluent_kafka.Message, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT
     ) -> None:
-        """ACCEPT: done. RELEASE: to be delivered again. REJECT: not to be delivered again. The next
-        poll(), consume(), commit_sync() or commit_async() sends it. Explicit mode only. Raises
+        """ACCEPT: done. RELEASE: to be delivered again. REJECT: not to be delivered again. The next poll(),
+        consume(), commit_sync() or commit_async() sends the acknowledgement. Explicit mode only. Raises
         IllegalStateException when the consumer does not hold the record (any more).
         """
-        # called for each record: as few calls as possible
+        # called for each record, so it makes as few calls as possible
         if type(message) is ShareMessage and self._user is None and not self._is_closed and os.getpid() == self._pid:
             if not self._config.is_explicit:
                 self._require_explicit()
@@ -139,7 +139,7 @@ class ShareConsumer:
         if not isinstance(message, confluent_kafka.Message):
             raise TypeError(f"argument 1 must be confluent_kafka.cimpl.Message, not {type(message).__name__}")
         topic, partition, offset = message.topic(), message.partition(), message.offset()
-        self.acknowledge_offset(topic, partition, offset, ack_type)  # type: ignore[arg-type]  # checked there
+        self.acknowledge_offset(topic, partition, offset, ack_type)  # type: ignore[arg-type]  # checked by the callee
 
     def acknowledge_offset(
         self, topic: str, partition: int, offset: int, ack_type: AcknowledgeType | int = AcknowledgeType.ACCEPT

@@ -219,11 +219,11 @@ class Sampler:
         with self._lock:
             last, before, clocks = dict(self._last), dict(self._before), dict(self._ahead_s)
         samples = [sample for scrape in last.values() for sample in scrape.samples]
-        found = diagnosis.of_metrics(samples, now_s, "DATA_DIR")
+        found = diagnosis.metric_findings(samples, now_s, "DATA_DIR")
         for url, scrape in before.items():
-            found += diagnosis.of_consumers(scrape.samples, last[url].samples)
+            found += diagnosis.consumer_findings(scrape.samples, last[url].samples)
         for url, ahead_s in clocks.items():
-            found += diagnosis.of_clock(urlsplit(url).netloc, ahead_s)
+            found += diagnosis.clock_findings(urlsplit(url).netloc, ahead_s)
         return found
 
     def free_share(self) -> float | None:

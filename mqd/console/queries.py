@@ -133,7 +133,7 @@ def health(settings: Settings) -> Health:
     state = None
     try:
         state = ClusterState(settings)
-        findings += diagnosis.of_cluster(state, partitions, (), now_ms())
+        findings += diagnosis.cluster_findings(state, partitions, (), now_ms())
     except CliError as error:
         hidden.append(f"controllers: {error.message}")
     broken = [

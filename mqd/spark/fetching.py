@@ -319,7 +319,7 @@ class TcpViews:
             self._out_of_range()
             raise _LookUpAgain
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
-        # the metadata show whether it was deleted permanently
+        # the metadata shows whether it was deleted permanently
         if response.error in NOT_THERE or is_retriable(response.error):
             raise _LookUpAgain(str(error))
         raise MqdReadError(str(error))

@@ -1,5 +1,5 @@
-"""The column `headers` of rows as the header sections of records, by columns: Arrow joins the
-pieces, numpy encodes the lengths; there is no loop over rows.
+"""Encodes the column `headers` of rows as the header sections of records. Arrow joins the pieces, numpy
+encodes the lengths; there is no loop over rows.
 
     section of a record    varint count, and for each header: varint key length, key, varint value
                            length (-1: null), value

@@ -4,9 +4,8 @@ archive as far as that goes, and then from the log.
     H1  an offset comes from the archive or from the log, never from both: the archive has the
         offsets from its first record of a partition to the end of its last batch, the log those
         before and after
-    H2  a read begins at the archive's first offset, or the log's, whichever is less, when it begins
-        at `earliest`; other starting offsets may be before the log's start as long as the archive
-        has them
+    H2  a read from `earliest` begins at the lower of the archive's and the log's first offset; other
+        starting offsets may be before the log's start as long as the archive has them
     H3  a task returns records in the order of their offsets, partition after partition
     H4  offsets that neither has are reported as lost
     H5  the archive is read before the logs' ends are queried: an archive that is being filled
@@ -27,7 +26,7 @@ from mqd.spark.pipelines.parquet import ArchivedTask
 from mqd.spark.planning import Key
 from mqd.spark.wire import MqdReadError
 
-_ADVICE = "Read the archive's Parquet files by themselves"
+_ADVICE = "Read the archive's Parquet files directly"
 
 
 def opened(options: SourceOptions) -> Archive:
@@ -85,7 +84,7 @@ def plan(
             else [(start, ends[key])]
         )
     for topic in sorted({topic for topic, _ in starts}):
-        for file in archive.of(topic):
+        for file in archive.files_of(topic):
             requested = tuple(
                 (span.partition, max(span.first, firsts[key]), min(span.end, ends[key]))
                 for span in file.spans
@@ -102,7 +101,7 @@ def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
     """
     ends = archive.ends(topic)
     firsts: dict[int, int] = {}
-    for file in archive.of(topic):
+    for file in archive.files_of(topic):
         for span in file.spans:
             firsts[span.partition] = min(firsts.get(span.partition, span.first), span.first)
     return {(topic, partition): (first, ends[partition]) for partition, first in firsts.items()}

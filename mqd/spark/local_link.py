@@ -99,7 +99,7 @@ class LocalLink:
         """The next response, without its length."""
         if not self.ready(self._timeout_s):
             raise TimeoutError(
-                f"broker {self.host}:{self.port} does not answer within {self._timeout_s:g} s"
+                f"broker {self.host}:{self.port} does not respond within {self._timeout_s:g} s"
                 " (kafka.request.timeout.ms)"
             )
         response, self._response = self._response, None

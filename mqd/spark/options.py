@@ -1,9 +1,9 @@
 """Options of `format("mqd")`: the names, values and refusals of Spark's Kafka source and sink, and
 mqd's own.
 
-1. Names are not case-sensitive, as Spark's own. `kafka.*` is configuration of
-   Kafka's clients; supported properties are used, those that would break Spark's guarantees are
-   refused (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
+1. Names are case-insensitive, like Spark's own. `kafka.*` is configuration of Kafka's clients:
+   supported properties are used, those that would break Spark's guarantees are refused
+   (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
 2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
    and the allowed values.
 3. Options that belong to the other kind of query are ignored with a warning, those that would
@@ -262,7 +262,7 @@ def _archive(options: Options, streaming: bool, starting: Limit, ending: Limit) 
         )
     if any(limit.timestamp is not None or limit.timestamps is not None for limit in (starting, ending)):
         raise MqdOptionError(
-            "option archive goes with offsets: leave out the timestamp options, and filter on the column timestamp"
+            "option archive needs limits by offset: leave out the timestamp options, and filter on the column timestamp"
             " after load()"
         )
     return path

@@ -9,7 +9,7 @@ transaction: through shared memory to a broker of this host, over TCP to others.
         delivery.timeout.ms after it was first sent; then MqdWriteError names topic, partition and
         the last problem
     S4  memory: at most QUEUED_BYTES_MAX plus one round of batches are queued
-    S5  a partition that its topic no longer shows (retired and empty) still accepts the batches
+    S5  a partition that its topic no longer lists (retired and empty) still accepts the batches
         assigned to it, at its last leader; no new rows are assigned to it
     S6  a silent leader delays only its own partitions, until kafka.request.timeout.ms or, if that
         is sooner, delivery.timeout.ms
@@ -158,7 +158,7 @@ class Producer:
         self._connections.users += 1
         self._closed = False
         self._topics: dict[str, Topic] = {}
-        # topic id, and the leader of each partition that it has ever shown
+        # topic id, and the leader of each partition that it has ever listed
         self._leaders: dict[str, tuple[bytes, dict[int, int]]] = {}
         self._requested_at = 0.0
         self._queues: dict[Key, collections.deque[Batch]] = {}
@@ -194,7 +194,7 @@ class Producer:
         self._topics[topic.name] = topic
         if not topic.error:
             topic_id, leaders = self._leaders.get(topic.name, (topic.topic_id, {}))
-            # keeps the leaders of partitions that the topic no longer shows (S5)
+            # keeps the leaders of partitions that the topic no longer lists (S5)
             self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders
 
     def _leader(self, key: Key) -> int:
@@ -343,7 +343,7 @@ class Producer:
                 host, port = flight.link.host, flight.link.port
                 # the metadata connection may use this broker
                 self._connections.cluster.prefer_other_brokers((host, port))
-                raise TimeoutError(f"broker {host}:{port} has not answered (kafka.request.timeout.ms)")
+                raise TimeoutError(f"broker {host}:{port} has not responded (kafka.request.timeout.ms)")
             frame = flight.link.receive()
             number, response = decode_response(frame, PRODUCE, flight.version)
             if number != flight.number:

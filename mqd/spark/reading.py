@@ -7,8 +7,8 @@ mapped segments (local.py), elsewhere by Fetch (fetching.py). Both return views:
 that are not copied. A view is copied once, into Arrow's buffers, by native/client/columns.c. The
 columns topic and partition are created here, once per task.
 
-    R1  the batches hold the range's records, in order, each once: those of control batches and,
-        with read_committed, of aborted transactions left out
+    R1  the batches hold the range's records, in order, each once, without those of control batches
+        and, with read_committed, of aborted transactions
     R2  a local read may continue over TCP at the same offset (the worker died, the leader moved, no
         records arrived), but never returns
     R3  a returned batch keeps its buffers; they are not reused while it exists

@@ -3,8 +3,8 @@ them.
 
 Spark prunes no columns for Python sources. `.schema("value binary")` on the reader does that
 explicitly: any of the columns, in any order, with their types; others are refused. Sources: Spark's
-Structured Streaming + Kafka Integration Guide (the columns); the types are exact, Spark compares
-Arrow schemas for equality.
+Structured Streaming + Kafka Integration Guide (the columns); the types are exact, because Spark
+compares Arrow schemas for equality.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def _write(options: SinkOptions, batch_run: BatchRun, batches: Iterator[pyarrow.
 def _end(
     options: SinkOptions, messages: Sequence[WriterCommitMessage | None], commit: bool, batch_run: BatchRun | None
 ) -> None:
-    """Ends a batch by the messages of its tasks. `batch_run` if the driver knows it."""
+    """Ends a batch, according to the messages of its tasks. `batch_run`: if the driver knows it."""
     from mqd.spark import writing
 
     written = [message for message in messages if isinstance(message, Written)]

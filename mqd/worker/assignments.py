@@ -1,8 +1,8 @@
 """Computes the roles of a partition's replicas from the controller's metadata: the assignment that
 the reactor passes to the replication core (native/replica/rules.h). Pure.
 
-A partition whose only replica is on this host and led here has no assignment: it is not replicated,
-and has no replication overhead.
+A partition whose only replica is on this host, which leads it, has no assignment: it is not
+replicated, and has no replication overhead.
 """
 
 from collections.abc import Mapping

@@ -1,5 +1,5 @@
-"""Threads for blocking work. `urgent` ones open and close partitions; `slow` ones, at low priority,
-do work that no caller waits for. Each log directory has its own threads, so that a hanging one
+"""Threads for blocking work. `urgent` threads open and close partitions; `slow` threads, at low
+priority, do work that no caller waits for. Each log directory has its own threads, so that a hanging one
 does not block work in the others.
 
 Bound: URGENT_COUNT + 1 threads for each log directory, and as many for files elsewhere; threads are

@@ -5,21 +5,21 @@ out.
     apply_updates  -> Changes
 
 Invariants
-    W1  every worker knows every topic (it reads any partition); it owns those partitions whose
-        owner is its index.
+    W1  every worker knows every topic, because it can read any partition; it owns those partitions
+        whose owner is its index.
     W2  an image is complete: items that it does not name are removed, and items that are already
         applied cause no change.
     W3  a topic with the same name but another id is a different topic: the old one is removed
         first.
     W4  a partition whose log could not be opened stays wanted; the next image retries, and so does
         `retry` when the cause may have passed.
-    W5  files are deleted when the metadata say that this host has no replica of the partition any
+    W5  files are deleted when the metadata shows that this host has no replica of the partition any
         more (or that there is no such topic or partition); a partition that is merely not served
-        here keeps them. Until the metadata have reached this host's own registration they are
-        outdated, and replicas that they show as removed may have been added again since: files are
-        kept, and checked again at that point (`left_behind`).
-    W6  a partition of several replicas gets its assignment after it was opened and before the
-        change counts as applied, and again whenever anything in it changes; once it has had one, it
+        here keeps them. Until the metadata has reached this host's own registration it is outdated,
+        and replicas that it shows as removed may have been added again since: files are kept, and
+        checked again at that point (`left_behind`).
+    W6  a partition with several replicas gets its assignment after it was opened and before the
+        change counts as applied, and again whenever the assignment changes. Once it has had one, it
         gets them until it is closed.
     W7  a view (view.of) is sent to the reactor again whenever the slots of its base topic change: the
         reactor never reads a view from a slot that its base no longer has.
@@ -119,9 +119,9 @@ class Catalog:
             and self._is_deleted(topic, (topic_id, index))
         )
 
-    def failed(self, key: Key, may_pass: bool = False) -> None:
-        """The partition could not be opened, but stays wanted (W4). `may_pass`: for lack of space,
-        memory or descriptors.
+    def record_failure(self, key: Key, may_pass: bool = False) -> None:
+        """Records that the partition could not be opened (W4). `may_pass`: the cause may pass by itself,
+        such as a lack of space, memory or descriptors.
         """
         self._failed[key] = may_pass
 
@@ -133,7 +133,7 @@ class Catalog:
         keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]
         for key in keys:
             del self._failed[key]
-        return self._assigned(Changes(open=[self.owned[key] for key in keys]))
+        return self._add_assignments(Changes(open=[self.owned[key] for key in keys]))
 
     def failed_partitions(self) -> list[Owned]:
         return [self.owned[key] for key in self._failed if key in self.owned]
@@ -142,7 +142,7 @@ class Catalog:
         return self.topics[owned.topic_id]
 
     def base_of(self, view: TopicImage) -> TopicImage | None:
-        """The topic that a view shows."""
+        """The base topic of a view."""
         return next((topic for topic in self.topics.values() if topic.name == view.config[VIEW_OF]), None)
 
     def slots_of(self, matches: Callable[[str], bool]) -> list[int]:
@@ -187,7 +187,7 @@ class Catalog:
         for topic in image.topics:
             self._put(topic, changes, config_changed, retry)
         self._touched = None
-        return self._assigned(changes)
+        return self._add_assignments(changes)
 
     def on_message(self, message: FromController) -> Changes:
         """TopicPut, PartitionsPut, TopicRemoved, BrokersPut, BrokerConfigPut; others change
@@ -196,8 +196,8 @@ class Catalog:
         return self.apply_updates([message])
 
     def apply_updates(self, parts: Sequence[FromController]) -> Changes:
-        """Applied in order; carried out together. A later part never undoes an earlier one of the
-        same version.
+        """Applies the updates in order; returns their changes together. A later update never undoes an
+        earlier one of the same version.
         """
         changes = Changes()
         for part in parts:
@@ -216,12 +216,12 @@ class Catalog:
                 self._config_put(part.config, part.default_config, changes)
         # each topic once, in its last state
         changes.put_topics[:] = {topic.topic_id: topic for topic in changes.put_topics}.values()
-        return self._assigned(changes)
+        return self._add_assignments(changes)
 
     def on_topic_put(self, topic: TopicImage) -> Changes:
         changes = Changes()
         self._topic_put(topic, changes)
-        return self._assigned(changes)
+        return self._add_assignments(changes)
 
     def on_topic_removed(self, topic_id: bytes) -> Changes:
         changes = Changes()
@@ -232,7 +232,7 @@ class Catalog:
     def on_broker_config(self, config: dict[str, str], default_config: dict[str, str] | None = None) -> Changes:
         changes = Changes()
         self._config_put(config, default_config, changes)
-        return self._assigned(changes)
+        return self._add_assignments(changes)
 
     # -- differences -------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class Catalog:
             self._add_changes(owned, self.owned.get(key), changes, options_changed, key in retry)
             self.owned[key] = owned
 
-    def _assigned(self, changes: Changes) -> Changes:
+    def _add_assignments(self, changes: Changes) -> Changes:
         """Adds new and changed assignments (W6)."""
         for owned in [*changes.open, *changes.close, *changes.delete]:
             self.assigned.pop(owned.key, None)
@@ -381,5 +381,5 @@ class Catalog:
 
 
 def _reactor_view(topic: TopicImage) -> list[tuple[int, ...]]:
-    """What the reactor knows of the topic's partitions."""
+    """The fields of the topic's partitions that the reactor knows."""
     return [(p.slot, p.log_dir, p.leader, p.leader_epoch, p.retiring, p.redirect) for p in topic.partitions]

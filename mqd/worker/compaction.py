@@ -59,7 +59,7 @@ SWAP_PAUSE_S = 1.0
 SLEEP_S_MAX = 60.0
 KEY_BYTES = 24  # of an entry in the native table
 MAP_BYTES_MIN = 1 << 20
-_QUIET = frozenset({native.E_STALE, errno.ENOENT})  # the log has changed in the meantime
+_LOG_CHANGED = frozenset({native.E_STALE, errno.ENOENT})
 _UNREADABLE = frozenset({errno.EIO})
 Result = TypeVar("Result")
 
@@ -225,7 +225,7 @@ class Compactor:
             await self._background.slow(log_dir.index, checkpoint.load)
             for problem in checkpoint.problems:
                 self._log.warning(
-                    "checkpoint of compaction cannot be read; its partitions are compacted again", reason=problem
+                    "cleaner checkpoint cannot be read; its partitions are compacted again", reason=problem
                 )
             self._checkpoints[log_dir.index] = checkpoint
         return self._checkpoints[log_dir.index]
@@ -241,7 +241,7 @@ class Compactor:
         try:
             if opened.closing:
                 return
-            # before anything is read
+            # the count of truncations must be taken before anything is read (W5)
             truncation_count = (await self._commands.run(self._reactor.segments_hold, opened.owned.slot, -1)).offset
             options = await self._run_in_thread(self._options, chosen)
             compaction = await self._run_in_thread(native.Compaction, opened.path, chosen.plan.bases, options)
@@ -319,8 +319,8 @@ class Compactor:
     async def _swap(
         self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, truncation_count: int
     ) -> None:
-        """Replaces the old files by the new ones, W1, W5. Once prepared, the swap is completed even
-        if the reactor no longer serves the partition.
+        """Replaces the old files with the new ones (W1, W5). Once prepared, the swap is completed even if
+        the reactor no longer serves the partition.
         """
         slot = opened.owned.slot
         async with opened.files_lock:
@@ -415,8 +415,8 @@ class Compactor:
         if error.errno in _UNREADABLE:
             self._give_up(opened, str(error))
             return
-        self._retry_at[opened.owned.key] = time.monotonic() + (1.0 if error.errno in _QUIET else RETRY_S)
-        if error.errno not in _QUIET and not opened.closing:
+        self._retry_at[opened.owned.key] = time.monotonic() + (1.0 if error.errno in _LOG_CHANGED else RETRY_S)
+        if error.errno not in _LOG_CHANGED and not opened.closing:
             self._report.failures += 1
             self._log.warning("compaction failed; retrying", partition=opened.owned.name, reason=str(error))
 

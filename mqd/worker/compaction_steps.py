@@ -57,8 +57,8 @@ def newest_snapshot(path: Path) -> int:
 
 
 def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple[bool, int]:
-    """Returns (whether this half or group is done, bytes read and written). Raises Uncleanable,
-    NativeError.
+    """Returns (whether the keys, or the current group, are done; bytes read and written). Raises
+    Uncleanable, NativeError.
     """
     moved = 0
     try:

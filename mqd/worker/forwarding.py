@@ -177,4 +177,4 @@ class Forwarding:
         try:
             await self._commands.run(command, *arguments)
         except native.NativeError as error:
-            self._log.warning("reactor refused a command for other hosts", reason=str(error))
+            self._log.warning("reactor refused a command about a connection to another host", reason=str(error))

@@ -25,8 +25,8 @@ FLUSH_FAILED = "flush-failed"
 
 
 class LogDirectory:
-    """`failure`: the reason that it is not served; "" = it works. `doubtful`: a flush in it has
-    failed in an earlier run.
+    """`failure`: why the directory is not served; "" = it is. `doubtful`: a flush in it failed in an
+    earlier run.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class LogDirectory:
             self.trust = found.trusted_points(self._worker)
             self.high_watermarks = checkpoints.read_high_watermarks(self.path, self._worker)
             self._writer = CheckpointWriter(self.path, self._worker, self._files, found)
-            return [path for path in directories.leftovers(self.path) if self._deletes(path)]
+            return [path for path in directories.leftovers(self.path) if self._must_delete(path)]
         except OSError as error:
             self.fail(f"cannot be used: {error}")
             return []
 
-    def _deletes(self, leftover: Path) -> bool:
+    def _must_delete(self, leftover: Path) -> bool:
         """Whether this worker has to delete the directory: only the partition's owner does, so that no
         other worker sees a deletion in progress. partition.metadata is deleted last.
         """
@@ -114,8 +114,8 @@ class LogDirectory:
                 path.unlink(missing_ok=True)
 
     def prune(self, keep: list[tuple[str, int]]) -> None:
-        """Blocking. Every worker has its own checkpoints now: drops the entries carried for others.
-        Worker 0 removes the files of workers that no longer exist.
+        """Blocking. Drops the entries that were kept for other workers: all of them have checkpoints of
+        their own now. Worker 0 removes the files of workers that no longer exist.
         """
         if self._writer is None or self.failure:
             return

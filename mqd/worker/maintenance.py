@@ -255,7 +255,7 @@ class Upkeep:
             wake.set()
 
     def on_truncated(self, slot: int) -> None:
-        """A follower's log was truncated: the recovery point in the checkpoint may lie above its
+        """A follower's log was truncated: the recovery point in the checkpoint may be above its
         new end (native/log/recovery/truncation.h).
         """
         opened = self._partitions.by_slot.get(slot)
@@ -360,7 +360,7 @@ class Upkeep:
             return await self._advance_start(opened, log_dir, offset)
 
     async def _advance_start(self, opened: OpenPartition, log_dir: LogDirectory, offset: int) -> int:
-        # it closed while this waited for the lock: its slot may soon be another partition's
+        # closed while this call waited for the lock: the slot may soon belong to another partition
         if opened.closing:
             raise OSError(errno.ESTALE, "the partition is not served here any more")
         event = await self._commands.run(self._reactor.advance_start, opened.owned.slot, offset)

@@ -157,7 +157,7 @@ class Mover:
             async with self._applying:
                 await self._switch(move)
         except OSError as error:  # OSError includes NativeError
-            # otherwise its source is being deleted
+            # no failure if the partition is being deleted
             if self._moves.get(move.owned.key) is move and move.owned.key in self._catalog.owned:
                 self._log.error(
                     "move to another log directory failed; the partition stays where it is",
@@ -234,7 +234,9 @@ class Mover:
                 self._report(move)
 
     def hold(self, command: Command) -> bool:
-        """Whether the command waits until `released` returns it (Y4)."""
+        """Keeps the command until `released` returns it, if its partition is served from neither
+        directory (Y4). Returns whether it is kept.
+        """
         if not self._is_unserved(command.slot) or len(self._held) >= HELD_MAX:
             return False
         self._held.append(command)
@@ -253,8 +255,9 @@ class Mover:
         )
 
     async def on_applied(self, image: bool) -> None:
-        """A message of the controller has been applied. Called with the lock of changes held.
-        `image`: after a new subscription, when earlier messages to it may be lost.
+        """Called when a message of the controller has been applied, with the lock of changes held.
+        `image`: the message is the image after a new subscription, so earlier messages to the controller
+        may be lost.
         """
         if image:
             self._held.clear()  # the controller that sent them has forgotten them
@@ -277,7 +280,7 @@ class Mover:
             return
         del self._moves[move.owned.key]
         owned, log_dir = move.owned, self._log_dirs[move.target]
-        # otherwise another partition of that name is already there
+        # unless another partition of that name is already there
         if await self._background.slow(
             log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id
         ):
@@ -316,9 +319,7 @@ class Mover:
             self._partitions.delete_later(source, aside)
 
     async def unmark_all(self) -> None:
-        """Partitions that were moved before this start are open and valid: their marks are
-        obsolete.
-        """
+        """Removes the marks of partitions that were moved before this start: they are open and valid."""
         for log_dir in self._log_dirs:
             paths = [opened.path for opened in self._partitions.open.values() if opened.owned.log_dir == log_dir.index]
             marked = [path for path in paths if moving.is_marked(path)]
@@ -344,7 +345,7 @@ class Mover:
                 pass
 
     async def close(self) -> None:
-        """The worker ends: the next start deletes unfinished copies."""
+        """Called when the worker ends. The next start deletes unfinished copies."""
         tasks = [move.task for move in self._moves.values() if move.task is not None and not move.switching]
         for task in tasks:
             task.cancel()

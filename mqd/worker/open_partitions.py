@@ -43,7 +43,7 @@ async def each(work: Iterable) -> None:
 
 
 class OpenPartitions:
-    """`open`: by key. `failures`: slot -> reason it is not served."""
+    """`open`: partitions by key. `failures`: slot -> why its partition is not served."""
 
     def __init__(
         self,

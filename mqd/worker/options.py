@@ -15,7 +15,7 @@ _VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_valida
 _SCHEDULES = 3
 _LISTENER_TLS, _LISTENER_SASL = 1, 2  # MQD_LISTENER_*
 _INT32_MAX = (1 << 31) - 1
-_HEADER_BYTES_MAX = 1024  # of a SaslAuthenticate, beside its token
+_HEADER_BYTES_MAX = 1024  # of a SaslAuthenticate request, in addition to its token
 _AUTHENTICATION_MS_MAX = 10_000
 
 

@@ -102,7 +102,7 @@ def set_left_behind_aside(
     files: Files,
 ) -> list[tuple[LogDirectory, Path]]:
     """Blocking. Sets aside files of replicas that this host no longer has, of existing topics
-    (`left_behind`: topic id, index). Returns them for deletion. Call it only when the metadata are
+    (`left_behind`: topic id, index). Returns them for deletion. Call it only when the metadata is
     known to be current.
     """
     to_delete = []

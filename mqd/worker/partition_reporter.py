@@ -2,8 +2,8 @@
 in-sync sets, the recovery of an unclean leader, empty retiring partitions, and hidden partitions to
 which no client has written for the grace period.
 
-No state depends on the controller's memory: the reactor repeats a proposal until it is answered,
-and everything else is checked every TICK_S.
+No state depends on the controller's memory: the reactor repeats a proposal until it gets a
+response, and everything else is checked every TICK_S.
 
 A hidden partition is removed only when its leader has reported it unused: a late or lost report, or
 a suspended process, is never taken for the absence of producers. For the same reason time is summed

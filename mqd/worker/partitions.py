@@ -10,8 +10,8 @@ Required order
         continue.
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
         its files are deleted later.
-    N5  a log that recovery has cut below acknowledged records follows and does not lead
-        (shortened_log.py). A log that ends below the end that a predecessor has published since the
+    N5  a replica whose log recovery has cut below acknowledged records follows and does not lead
+        (shortened_log.py). One whose log ends below the end that a predecessor has published since the
         broker started stays offline until the broker is restarted, because the replicas that rely on
         it do not know of the loss.
     N6  missing segments are logged as an ERROR. A sole replica is served with the remaining
@@ -60,7 +60,7 @@ class _Opened(msgspec.Struct):
 def _recovery_aborted(path: Path, aborts: int) -> str:
     return (
         f"opening it has aborted its worker {aborts} times by a broken invariant (the worker's log names it); all"
-        f" others are served. `mqd log verify {path}` checks its files; a restart of the broker tries once more"
+        f" other partitions are served. `mqd log verify {path}` checks its files; a restart of the broker tries once more"
     )
 
 
@@ -322,8 +322,8 @@ class PartitionSet(OpenPartitions):
 
     @staticmethod
     def _trusted_point(recovery: native.Recovery) -> int:
-        """Recovery may have cut the log below the old recovery point; it never proves more than was
-        known before.
+        """The old recovery point, or the log end if recovery has cut the log below that. Recovery never
+        proves more than was known before.
         """
         return min(recovery.recovery_point_offset, recovery.log_end_offset)
 
@@ -360,7 +360,7 @@ class PartitionSet(OpenPartitions):
     def _failed(self, owned: Owned, reason: str, cause: Exception | None = None) -> None:
         self._log.error("partition cannot be opened; it is offline", partition=owned.name, reason=reason)
         self.failures[owned.slot] = f"{owned.name}: {reason}"
-        self._catalog.failed(owned.key, isinstance(cause, OSError) and cause.errno in _MAY_PASS)
+        self._catalog.record_failure(owned.key, isinstance(cause, OSError) and cause.errno in _MAY_PASS)
         self._control.set_slot_state(owned.slot, native.SlotState.OFFLINE)
 
     async def _delete(self, owned: Owned) -> None:

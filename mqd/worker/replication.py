@@ -1,6 +1,6 @@
-"""Connections to the workers of other hosts whose partitions are followed here: determines the
-wanted ones, opens and authenticates them, passes them to the reactor, and reopens them when they
-end.
+"""Connections to the workers of other hosts that lead partitions followed here: determines which
+connections are wanted, opens and authenticates them, passes them to the reactor, and reopens them
+when they end.
 
     catalog's assignments -> target_routes(), spare_routes() -> one task for each route:
         connect -> handshake (purpose "data", naming the leader's worker) -> the reactor fetches
@@ -11,7 +11,8 @@ A route is a worker of a leader's host in one lane. In-sync replicas, replicas t
 throttled ones use different connections, so that no lane delays an earlier one. Routes to other
 hosts that may become leaders of partitions replicated here are opened in advance: after a failover
 the new leader's acknowledgements wait for its followers, which would otherwise have to connect
-first. At most one for each worker of each other host; they are idle until needed.
+first. There is at most one such spare route for each worker of each other host; it is idle until
+needed.
 
 The fetching and the processing of responses are native (native/server/replication/fetcher.h).
 
@@ -187,7 +188,7 @@ class Replication:
         try:
             await self._commands.run(command, *arguments)
         except native.NativeError as error:
-            self._log.warning("reactor refused a command for other hosts", reason=str(error))
+            self._log.warning("reactor refused a command about a connection to another host", reason=str(error))
 
     def on_ended(self, event: native.Event) -> None:
         """Handles MQD_EVENT_FETCHER_ENDED."""

@@ -251,7 +251,7 @@ class Scrubber:
         try:
             bases = await self._background.slow(opened.owned.log_dir, segments.base_offsets, opened.path)
         except OSError:
-            return False  # being deleted; otherwise the next survey finds the same
+            return False  # being deleted; if not, the next survey fails in the same way
         if self._open(key) is not opened:
             return False
         now_ms = clock.monotonic_ms()
@@ -374,7 +374,7 @@ class Scrubber:
         if published_ms is None or now_ms - published_ms >= DAY_MS:
             self._published_ms[segment] = now_ms
             self._log.error(
-                "stored segment is damaged: restore it from a copy while the broker is down, or give up its records by"
+                "stored segment is damaged: restore it from a copy while the broker is down, or delete its records with"
                 " DeleteRecords up to next_sound_offset; everything else is served",
                 partition=opened.owned.name,
                 segment=path.name,

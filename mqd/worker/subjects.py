@@ -7,7 +7,8 @@ address may do); this module compiles it from the rules, and again whenever they
 
 Invariants
     J1  when apply() returns, the reactor decides by the rules that were in force when it was called,
-        or newer ones; so a change of rules is answered when every worker has applied it
+        or newer ones; so a change of rules is acknowledged when every worker has
+        applied it
     J2  commands for one subject are posted in the order of their rules
     J3  then the active segments that local clients have mapped are rolled, in topics where a right
         may have been taken away: a mapping also shows records that are appended later

@@ -1,5 +1,5 @@
-"""The certificates of a worker, of its TLS listeners and for connections between hosts: loaded before
-it serves, and again when a file has changed or the key of session tickets is due to change.
+"""A worker's certificates, for its TLS listeners and for connections between hosts: loaded before it
+serves, and again when a file has changed or the key of session tickets is due to change.
 
 Invariants: a TLS listener serves nothing before its certificate is loaded (the reactor refuses its
 connections); if loading fails, the previous certificate stays in use and the failure is logged

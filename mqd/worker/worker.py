@@ -287,7 +287,7 @@ class Worker:
             self._stopping.set()
 
     async def _end(self, tasks_ended: bool) -> None:
-        """The clean end. The reactor answers what it can and ends. A stopped reactor carries out
+        """The clean end. The reactor sends the responses that it can and ends. A stopped reactor carries out
         commands in this thread, so the partitions can be taken back. A hanging directory is
         abandoned. `tasks_ended`: all tasks have ended; otherwise compaction, the only task that
         cancellation may not end, is in a hanging step and is not awaited again.

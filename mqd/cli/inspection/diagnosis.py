@@ -47,7 +47,7 @@ DISK_HANGS = (
     "dmesg, smartctl and iostat -x show what hangs; if it persists, mqd cluster drain moves leaderships away;"
     " and after the directory is removed from log.dirs, a restarted broker runs without it"
 )
-CLOCK_CURE = "timedatectl timesync-status, or chronyc tracking, on both hosts"
+CLOCK_REMEDY = "timedatectl timesync-status, or chronyc tracking, on both hosts"
 TITLES = {
     Harm.LOSS: "records at risk",
     Harm.OUTAGE: "clients are not served",
@@ -64,7 +64,7 @@ class Finding(NamedTuple):
     cure: str
 
 
-def of_processes(about: Mapping[str, Any]) -> list[Finding]:
+def process_findings(about: Mapping[str, Any]) -> list[Finding]:
     """`about`: the output of `mqd status --format json`."""
     logs = Path(about["data_dir"]) / "logs"
     if "reason" in about:
@@ -72,26 +72,26 @@ def of_processes(about: Mapping[str, Any]) -> list[Finding]:
             Finding(
                 Harm.OUTAGE,
                 f"no broker runs in {about['data_dir']}: {about['reason']}",
-                f"mqd up --data-dir {about['data_dir']}; if it ended by itself, {logs} says why",
+                f"mqd up --data-dir {about['data_dir']}; if it ended by itself, {logs} shows why",
             )
         ]
     found = []
     for one in about["processes"]:
         log = logs / f"{one['name']}.log"
         if one["state"] != "running":
-            found.append(Finding(Harm.OUTAGE, f"{one['name']} is {one['state']}", f"{log} says what it waits for"))
+            found.append(Finding(Harm.OUTAGE, f"{one['name']} is {one['state']}", f"{log} shows what it waits for"))
         elif one["restart_count"] > RESTARTS_MAX:
             found.append(
                 Finding(
                     Harm.NO_RESERVE,
                     f"{one['name']} has died {one['restart_count']} times since the broker started",
-                    f"{log} says why; its last lines before each start",
+                    f"the last lines of {log} before each start show why",
                 )
             )
     return found
 
 
-def of_cluster(
+def cluster_findings(
     state: ClusterState, partitions: Partitions, offline: Iterable[OfflineReplica], now_ms: int
 ) -> list[Finding]:
     found = []
@@ -121,7 +121,7 @@ def of_cluster(
     found += [
         Finding(
             Harm.NO_RESERVE,
-            f"broker {one.broker_id} ({one.host}:{one.port}) is fenced: the controllers do not hear from it",
+            f"broker {one.broker_id} ({one.host}:{one.port}) is fenced: its heartbeats do not reach the controllers",
             "on that host: mqd status; start it if it is down, else check whether it reaches the controllers' port",
         )
         for one in state.brokers
@@ -163,13 +163,13 @@ def of_cluster(
                 f"this host's clock is {abs(skew_ms) / 1000:.0f} s {'ahead of' if skew_ms > 0 else 'behind'} the active"
                 f" controller's (broker {state.quorum.leader_id}): times of records and retention are wrong on"
                 " one of them",
-                CLOCK_CURE,
+                CLOCK_REMEDY,
             )
         )
     return found
 
 
-def of_clock(place: str, ahead_s: float) -> list[Finding]:
+def clock_findings(place: str, ahead_s: float) -> list[Finding]:
     """`ahead_s`: by how much the broker's clock is ahead of this host's."""
     if abs(ahead_s) * 1000 <= CLOCK_SKEW_MS_MAX:
         return []
@@ -178,12 +178,12 @@ def of_clock(place: str, ahead_s: float) -> list[Finding]:
             Harm.NUISANCE,
             f"the clock of the broker at {place} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this"
             " host's: times of records and retention are wrong on one of them",
-            CLOCK_CURE,
+            CLOCK_REMEDY,
         )
     ]
 
 
-def of_groups(groups: Iterable[Group]) -> list[Finding]:
+def group_findings(groups: Iterable[Group]) -> list[Finding]:
     found = []
     for group in groups:
         rebalance = group.rebalance
@@ -201,7 +201,7 @@ def of_groups(groups: Iterable[Group]) -> list[Finding]:
     return found
 
 
-def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[Finding]:
+def metric_findings(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[Finding]:
     found = []
     total = {}
     behind: dict[tuple[str, str], float] = {}
@@ -217,8 +217,8 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
                 Finding(
                     Harm.LOSS,
                     f"{one.value:.0f} stored segments of {partition} are corrupt",
-                    "mqd log verify on its directory says where; with other replicas, delete this one: it is"
-                    " copied again",
+                    "mqd log verify on its directory shows where; if there are other replicas, delete this one: it"
+                    " is copied again",
                 )
             )
         elif one.name == "mqd_sync_failures_total" and one.value:
@@ -261,7 +261,7 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
                 Finding(
                     Harm.OUTAGE if left_s < 0 else Harm.NO_RESERVE,
                     f"the certificate of {labels['listener']} "
-                    + (f"ends in {left_s / DAY_S:.0f} days" if left_s > 0 else "has ended"),
+                    + (f"expires in {left_s / DAY_S:.0f} days" if left_s > 0 else "has expired"),
                     "mqd cert renew, or put a new file in its place: it is read without a restart",
                 )
             )
@@ -270,7 +270,7 @@ def of_metrics(samples: Iterable[Sample], now_s: float, data_dir: str) -> list[F
                 Finding(
                     Harm.NUISANCE,
                     f"{partition} cannot be compacted, and grows",
-                    f"{data_dir}/logs/mqd-worker-*.log says which record; mqd log verify shows the place",
+                    f"{data_dir}/logs/mqd-worker-*.log shows which record; mqd log verify shows the place",
                 )
             )
         elif one.name == "mqd_consumergroup_lag_seconds" and one.value > LAG_S_MAX:
@@ -300,7 +300,7 @@ def waiting_for_flushes(samples: Iterable[Sample], unreplicated: frozenset[str])
     }
 
 
-def of_flushes(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
+def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicated: frozenset[str]) -> list[Finding]:
     """Two samples of the metrics, FLUSH_S apart. `unreplicated`: partitions with one replica, whose
     records wait only for this host's disk.
     """
@@ -341,7 +341,7 @@ def _key(sample: Sample) -> tuple[str, str, str]:
     return sample.labels["consumergroup"], sample.labels["topic"], sample.labels["partition"]
 
 
-def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
+def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
     """Two samples of the metrics, COMMIT_S apart, longer than clients wait between two commits."""
     then, now = stalled(before), stalled(after)
     found = []
@@ -361,7 +361,7 @@ def of_consumers(before: Iterable[Sample], after: Iterable[Sample]) -> list[Find
     return found
 
 
-def of_host(facts: Mapping[str, Any]) -> list[Finding]:
+def host_findings(facts: Mapping[str, Any]) -> list[Finding]:
     """`facts`: open_files (limit of the acceptor), transparent_hugepages, swappiness, shm_free (share);
     unknown ones are missing.
     """
@@ -378,7 +378,7 @@ def of_host(facts: Mapping[str, Any]) -> list[Finding]:
         found.append(
             Finding(
                 Harm.NO_RESERVE,
-                f"/dev/shm has {facts['shm_free']:.0%} of its space left: a worker that dies may not come back",
+                f"/dev/shm has {facts['shm_free']:.0%} of its space left: a worker that dies may fail to restart",
                 "mount -o remount,size=50% /dev/shm, or find what else fills it",
             )
         )

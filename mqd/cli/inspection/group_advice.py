@@ -1,5 +1,5 @@
-"""How many members or partitions a consumer group needs for the present rate of writes: from two
-samples of its committed offsets and the ends of its partitions.
+"""Computes how many members or partitions a consumer group needs for the present rate of writes, from
+two samples of its committed offsets and the ends of its partitions.
 
 The rate of a member that always had records to read is the capacity of a member. A member that keeps up
 shows only a lower bound, from which no capacity is computed.
@@ -137,10 +137,10 @@ def _in_words(advice: Advice, has_changed: bool, catch_up_s: float) -> list[str]
             if advice.members > 1
             else "it keeps up: 1 member is enough. How much more it could read is not known while it waits for records"
         ]
-    return [*_of_members(advice, catch_up_s), *_of_partitions(advice)]
+    return [*_member_lines(advice, catch_up_s), *_partition_lines(advice)]
 
 
-def _of_members(advice: Advice, catch_up_s: float) -> list[str]:
+def _member_lines(advice: Advice, catch_up_s: float) -> list[str]:
     assert advice.member_reads_s and advice.to_hold and advice.to_catch_up
     gain = advice.records_read_s - advice.records_in_s
     lines = [f"a member that is busy all the time reads {advice.member_reads_s:,.0f} records/s"]
@@ -156,7 +156,7 @@ def _of_members(advice: Advice, catch_up_s: float) -> list[str]:
     return lines
 
 
-def _of_partitions(advice: Advice) -> list[str]:
+def _partition_lines(advice: Advice) -> list[str]:
     assert advice.to_hold
     lines = []
     for topic, count in advice.partitions_needed.items():

@@ -93,8 +93,8 @@ class Slow(NamedTuple):
 
 
 class View(NamedTuple):
-    """The changes between two samples. Hosts and processes in their order, the others with the
-    largest first.
+    """The changes between two samples. Hosts and processes are in the order of the sample; topics and
+    groups have the largest first.
     """
 
     seconds: float
@@ -305,7 +305,7 @@ def _row_limits(counts: Sequence[int], height: int | None) -> list[int]:
     def taken() -> int:
         return sum(2 + room + (room < count) for room, count in zip(row_limits, counts, strict=True) if room)
 
-    for index in reversed(range(len(row_limits))):  # a low terminal shows the first sections
+    for index in reversed(range(len(row_limits))):  # a short terminal shows the first sections
         if taken() > height:
             row_limits[index] = 0
     grows = True

@@ -1,5 +1,6 @@
-"""Counts spares of topics with acks.replicas as in sync, as the tools do: such a replica is not in the
-in-sync set because enough others are, and lacks no records while its host is in service.
+"""Counts the spares of topics with acks.replicas as in sync, for the commands that show replicas. A
+spare is not in the in-sync set because enough other replicas are, and lacks no records while its host
+is in service.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ _DESCRIBE_CONFIGS = 32
 
 
 def count_as_in_sync(broker: Broker, topics: Any) -> None:
-    """`topics`: of a Metadata response. Adds spares to the in-sync replicas of its partitions. Those
-    of a topic whose configuration this user may not describe are not known, and not added.
+    """Adds spares to the in-sync replicas of the partitions of `topics`, from a Metadata response. The
+    spares of a topic whose configuration this user may not describe are not known, and not added.
     """
     found = [topic for topic in topics if any(map(_lacks_replicas, topic.partitions))]
     limits = _acks_replicas(broker, [topic.name for topic in found]) if found else {}

@@ -44,7 +44,9 @@ class Figures(NamedTuple):
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The smallest value that this share of them does not exceed; `ordered` ascends and is not empty."""
+    """The smallest value that at least this share of the values does not exceed. `ordered` ascends and
+    is not empty.
+    """
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
@@ -134,7 +136,7 @@ def check_space(directory: Path, size_bytes: int) -> None:
 
 
 def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float = PATIENCE_S) -> Figures:
-    """Takes about `seconds`, and `size_bytes` of space meanwhile. Raises CliError, also when the disk does not answer."""
+    """Takes about `seconds`, and `size_bytes` of space meanwhile. Raises CliError, also if the disk hangs."""
     outcome: list[Figures | OSError] = []
 
     def run() -> None:
@@ -153,7 +155,7 @@ def measure(directory: Path, size_bytes: int, seconds: float, patience_s: float 
     thread.join(seconds + patience_s)
     if not outcome:
         raise CliError(
-            f"{directory}: the disk has not answered a write or flush within {patience_s:.0f} s; dmesg may say why."
+            f"{directory}: the disk has not completed a write or flush within {patience_s:.0f} s; dmesg may show why."
             " A broker would fail there"
         )
     if isinstance(outcome[0], OSError):
@@ -198,7 +200,7 @@ def advice(figures: Figures, file_system: str) -> list[str]:
             " garbage. Producers' p99 will be above that"
         )
     if figures.is_cached:
-        found.append("this file system cannot read past memory, so the rate of reading is not the disk's")
+        found.append("this file system has no direct I/O, so the read rate is that of memory, not of the disk")
     return found
 
 

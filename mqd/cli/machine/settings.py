@@ -97,7 +97,7 @@ def _file_system(about: FileSystem, directory: Path) -> Iterator[Setting]:
         why = "the disk is across a network: flushes wait for it, and a lost connection stops the broker"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
     else:
-        why = f"mqd has not been tried on {kind}: whether a flush reaches the disk there is not known"
+        why = f"mqd has not been tested on {kind}: whether a flush reaches the disk there is not known"
         yield Setting(f"{place}: file system", kind, "ext4 or xfs", False, why, how=measure)
     if kind not in TESTED:
         return
@@ -175,7 +175,7 @@ def _device(device: Device) -> Iterator[Setting]:
 
 
 class Array(NamedTuple):
-    """A software RAID. `stripe_kb`: of data, over all its disks; 0: it is not striped."""
+    """A software RAID. `stripe_kb`: the data of one stripe over all disks; 0: it is not striped."""
 
     level: str
     stripe_kb: int
@@ -189,8 +189,8 @@ def _array(device: Device) -> Array | None:
     chunk = (number(device.directory / "md/chunk_size") or 0) // 1024
     if level not in STRIPED:
         return Array(level, 0)
-    of_data = disks // 2 if level == "raid10" else disks - WITH_PARITY.get(level, 0)
-    return Array(level, chunk * max(of_data, 1))
+    data_disks = disks // 2 if level == "raid10" else disks - WITH_PARITY.get(level, 0)
+    return Array(level, chunk * max(data_disks, 1))
 
 
 def _raid(device: Device, array: Array) -> Iterator[Setting]:

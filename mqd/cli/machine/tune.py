@@ -114,7 +114,7 @@ def command(
     if is_undo:
         written = Journal(journal)
         if not written.entries:
-            raise CliError(f"{journal} names no change: mqd tune --apply has changed nothing that is left to undo")
+            raise CliError(f"{journal} has no entry: no change of mqd tune --apply is left to undo")
         _report(changes.undo(root, written), as_json)
         return 0
     found = settings.read_settings(root, _directories(data_dir, config_file))

@@ -56,11 +56,11 @@ class Export:
         except (OSError, ValueError, CliError) as error:
             return f"the metrics page cannot be read: {error}"
         own = {"service.name": "mqd", "service.instance.id": f"{about['host']}:{about['port']}"}
-        # the environment adds to these, and replaces them
+        # OTEL_RESOURCE_ATTRIBUTES can add to these attributes and override them
         resource = Resource(own).merge(OTELResourceDetector().detect())
         scope = ScopeMetrics(InstrumentationScope("mqd", __version__), metrics, "")
         done = self._exporter.export(MetricsData([ResourceMetrics(resource, [scope], "")]))
-        return "" if done is MetricExportResult.SUCCESS else "the collector did not take the metrics"
+        return "" if done is MetricExportResult.SUCCESS else "the collector did not accept the metrics"
 
 
 @click.command(short_help="Send a broker's metrics to an OpenTelemetry collector.")
@@ -74,11 +74,11 @@ class Export:
     help="The collector's address, for OTLP over HTTP.",
 )
 @click.option("--every", type=click.FloatRange(1), default=15.0, show_default=True, metavar="SECONDS")
-@click.option("--once", is_flag=True, help="Send them once; fail if the collector does not take them.")
+@click.option("--once", is_flag=True, help="Send them once; fail if the collector does not accept them.")
 def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> None:
     """Send the metrics of a broker on this host to an OpenTelemetry collector (OTLP over HTTP).
 
-    Run it beside the broker, under the same supervisor. It reads the metrics page with the token and the
+    Run it next to the broker, under the same supervisor. It reads the metrics page with the token and the
     CA of the data directory. Headers, certificates, compression and attributes of the resource are set by
     OpenTelemetry's environment variables: OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE,
     OTEL_EXPORTER_OTLP_COMPRESSION, OTEL_RESOURCE_ATTRIBUTES.

@@ -25,7 +25,9 @@ def command() -> None:
 @click.argument("topic", metavar="DEAD_LETTER_TOPIC", shell_complete=complete_topic)
 @click.option("--group", default="", metavar="GROUP", help="Only letters of this share group.")
 @click.option("--source", default="", metavar="TOPIC", help="Only letters of records of this topic.")
-@click.option("--reason", type=click.Choice(list(REASONS)), help="Only rejected records, or those out of deliveries.")
+@click.option(
+    "--reason", type=click.Choice(list(REASONS)), help="Only rejected records, or those that used up their deliveries."
+)
 @click.option("--since", metavar="TIME", help="Only letters of this time or later.")
 @click.option("--until", metavar="TIME", help="Only letters before this time.")
 @click.option("--limit", type=click.IntRange(1), metavar="N", help="Move at most N records.")

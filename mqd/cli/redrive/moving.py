@@ -175,7 +175,7 @@ class Redrive:
                     self._waiting.append(message)
             if time.monotonic() > deadline:
                 raise CliError(
-                    f"topic {self.topic}: nothing comes from partition {min(self._ends, default=0)}"
+                    f"topic {self.topic}: no records arrive from partition {min(self._ends, default=0)}"
                     " (mqd cluster status)"
                 )
 
@@ -194,7 +194,7 @@ class Redrive:
                 self.outcome.moved_before += 1
             else:
                 source = self._sources.topic(origin.topic)
-                if source is None:  # its letters are not passed: the topic may be created
+                if source is None:  # its letters are not skipped: the topic may still be created
                     self._problem = CliError(
                         f"stopped at {self.topic}-{letter.partition} offset {letter.offset}: its record came from topic"
                         f" {origin.topic}, which does not exist; create it and redrive again, or redrive the letters of"
@@ -236,7 +236,7 @@ class Redrive:
 class Writer:
     def __init__(self, bootstrap: str, topic: str, consumer: Consumer) -> None:
         self._topic, self._consumer = topic, consumer
-        self._failure: Any = None  # of a record: (error, its topic)
+        self._failure: Any = None  # the first failure of a record: (error, its topic)
         config = {
             "transactional.id": plan.GROUP_PREFIX + topic,
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
@@ -248,7 +248,7 @@ class Writer:
         self._is_open = False
 
     def begin(self) -> None:
-        """Ends another redrive of the topic."""
+        """Fences an earlier redrive of the topic and aborts its open transaction."""
         self._call(self._producer.init_transactions)
 
     def commit(self, records: Iterable[NewRecord], positions: dict[int, int]) -> None:
@@ -384,7 +384,7 @@ class SourceReader:
                         left.popleft()
                     deadline = time.monotonic() + PATIENCE_S
             if left and time.monotonic() > deadline:
-                raise CliError(f"topic {topic}: nothing comes from partition {index} (mqd cluster status)")
+                raise CliError(f"topic {topic}: no records arrive from partition {index} (mqd cluster status)")
         self._consumer.unassign()
         return found
 

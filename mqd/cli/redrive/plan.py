@@ -128,8 +128,8 @@ def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedr
 
 
 def needs_source(letter: StoredRecord) -> bool:
-    """Whether the record has to be read from its topic. A copy of a record without key, value and
-    headers is indistinguishable, and equal.
+    """Whether the record has to be read from its topic, because the letter has no copy of it. A copy of
+    a record without key, value and headers looks the same; reading that record again does no harm.
     """
     return letter.key is None and letter.value is None and not _own(letter.headers)
 
@@ -137,8 +137,8 @@ def needs_source(letter: StoredRecord) -> bool:
 def record_of(
     letter: StoredRecord, origin: Origin, source: StoredRecord | None, takes_letters: bool
 ) -> NewRecord | str:
-    """The record to write, or the reason why none is. `source`: the record, where it is needed and
-    still there. `takes_letters`: the source topic takes dead letters. A record that is moved there
+    """The record to write, or the reason why none is written. `source`: the original record, if it is
+    needed and still exists. `takes_letters`: the source topic takes dead letters. A record that is moved there
     would become a dead letter without headers, or, over two topics, be redriven in a circle.
     """
     if takes_letters:

@@ -92,7 +92,11 @@ def command() -> None:
     help="User that the broker runs as; a system user, created if it does not exist.",
 )
 @click.option(
-    "--data-dir", type=click.Path(path_type=Path), default=DATA_DIR, show_default=True, help="Where everything is kept."
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    default=DATA_DIR,
+    show_default=True,
+    help="The broker's data directory.",
 )
 @click.option(
     "--config",
@@ -128,7 +132,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
     click.echo(f"wrote and enabled {path}\nstart it: systemctl start {name}\nshow it: mqd service status --name {name}")
 
 
-@command.command(short_help="Stop it and remove the unit; the data stay.")
+@command.command(short_help="Stop it and remove the unit; the data stays.")
 @name_option
 def uninstall(name: str) -> None:
     """Stop the service and remove its unit. Its data directory and its user stay."""

@@ -32,7 +32,7 @@ def command() -> None:
     pass
 
 
-def _usage(make: Callable[..., Any], *words: Any) -> Any:
+def _or_usage_error(make: Callable[..., Any], *words: Any) -> Any:
     try:
         return make(*words)
     except ValueError as error:
@@ -61,7 +61,7 @@ def _create(
     from mqd.cli import access
     from mqd.cluster.host import messages
 
-    rules = _usage(access.parse_rules, permission, principal, operations, resource, host)
+    rules = _or_usage_error(access.parse_rules, permission, principal, operations, resource, host)
     if data_dir is not None:
         _locally(data_dir, messages.CreateAcls(rules))
     else:
@@ -136,7 +136,7 @@ def list_(
     """Show the rules: all, or those of one RESOURCE, written as in `mqd acl allow`."""
     from mqd.cli import access
 
-    acl_filter = _usage(access.parse_filter, principal, operation, resource, host, permission)
+    acl_filter = _or_usage_error(access.parse_filter, principal, operation, resource, host, permission)
     _emit(settings, access.rules(settings, acl_filter), "there is no rule")
 
 
@@ -163,8 +163,8 @@ def remove(
     from mqd.cluster.host import messages
 
     if not everything and not any((resource, principal, operation, permission, host)):
-        raise click.UsageError("say which rules: a RESOURCE, --principal, ..., or --all")
-    acl_filter = _usage(access.parse_filter, principal, operation, resource, host, permission)
+        raise click.UsageError("select the rules: a RESOURCE, --principal, ..., or --all")
+    acl_filter = _or_usage_error(access.parse_filter, principal, operation, resource, host, permission)
     if dry_run:
         _emit(settings, access.rules(settings, acl_filter), "no rule fits")
         return
@@ -224,10 +224,10 @@ def _verdict(made: "Authorizer", principal: str, operation: str, resource: str, 
 @click.argument("resource")
 @click.option("--from", "host", default="127.0.0.1", metavar="ADDRESS", help="The client's address.  [127.0.0.1]")
 def explain(settings: Settings, principal: str, operation: str, resource: str, host: str) -> None:
-    """Say whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides."""
+    """Show whether PRINCIPAL may do OPERATION on RESOURCE, and which rule decides."""
     from mqd.cli.acl_text import rule_columns
 
-    verdict = _usage(_verdict, _authorizer(settings), principal, operation, resource, host)
+    verdict = _or_usage_error(_verdict, _authorizer(settings), principal, operation, resource, host)
     rule = " ".join(rule_columns(verdict.binding)) if verdict.binding is not None else None
     if settings.json:
         emit_json({"allowed": verdict.allowed, "reason": verdict.reason, "rule": rule})
@@ -266,7 +266,7 @@ def test(settings: Settings, file: Any) -> None:
     if settings.json:
         emit_json({"checked": count, "wrong": wrong})
     for one in wrong:
-        click.echo(f"{file.name}:{one['line']}: {one['text']}: not so: {one['reason']}", err=True)
+        click.echo(f"{file.name}:{one['line']}: {one['text']}: does not hold: {one['reason']}", err=True)
     if wrong:
         raise CliError(f"{len(wrong)} of {count} do not hold")
     if not settings.json:

@@ -1,9 +1,9 @@
 """`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Compared with
 kcat 1.7.1.
 
-Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset also beside -D; -Z
-prints NULL for null and not for empty; wrong usage is exit code 2. Else as kcat: 0 done, 1 failed,
-also when no broker is reached.
+Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset with -D too; -Z prints
+NULL for null and not for empty; wrong usage is exit code 2. The other exit codes are kcat's: 0 done,
+1 failed, even if no broker is reached.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from mqd.cli.records import Start, compile_format, kcat_envelope, parse_header, 
 
 
 class Options(msgspec.Struct, frozen=True):
-    """kcat's options under names that say what they mean."""
+    """kcat's options under descriptive names."""
 
     bootstrap: str
     mode: str  # C P L Q
@@ -84,7 +84,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
 @click.option("-q", "quiet", is_flag=True, help="No remarks.")
 @click.option("-v", "_verbose", count=True, help="Accepted.")
-@click.option("-E", "_stay", is_flag=True, help="Accepted; transient errors do not end it anyway.")
+@click.option("-E", "_stay", is_flag=True, help="Accepted, without effect: transient errors never end it.")
 @click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
 @click.option("-Z", "null", is_flag=True, help="Producer: empty is null. Consumer: print NULL.")
 @click.option("-O", "show_offset", is_flag=True, help="Print the offset, then -K's delimiter.")

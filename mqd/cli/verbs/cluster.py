@@ -15,7 +15,7 @@ _DESCRIBE_CONFIGS, _UPDATE_FEATURES, _UNREGISTER, _ADD_VOTER, _REMOVE_VOTER = 32
 _TIMEOUT_MS = 30_000
 _OPENS_LISTENERS = ("cluster.seeds", "controller.listener", "inter.broker.listener")
 _CLOSED = (
-    'no other host can join, for this one was started without --cluster-seeds: see "One host grows to three" in'
+    'no other host can join, because this one was started without --cluster-seeds: see "One host grows to three" in'
     " docs/operations.md"
 )
 
@@ -33,7 +33,7 @@ command.add_command(invite)
 
 
 def _is_closed(settings: Settings, nodes: list[int]) -> bool:
-    """Whether it is a host without a cluster, which does not listen for others. Raises CliError."""
+    """Whether the broker is a single host, which does not listen for others. Raises CliError."""
     if len(nodes) != 1:
         return False
     from mqd.cli.kafka_request import Broker, check
@@ -73,7 +73,7 @@ def _wait(settings: Settings, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not _is_complete(settings):
         if time.monotonic() > deadline:
-            raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status says what")
+            raise CliError(f"after {seconds:g} s something is still missing; mqd cluster status shows what")
         time.sleep(0.25)  # polling: it depends on other hosts
 
 
@@ -145,7 +145,7 @@ def _nodes(nodes: list[int]) -> str:
 @command.command("brokers")
 @options
 def brokers(settings: Settings) -> None:
-    """List the brokers: where clients reach them, whether they are in service, their part in the
+    """List the brokers: where clients reach them, whether they are in service, their role in the
     quorum.
     """
     state = ClusterState(settings)
@@ -172,8 +172,8 @@ def brokers(settings: Settings) -> None:
 @command.command("controller")
 @options
 def controller(settings: Settings) -> None:
-    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each
-    is.
+    """Show the quorum of controllers as its leader sees it: voters and observers, and how far each has
+    fetched.
     """
     state = ClusterState(settings)
     found = state.replicas()
@@ -256,8 +256,8 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.argument("node", type=click.IntRange(0))
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
-    """Take NODE's vote in the quorum away; it continues as an observer, if it runs. One change at a
-    time.
+    """Remove NODE from the voters of the quorum; it continues as an observer, if it runs. One change at
+    a time.
     """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import RemoveRaftVoterRequest
@@ -283,7 +283,7 @@ def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.option(
     "--cancel",
     is_flag=True,
-    help="Let NODE take part again; replicas that have left it return only by mqd cluster balance.",
+    help="Let NODE have replicas again; those that have left it return only with mqd cluster balance.",
 )
 @click.option("--no-wait", is_flag=True, help="Do not wait until the last replica has left.")
 def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
@@ -303,7 +303,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
         else (
             "is being drained"
             if no_wait
-            else "holds no replica any more; stop it, and mqd cluster forget takes it off the list"
+            else "holds no replica any more; stop it, and mqd cluster forget removes it from the list"
         )
     )
     if settings.json:
@@ -316,7 +316,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
 @options
 @click.argument("node", type=click.IntRange(0))
 def forget(settings: Settings, node: int) -> None:
-    """Take NODE, which has been stopped permanently and holds no replicas, off the list of brokers."""
+    """Remove NODE, which has been stopped permanently and has no replicas, from the list of brokers."""
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UnregisterBrokerRequest
 
@@ -399,8 +399,8 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     """Enable the features of the newest version of mqd, when every host runs it. Until then hosts of
     two versions work together; afterwards hosts of the older version are refused.
 
-    Each feature is raised to the newest level that any host supports; refused, with their names,
-    while there are hosts that do not.
+    Each feature is raised to the newest level that any host supports. While some hosts do not support
+    it, the command fails and names them.
     """
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import UpdateFeaturesRequest
@@ -456,7 +456,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     """Let one host continue alone after most voters of the quorum were lost permanently.
 
-    Changes of the metadata that only the lost voters had are gone. The other hosts of the cluster,
+    Changes of the metadata that only the lost voters had are lost. The other hosts of the cluster,
     when they come back, are refused until their data directories are emptied; then they join again.
     Choose the host whose metadata reaches farthest.
     """
@@ -469,8 +469,8 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     places = layout(data_dir or default_data_dir())
     if not accepted:
         raise CliError(
-            "nothing was done: what only the lost voters had will be gone; say --i-accept-data-loss if that is what you"
-            " want"
+            "nothing was done: changes that only the lost voters had will be lost; to accept that, give"
+            " --i-accept-data-loss"
         )
     known = load_identity(places)
     if known is None:
@@ -499,7 +499,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything is kept.  [default: beside the broker's, with -cluster]",
+    help="Directory of all brokers' data.  [default: next to that of mqd up, with -cluster]",
 )
 @click.option(
     "--port",

@@ -16,7 +16,7 @@ FORMS = {
     "librdkafka": "properties of librdkafka, and of `mqd --client-config`",
     "kcat": "the same, for kcat -F",
     "python": "a dictionary for confluent_kafka, mqd.Producer and mqd.Consumer",
-    "spark": "options of Spark's format('mqd') and format('kafka'), one a line",
+    "spark": "options of Spark's format('mqd') and format('kafka'), one per line",
 }
 # librdkafka's name -> Java's
 _JAVA = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.truststore.location"}
@@ -87,7 +87,7 @@ def command(settings: Settings, form: str, user: str | None, password_file: Path
     librdkafka  properties of librdkafka, and of mqd --client-config
     kcat        the same, for kcat -F
     python      a dictionary for confluent_kafka, mqd.Producer and mqd.Consumer
-    spark       options of Spark's format("mqd") and format("kafka"), one a line
+    spark       options of Spark's format("mqd") and format("kafka"), one per line
 
     Certificates and protocol are those of --client-config.
     """

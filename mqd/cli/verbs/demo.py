@@ -130,7 +130,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def compare(sent: Digest, received: Digest) -> list[Check]:
-    """The demo's verdict: count, bytes, content of each key, order of each key."""
+    """The demo's checks: count, bytes, content of each key, order of each key."""
 
     def differing(left: dict[Any, Any], right: dict[Any, Any]) -> int:
         return sum(left.get(key) != right.get(key) for key in left.keys() | right.keys())

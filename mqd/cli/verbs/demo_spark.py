@@ -213,7 +213,7 @@ def _completed(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> St
 
 
 def _windows(spark: SparkSession, path: str) -> list[Window]:
-    """Spark's timestamps become this machine's local times in Python: seconds of the epoch do not."""
+    """Reads timestamps as seconds since the epoch: Spark's own become local times in Python."""
     found = (
         spark.read.parquet(path)
         .where("origin IS NOT NULL")

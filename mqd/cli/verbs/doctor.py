@@ -84,17 +84,17 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     from mqd.cli.cluster_view import Partitions
 
     samples = metrics_page.read(url, data_dir)
-    found = diagnosis.of_metrics(samples, now_ms() / 1000, str(data_dir))
+    found = diagnosis.metric_findings(samples, now_ms() / 1000, str(data_dir))
     try:
         alone = Partitions(settings).alone
     except CliError:  # the queries to the cluster report it
         alone = frozenset()
     if diagnosis.waiting_for_flushes(samples, alone):
         time.sleep(diagnosis.FLUSH_S)
-        found += diagnosis.of_flushes(samples, metrics_page.read(url, data_dir), alone)
+        found += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), alone)
     if diagnosis.stalled(samples):
         time.sleep(diagnosis.COMMIT_S)
-        found += diagnosis.of_consumers(samples, metrics_page.read(url, data_dir))
+        found += diagnosis.consumer_findings(samples, metrics_page.read(url, data_dir))
     return found
 
 
@@ -117,10 +117,10 @@ def _cluster(settings: Settings) -> list[Finding]:
         ]
     in_service = {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced}
     offline = offline_replicas.offline_replicas(partitions.leaderless, in_service)
-    found += diagnosis.of_cluster(state, partitions, offline, now_ms())
+    found += diagnosis.cluster_findings(state, partitions, offline, now_ms())
     try:
         with Cluster(settings.bootstrap) as cluster:
-            found += diagnosis.of_groups(all_groups(cluster))
+            found += diagnosis.group_findings(all_groups(cluster))
     except CliError as error:
         found.append(Finding(Harm.OUTAGE, f"groups cannot be described: {error}", "mqd cluster status; mqd group list"))
     return found
@@ -137,7 +137,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
         runs = "reason" not in about
         if runs and settings.bootstrap == DEFAULT_BOOTSTRAP:
             settings = msgspec.structs.replace(settings, bootstrap=address(about["host"], about["port"]))
-        found += diagnosis.of_processes(about)
+        found += diagnosis.process_findings(about)
         if not runs:
             found += _last_errors(data_dir / "logs")
         elif about.get("metrics_url"):
@@ -152,7 +152,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
                     )
                 )
         acceptor = next((one["pid"] for one in about["processes"] if one["name"] == "mqd-acceptor"), None)
-        found += diagnosis.of_host(host_facts(acceptor))
+        found += diagnosis.host_findings(host_facts(acceptor))
     if runs:
         found += _cluster(settings)
     return sorted(dict.fromkeys(found), key=lambda one: one.harm)
@@ -162,7 +162,7 @@ def examine(settings: Settings, data_dir: Path | None) -> list[Finding]:
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Look at this broker's processes, disks and host, too; it need not run.  [env: MQD_DATA_DIR]",
+    help="Also examine this broker's processes, disks and host; it need not run.  [env: MQD_DATA_DIR]",
 )
 @options
 def command(settings: Settings, data_dir: Path | None) -> int:

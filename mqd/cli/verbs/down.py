@@ -1,7 +1,7 @@
 """`mqd down`: stops the broker of a data directory, and no other.
 
 A pid from a file is never signalled directly: first a pidfd is opened, then the pid is verified to
-be still the broker's supervisord (its keeper confirms it, or it holds its lock). So the pidfd
+still be the broker's supervisord (its keeper confirms it, or it holds its lock). So the pidfd
 refers to the right process.
 """
 

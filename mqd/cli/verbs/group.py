@@ -296,7 +296,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
                 failed.append(f"group {name} has members; stop them first (mqd group describe {name} names them)")
             elif not (error == GROUP_ID_NOT_FOUND and if_exists):
                 failed.append(
-                    f"there is no group {name}; --if-exists makes that no error"
+                    f"there is no group {name}; with --if-exists that is not an error"
                     if error == GROUP_ID_NOT_FOUND
                     else f"group {name}: {explain(error)}"
                 )
@@ -312,7 +312,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 # -- advise ----------------------------------------------------------------------------------------
 
 
-@command.command(short_help="Say how many members or partitions GROUP needs for the present rate.")
+@command.command(short_help="Compute how many members or partitions GROUP needs for the present rate.")
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option(
@@ -332,9 +332,9 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
     help="Time in which the backlog should be read as well.",
 )
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
-    """Say how many members or partitions GROUP needs for the rate at which its topics are written.
+    """Compute how many members or partitions GROUP needs for the rate at which its topics are written.
 
-    Computed from two samples of its committed offsets: the rate of a member that is always busy.
+    This needs the rate of a member that is always busy, from two samples of the committed offsets.
     """
     import time
 
@@ -433,7 +433,7 @@ def seek(
     from mqd.cli.seeking import SPARK_PROGRESS_NOTE, alter, commit, parse_where, plan
 
     if (where is None) == (shift_by is None):
-        raise click.UsageError("say where: --to earliest|latest|TIME|OFFSET, or --shift-by N")
+        raise click.UsageError("give --to earliest|latest|TIME|OFFSET, or --shift-by N")
     start = parse_where(where, datetime.now().astimezone()) if where is not None else None
     requested = [parse_target(text) for text in targets]
     with Cluster(settings.bootstrap) as cluster:

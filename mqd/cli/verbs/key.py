@@ -1,4 +1,4 @@
-"""`mqd key`: files of keys by which clients encrypt values (docs/payload-encryption.md)."""
+"""`mqd key`: key files with which clients encrypt values (docs/payload-encryption.md)."""
 
 import os
 import secrets
@@ -13,9 +13,9 @@ _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _ID = click.option("--id", "key_id", metavar="ID", help="Id of the new key; readable by everyone.  [default: random]")
 
 
-@click.group(short_help="Files of keys by which clients encrypt values.")
+@click.group(short_help="Key files with which clients encrypt values.")
 def command() -> None:
-    """Files of keys by which clients encrypt values: encryption.key.provider=file:FILE.
+    """Key files with which clients encrypt values: encryption.key.provider=file:FILE.
 
     The first key seals, every key opens.
     """
@@ -75,7 +75,7 @@ def _add(file: Path, found: Mapping[str, bytes], key_id: str | None, first: bool
     made = {name: keys.new_key()}
     both = {**made, **found} if first else {**found, **made}
     if not keys.is_key_id(name):
-        raise CliError(f"{name!r} is no key id: 1 to 255 bytes without commas and blanks, and no # at its beginning")
+        raise CliError(f"{name!r} is not a key id: 1 to 255 bytes without commas and blanks, and no # at its beginning")
     _write(file, both)
     use = "seals from now on" if first or not found else "opens, and seals after mqd key rotate"
     click.echo(f"{file}: {name} {use}")

@@ -1,4 +1,4 @@
-"""`mqd monitoring`: files with which Prometheus and Grafana watch brokers."""
+"""`mqd monitoring`: configuration files with which Prometheus and Grafana monitor brokers."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ RULES, SCRAPE = "mqd.rules.yml", "prometheus.yml"
 
 def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None, cluster: str | None = None) -> str:
     """Prometheus' configuration. `ca`: the brokers' pages are served over TLS. `cluster`: a name that
-    tells its metrics from those of others.
+    distinguishes its metrics from those of other clusters.
     """
     labels = f", labels: {{{alerts.CLUSTER}: {json.dumps(cluster)}}}" if cluster else ""
     lines = [

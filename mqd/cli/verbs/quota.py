@@ -43,7 +43,9 @@ def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--ip", metavar="ADDRESS", help="An address that clients connect from."),
         click.option("--default-user", is_flag=True, help="The default for all users; it applies to each separately."),
-        click.option("--user", metavar="NAME", help="A user; with CLIENT or --default, only these clients of it."),
+        click.option(
+            "--user", metavar="NAME", help="A user; with CLIENT or --default, only those clients of the user."
+        ),
         click.option(
             "--default", is_flag=True, help="The default for all clients; it applies to each client id separately."
         ),
@@ -67,7 +69,7 @@ def _entity(
         if name is not None or is_default:
             found[kind] = name
     if "ip" in found and len(found) > 1:
-        raise click.UsageError("a quota is either of an address, or of a user and client")
+        raise click.UsageError("a quota applies either to an address, or to a user and client")
     return found
 
 

@@ -30,7 +30,7 @@ _SECONDS = {"ms": 0.001, "s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "w":
 
 
 class _Quantity(click.ParamType):
-    """A number with a unit; `read` gives it in the base unit, or None."""
+    """A number with a unit. `read` converts a match of `pattern` to the base unit, or returns None."""
 
     def __init__(self, name: str, pattern: str, read: Any, example: str):
         self.name, self._pattern, self._read, self._example = name, re.compile(pattern, re.IGNORECASE), read, example
@@ -88,7 +88,7 @@ RATIO = _Quantity(
 
 
 def scaled(value: float, unit: str) -> str:
-    """The value for people: four digits and a power of 1000."""
+    """The value for display: four digits and a power of 1000."""
     if not unit.startswith("B"):
         return f"{value:,.0f}{unit}" if unit in ("/s", "") else f"{value:.4g} {unit}"
     for prefix in ("", "K", "M", "G", "T", "P"):
@@ -171,7 +171,11 @@ def _formulas(found: Plan) -> None:
     help="Of these, how many read from the disk.",
 )
 @click.option(
-    "--lag", type=TIME, default="60s", show_default=True, help="How far behind the others are served from memory."
+    "--lag",
+    type=TIME,
+    default="60s",
+    show_default=True,
+    help="How far behind the others may be and still be served from memory.",
 )
 @click.option(
     "--headroom", type=SHARE, default="30%", show_default=True, help="The part of each resource that stays free."
@@ -199,7 +203,7 @@ def _formulas(found: Plan) -> None:
 @click.option(
     "--append-cost", type=click.FloatRange(0), help="CPU-µs for a batch appended.  [default: measured, by size]"
 )
-@click.option("--forward-cost", type=click.FloatRange(0), help="CPU-µs more for one that another worker owns.")
+@click.option("--forward-cost", type=click.FloatRange(0), help="Additional CPU-µs if another worker owns it.")
 @click.option("--fetch-cost", type=click.FloatRange(0), help="CPU-µs for one fetch.")
 @click.option(
     "--contention",
@@ -207,7 +211,7 @@ def _formulas(found: Plan) -> None:
     help="Contention between workers of a host (Universal Scalability Law).",
 )
 @click.option("--coherency", type=click.FloatRange(0, 1), help="The same law's other coefficient.")
-@click.option("--formulas", is_flag=True, help="Show how each number follows.")
+@click.option("--formulas", is_flag=True, help="Show the formula of each number.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"
 )

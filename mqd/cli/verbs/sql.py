@@ -100,8 +100,8 @@ def _lines(frame: DataFrame) -> DataFrame:
 
 
 def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
-    """`max_rows` None: _ROWS_MAX rows as a table, all rows as JSON. Says on stderr when there are
-    more.
+    """`max_rows` None: _ROWS_MAX rows as a table, all rows as JSON. Prints a note on stderr when there
+    are more.
     """
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():

@@ -96,7 +96,7 @@ class Sampler:
         }
         behind_s: dict[str, dict[Partition, float]] = {}
         if about.get("metrics_url"):
-            with contextlib.suppress(OSError, ValueError):  # the columns stay empty; mqd doctor says why
+            with contextlib.suppress(OSError, ValueError):  # the columns stay empty; mqd doctor shows why
                 for one in metrics_page.read(about["metrics_url"], self._data_dir):
                     if one.name == "mqd_consumergroup_lag_seconds":
                         of_group = behind_s.setdefault(one.labels["consumergroup"], {})
@@ -106,7 +106,7 @@ class Sampler:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
-    """The whole terminal, and keys as they are pressed."""
+    """Within this context, output uses the whole terminal and keys are read as they are pressed."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     sys.stdout.write(_WHOLE_SCREEN)

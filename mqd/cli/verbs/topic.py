@@ -116,7 +116,7 @@ def _replication_factor(topic: Any) -> int:
 
 
 def _offsets(admin: Any, name: str, partitions: list[int]) -> dict[int, tuple[int | None, int | None]]:
-    """Partition -> (log start offset, high watermark); None where the broker could not say."""
+    """Partition -> (log start offset, high watermark); None where the broker does not return it."""
     from confluent_kafka import KafkaException, TopicPartition
     from confluent_kafka.admin import OffsetSpec
 
@@ -241,7 +241,7 @@ def alter(settings: Settings, name: str, configs: tuple[str, ...], deleted: tupl
 @options
 @click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_topic)
 @click.option("--if-exists", is_flag=True, help="No error when a topic does not exist.")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be deleted, delete nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation on a terminal.")
 def delete(settings: Settings, names: tuple[str, ...], if_exists: bool, dry_run: bool, yes: bool) -> None:
     """Delete topics with all their records. If one of NAMES does not exist, none is deleted."""
@@ -343,7 +343,7 @@ def retire_partitions(
     from mqd.cli.broker_lookup import Cluster
 
     if (total is not None) + release + status != 1 or (wait and no_wait):
-        raise click.UsageError("say one of --to, --release, --status; and at most one of --wait, --no-wait")
+        raise click.UsageError("give one of --to, --release, --status; and at most one of --wait, --no-wait")
     shown = _Retirement(settings)
     with Cluster(settings.bootstrap) as cluster:
         if total is None:
@@ -466,7 +466,7 @@ def reassign(
     """Move the partitions of the topic NAME to other brokers. Records are copied first, so readers
     have them all the time.
 
-    --plan FILE --status moves nothing and says of each partition of the plan whether it is done,
+    --plan FILE --status moves nothing and shows for each partition of the plan whether it is done,
     under way (how far), or not done. Exit status: 0 all is done, 1 it is not.
     """
     from mqd.cli import moves, verifying
@@ -474,7 +474,7 @@ def reassign(
 
     if (brokers is not None) + (plan_file is not None or status) + cancel != 1:
         raise click.UsageError(
-            "say one of --brokers, --plan, --status, --cancel; or --plan and --status to verify a plan"
+            "give one of --brokers, --plan, --status, --cancel; or --plan and --status to verify a plan"
         )
     with Broker(settings.bootstrap) as broker:
         if plan_file is not None and status:

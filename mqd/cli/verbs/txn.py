@@ -298,6 +298,6 @@ def _abort_in_partition(
             f". It may be the last commit of {owner.transactional_id}, whose marker was lost in a power failure"
             " (a topic with"
             " flush.on.ack=false): once it is aborted, readers of committed records never see it here. mqd cat -C -X"
-            " isolation.level=read_uncommitted shows them"
+            " isolation.level=read_uncommitted shows its records"
         )
     click.echo(f"aborted {what}{also}" if execute else f"nothing was changed; --execute would abort {what}{also}")

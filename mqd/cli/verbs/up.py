@@ -214,7 +214,7 @@ def _print_supervisord(
 @click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Where everything is kept.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
+    help="The broker's data directory.  [env: MQD_DATA_DIR; default: ~/.local/share/mqd]",
 )
 @click.option("--port", type=click.IntRange(0, 65535), help="Port for clients; 0: a free one.  [default: 9092]")
 @click.option(

@@ -1,5 +1,5 @@
-"""Producers that seal values and consumers that open them, for both transports. payload.py seals and
-opens.
+"""Producers that seal values and consumers that open them, for both transports. The sealing and
+opening itself is in payload.py.
 
 A record that cannot be opened is returned with its error() set, like other events, and with its
 sealed bytes as value(); it is not committed until a later record of its partition has been returned.
@@ -28,7 +28,7 @@ _REPORTS = ("on_delivery", "dr_cb", "dr_msg_cb")
 
 
 def _create(make: Callable[[Encryption], Any], encryption: Encryption | None) -> Any:
-    assert encryption is not None  # otherwise no class of this module is used
+    assert encryption is not None  # these classes are used only with encryption settings
     try:
         return make(encryption)
     except ConfigError as error:
@@ -83,7 +83,7 @@ class SealingProducer(confluent_kafka.Producer):
         sealer = _create(sealer_of, encryption)
         super().__init__(config, **more)
         produce = sealing(super().produce, sealer, _report_of(config))
-        self.produce = produce  # type: ignore[method-assign]  # one call less for each record than a method
+        self.produce = produce  # type: ignore[method-assign]  # one call fewer per record than a method
 
 
 class SealingShmProducer(ShmProducer):

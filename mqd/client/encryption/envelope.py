@@ -33,7 +33,7 @@ from mqd.protocol.errors import ProtocolError
 
 MAGIC, VERSION = b"\xffmq", 1
 DATA_KEY_BYTES, NONCE_BYTES, TAG_BYTES, DIGEST_BYTES = 32, 12, 16, 16
-REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # an empty value's envelope after the wrapped key
+REST_BYTES = DIGEST_BYTES + NONCE_BYTES + TAG_BYTES  # size after the wrapped key, for an empty value
 KEY_ID_BYTES_MAX, WRAPPED_BYTES_MAX = 255, 4096
 VALUE_BYTES_MAX = 128 << 20
 _HEAD = struct.Struct(">3sBBBH")
@@ -80,7 +80,7 @@ def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: byt
     return known + nonce + cipher.encrypt(nonce, text, known + topic)
 
 
-def place(data: bytes) -> tuple[int, bytes]:
+def parse_head(data: bytes) -> tuple[int, bytes]:
     """Returns the position of the digest of the record's key, and the bytes that identify the data key,
     for key_of(). Raises NotSealed, PayloadError.
     """
@@ -115,7 +115,7 @@ def key_of(name: bytes) -> tuple[str, bytes]:
 
 
 def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes | None) -> bytes:
-    """Returns the value. `head`: the position that place() returned. Raises PayloadError."""
+    """Returns the value. `head`: the position that parse_head() returned. Raises PayloadError."""
     known = head + DIGEST_BYTES
     if data[head:known] != key_digest(key):
         raise PayloadError("it was sealed for another record key")

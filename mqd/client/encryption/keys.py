@@ -2,10 +2,10 @@
 
     encryption.key.provider    file:PATH            a key file (`mqd key create`)
                                env:NAME             the same text in an environment variable
-                               PACKAGE.MODULE:NAME  a provider of your own: NAME() makes a KeyProvider
+                               PACKAGE.MODULE:NAME  a provider of your own: NAME() returns a KeyProvider
                                a KeyProvider        in Python
 
-A key file has one key a line, `ID:BASE64` of 32 bytes. The first key seals; every key opens. Lines
+A key file has one key per line, `ID:BASE64` of 32 bytes. The first key seals; every key opens. Lines
 that begin with # are comments. In an environment variable commas may separate the lines.
 """
 
@@ -135,7 +135,7 @@ class KeyFile(Keys):
                 problem = error if isinstance(error, ConfigError) else f"cannot read the keys in {self._path}: {error}"
                 if not self._keys:
                     raise ConfigError(str(problem), PROVIDER) from None
-                log.warning("the keys read before are used: %s", problem)
+                log.warning("using the keys that were read earlier: %s", problem)
             return self._keys
 
 

@@ -4,12 +4,12 @@
     opener.open(topic, key, sealer.seal(topic, key, value)) == value
 
     P1  only values are sealed; keys, headers and null values (tombstones) stay unchanged
-    P2  a data key seals at most DATA_KEY_RECORDS values, with random nonces: two of 2^24 are equal
-        with a probability of 2^-49. After DATA_KEY_S the next data key is used, so that a rotation
-        of the key-encryption key takes effect
+    P2  a data key seals at most DATA_KEY_RECORDS values, with random nonces: the probability that
+        two of 2^24 are equal is 2^-49. After DATA_KEY_S the next data key is used, so that a
+        rotation of the key-encryption key takes effect
     P3  nonces come from the kernel at each call and are never kept, so that a copy of the process
         (fork) uses different ones
-    P4  an opener caches DATA_KEYS_MAX data keys, and a failure to get one for FAILED_S
+    P4  an opener caches up to DATA_KEYS_MAX data keys, and a failure to get one for FAILED_S
 Concurrency: any thread.
 """
 
@@ -92,10 +92,10 @@ class Sealer:
         return Column(values.count, b"".join(found), np.array(sizes, np.int32))
 
     def _sealed(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
-        self._left -= 1  # concurrent threads may lose decrements, which P2 can afford
+        self._left -= 1  # concurrent threads may lose decrements: a few values more (P2)
         if self._left < 0 or self._now() >= self._until:
             self._renew()
-        assert self._current is not None  # or _renew() has raised
+        assert self._current is not None  # otherwise _renew() has raised
         cipher, plain, compressed = self._current
         if self._settings.codec and (text := envelope.packed(self._settings.codec, value)) is not None:
             return envelope.seal(cipher, compressed, topic, key, text, nonce)
@@ -135,7 +135,9 @@ class Opener:
         self._lock = threading.Lock()
 
     def open(self, topic: str, key: bytes | None, data: bytes) -> bytes:
-        """Returns the opened value; unchanged if the settings allow it. Raises PayloadError."""
+        """Returns the opened value. Raises PayloadError if it cannot be opened, unless the settings let
+        such values be returned unchanged.
+        """
         if topic not in self._topics:
             self._topics[topic] = self._settings.bound_name(topic)
         name = self._topics[topic]
@@ -144,7 +146,7 @@ class Opener:
         try:
             latest = self._latest  # most records have the same data key as the previous record
             if latest is None or not data.startswith(latest[0]) or len(data) < len(latest[0]) + envelope.REST_BYTES:
-                head, data_key = envelope.place(data)
+                head, data_key = envelope.parse_head(data)
                 latest = self._latest = data[:head], self._ciphers.get(data_key) or self._unwrap(data_key)
             return envelope.open_sealed(latest[1], data, len(latest[0]), name, key)
         except NotSealed as error:
@@ -157,7 +159,7 @@ class Opener:
             raise
 
     def _unwrap(self, data_key: bytes) -> AESGCM:
-        with self._lock:  # one call of the provider, also if many threads need the same data key
+        with self._lock:  # the provider is called once, even if many threads need the same data key
             found = self._ciphers.get(data_key)
             if found is not None:
                 return found

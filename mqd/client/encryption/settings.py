@@ -20,7 +20,10 @@ PROVIDER = "encryption.key.provider"
 
 
 class Encryption(msgspec.Struct, frozen=True):
-    """The settings. `provider`: a string or a KeyProvider."""
+    """The settings. `provider`: a string or a KeyProvider. `names`: (copy, original) topic names, see
+    encryption.topic.names. `returns_raw`: values that cannot be opened are returned sealed.
+    `accepts_plain`: values that are not sealed are returned unchanged.
+    """
 
     provider: Any
     topics: tuple[str, ...] = ("*",)

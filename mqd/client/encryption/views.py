@@ -25,12 +25,12 @@ def open_view(opener: Opener, view: RecordBatchView) -> tuple[RecordBatchView, P
     if len(found) < len(view):
         view = view[: len(found)]
     headers = [] if view.header_sections is None else [view.header_sections]
-    keys, values, *headers = _together([view.keys, Blobs.of_list(found), *headers])
+    keys, values, *headers = _in_one_buffer([view.keys, Blobs.of_list(found), *headers])
     records = view.offsets.copy(), view.timestamps.copy(), keys, values, headers[0] if headers else None
     return RecordBatchView(view.topic, view.partition, *records, view.leader_epoch, view.timestamp_type), problem
 
 
-def _together(columns: list[Blobs]) -> list[Blobs]:
+def _in_one_buffer(columns: list[Blobs]) -> list[Blobs]:
     """The same columns, copied into one buffer: native readers of a view support only one."""
     base = b"".join([gather(blobs.buffer, blobs.positions, blobs.sizes)[0].tobytes() for blobs in columns])
     sizes = np.maximum(np.concatenate([blobs.sizes for blobs in columns]), 0)

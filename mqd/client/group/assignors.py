@@ -74,30 +74,32 @@ def assign_sticky(members: Members, counts: Counts) -> Assignment:
         for topic, index in one.owned:
             if topic in one.topics and index < counts.get(topic, 0):
                 claims.setdefault((topic, index), []).append(member_id)
-    owner = {place: claimed[0] for place, claimed in claims.items() if len(claimed) == 1}
+    owner = {partition: claimed[0] for partition, claimed in claims.items() if len(claimed) == 1}
     sizes = dict.fromkeys(sorted(members), 0)
     for member_id in owner.values():
         sizes[member_id] += 1
     subscribers = {topic: [member_id for member_id in sizes if topic in members[member_id].topics] for topic in counts}
-    places = [(topic, index) for topic, count in sorted(counts.items()) if subscribers[topic] for index in range(count)]
-    for place in places:
-        if place not in owner:
-            taker = min(subscribers[place[0]], key=sizes.__getitem__)
-            owner[place] = taker
+    partitions = [
+        (topic, index) for topic, count in sorted(counts.items()) if subscribers[topic] for index in range(count)
+    ]
+    for partition in partitions:
+        if partition not in owner:
+            taker = min(subscribers[partition[0]], key=sizes.__getitem__)
+            owner[partition] = taker
             sizes[taker] += 1
     has_moved = True
     while has_moved:  # terminates: each move makes the sum of the squared sizes smaller
         has_moved = False
-        for place in places:
-            taker = min(subscribers[place[0]], key=sizes.__getitem__)
-            if sizes[owner[place]] > sizes[taker] + 1:
-                sizes[owner[place]] -= 1
+        for partition in partitions:
+            taker = min(subscribers[partition[0]], key=sizes.__getitem__)
+            if sizes[owner[partition]] > sizes[taker] + 1:
+                sizes[owner[partition]] -= 1
                 sizes[taker] += 1
-                owner[place] = taker
+                owner[partition] = taker
                 has_moved = True
     found: Assignment = {member_id: set() for member_id in members}
-    for place, member_id in owner.items():
-        found[member_id].add(place)
+    for partition, member_id in owner.items():
+        found[member_id].add(partition)
     return found
 
 
@@ -105,11 +107,11 @@ def assign_cooperative(members: Members, counts: Counts) -> Assignment:
     found = assign_sticky(members, counts)
     holders: dict[TopicPartition, set[str]] = {}
     for member_id, one in members.items():
-        for place in one.owned:
-            holders.setdefault(place, set()).add(member_id)
+        for partition in one.owned:
+            holders.setdefault(partition, set()).add(member_id)
     return {
-        member_id: {place for place in places if holders.get(place, {member_id}) == {member_id}}
-        for member_id, places in found.items()
+        member_id: {partition for partition in partitions if holders.get(partition, {member_id}) == {member_id}}
+        for member_id, partitions in found.items()
     }
 
 
@@ -128,9 +130,9 @@ def _string(text: str) -> bytes:
     return struct.pack(">h", len(data)) + data
 
 
-def _partitions(places: Iterable[TopicPartition]) -> bytes:
+def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
     by_topic: dict[str, list[int]] = {}
-    for topic, index in sorted(places):
+    for topic, index in sorted(partitions):
         by_topic.setdefault(topic, []).append(index)
     parts = [
         _string(topic) + struct.pack(f">i{len(indexes)}i", len(indexes), *indexes)
@@ -139,18 +141,18 @@ def _partitions(places: Iterable[TopicPartition]) -> bytes:
     return struct.pack(">i", len(parts)) + b"".join(parts)
 
 
-def encode_subscription(one: Subscription) -> bytes:
-    topics = sorted(one.topics)
+def encode_subscription(subscription: Subscription) -> bytes:
+    topics = sorted(subscription.topics)
     return (
         struct.pack(">hi", _VERSION, len(topics))
         + b"".join(map(_string, topics))
         + struct.pack(">i", -1)
-        + _partitions(one.owned)
+        + _partitions(subscription.owned)
     )
 
 
-def encode_assignment(places: Iterable[TopicPartition]) -> bytes:
-    return struct.pack(">h", _VERSION) + _partitions(places) + struct.pack(">i", -1)
+def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+    return struct.pack(">h", _VERSION) + _partitions(partitions) + struct.pack(">i", -1)
 
 
 class _Reader:

@@ -1,12 +1,12 @@
-"""A member of a consumer group by the classic protocol: JoinGroup, SyncGroup, Heartbeat,
+"""A member of a consumer group with the classic protocol: JoinGroup, SyncGroup, Heartbeat,
 LeaveGroup; the leader of a generation assigns its partitions. Sans-I/O.
 
 Used where the broker does not admit a member of the newer protocol to a group
 (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
 
 Invariants (check())
-    C1  the partitions of the application (`owned`) grow when Assign is sent, and shrink when Revoke or
-        Lost is Done
+    C1  `owned`, the partitions that the application has, grows when Assign is sent, and shrinks when
+        the application has carried out Revoke or Lost
     C2  one request is under way at a time, and one of Revoke, Assign and Lost
     C3  eager: a member that joins owns no partitions. Cooperative: it reports its partitions, and joins
         again when it has released some
@@ -79,7 +79,7 @@ class State(enum.Enum):
     SYNCING = "waits for its assignment"
     STABLE = "in the group"
     LOST = "not in the group any more; the application releases everything, then the member joins again"
-    STALE = "left, because the application does not poll; joins when it does"
+    STALE = "left, because the application does not poll; joins again when it polls"
     LEAVING = "releases everything, then leaves"
     FATAL = "ended by a fatal error"
 
@@ -354,8 +354,8 @@ class ClassicCore:
         found = ASSIGNORS[self._protocol or ""](self._members, known)
         self._sync(
             [
-                SyncGroupRequest.Assignment(member_id=member_id, assignment=encode_assignment(places))
-                for member_id, places in found.items()
+                SyncGroupRequest.Assignment(member_id=member_id, assignment=encode_assignment(partitions))
+                for member_id, partitions in found.items()
             ],
             actions,
         )
@@ -429,12 +429,12 @@ class ClassicCore:
                 self._rejoin()
                 self.under_way, self._due_ms = None, now_ms
 
-    def _start_callback(self, kind: type, places: set[TopicPartition], actions: list[Action]) -> None:
-        self.callback = kind, places
-        actions.append(kind(self._named(places), self.is_cooperative))
+    def _start_callback(self, kind: type, partitions: set[TopicPartition], actions: list[Action]) -> None:
+        self.callback = kind, partitions
+        actions.append(kind(self._named(partitions), self.is_cooperative))
 
-    def _named(self, places: set[TopicPartition]) -> Partitions:
-        return tuple(sorted(Partition(topic, index) for topic, index in places))
+    def _named(self, partitions: set[TopicPartition]) -> Partitions:
+        return tuple(sorted(Partition(topic, index) for topic, index in partitions))
 
     # -- requests ----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Sends a consumer's commits, one at a time and in the order of the calls, and retries them while the
 coordinator is unavailable or the member's epoch has changed.
 
-    C1  a commit is retried before all later ones: an older offset never replaces a newer one
+    C1  no later commit is sent before a retry has succeeded: an older offset never replaces a newer one
     C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
         serves callbacks)
     C3  no commit is sent for a partition that the member has lost since (drop()): the member may have
@@ -10,7 +10,7 @@ coordinator is unavailable or the member's epoch has changed.
     C4  an offset belongs to a topic id, which is sent to the broker if it is known, so that the
         offset is not committed for a new topic of the same name. A request has either ids or names for
         all topics: names if the id of one of its partitions is unknown
-Bounds: QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
+Bounds: at most QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
 succeeded by its time-out ends with the last error.
 """
 
@@ -59,7 +59,8 @@ class Commit:
         self.result: dict[Key, int] = {}
         self.dropped: set[Key] = set()  # C3
 
-    def left(self) -> dict[Key, Committed]:
+    def remaining(self) -> dict[Key, Committed]:
+        """The offsets to commit, without those of dropped partitions."""
         return (
             {key: one for key, one in self.offsets.items() if key not in self.dropped} if self.dropped else self.offsets
         )
@@ -95,7 +96,7 @@ class Commits:
         return self._under_way is not None or bool(self._waiting)
 
     @property
-    def by_id(self) -> bool:
+    def supports_topic_ids(self) -> bool:
         """Whether the broker supports commits by topic id (C4)."""
         return self._attachment.api.versions.get(requests.OFFSET_COMMIT, (0, -1))[1] >= COMMIT_BY_ID_VERSION
 
@@ -116,14 +117,14 @@ class Commits:
     def advance(self) -> None:
         if self._under_way is not None or not self._waiting or time.monotonic() < self._retry_at:
             return
-        while self._waiting and not self._waiting[0].left():
+        while self._waiting and not self._waiting[0].remaining():
             commit = self._waiting.popleft()
             self.finish(commit, broker_error(_GONE, "commit"), _results(commit, broker_error(_GONE, "commit")))
         if not self._waiting:
             return
         commit = self._under_way = self._waiting.popleft()
         member_id, generation = self._identity()
-        left = commit.left()
+        left = commit.remaining()
         message = commit_request(self._group_id, member_id, generation, self._instance_id, left)
         try:
             version = self._attachment.api.pick(requests.OFFSET_COMMIT, commit_version_max(left))
@@ -143,7 +144,7 @@ class Commits:
 
     def has_pending(self, keys: set[Key]) -> bool:
         """Whether a commit for one of these partitions has not ended."""
-        return any(not keys.isdisjoint(commit.left()) for commit in self._pending())
+        return any(not keys.isdisjoint(commit.remaining()) for commit in self._pending())
 
     def _pending(self) -> list[Commit]:
         return [*self._waiting, *([self._under_way] if self._under_way is not None else ())]

@@ -6,8 +6,8 @@ revokes partitions that are not in the target (the application is notified, and 
 the new ones, and reports what it owns. Only then may others get the revoked partitions.
 
 Invariants (check())
-    M1  the partitions of the application (`owned`) grow when Assign is sent, and shrink when Revoke or
-        Lost is Done
+    M1  `owned`, the partitions that the application has, grows when Assign is sent, and shrinks when
+        the application has carried out Revoke or Lost
     M2  one request is under way at a time, and one of Revoke, Assign and Lost
     M3  a request with epoch 0 reports no owned partitions, and the member has none
     M4  a former member loses all its partitions: Lost or Revoke is under way or done
@@ -79,9 +79,9 @@ class State(enum.Enum):
     IDLE = "not a member, and not joining"
     JOINING = "requests to join"
     MEMBER = "in the group"
-    LOST = "not in the group any more, or about to be; the application releases is_full, then the member joins again"
-    STALE = "left, because the application does not poll; joins when it does"
-    LEAVING = "releases is_full, then leaves"
+    LOST = "out of the group, or about to be; the application releases everything, then the member joins again"
+    STALE = "left, because the application does not poll; joins again when it polls"
+    LEAVING = "releases everything, then leaves"
     FATAL = "ended by a fatal error"
 
 

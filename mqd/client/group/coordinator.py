@@ -85,8 +85,8 @@ class Coordinator:
             self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # without a broker no time is returned, because it would always be due: the first turn after
-        # reattaching sends the request
+        # While the broker is gone no time is returned, because the time would soon have passed. The
+        # first turn after reattaching sends the request.
         return self._retry_at if self._attachment.attached else None
 
     def on_lost(self, _error: KafkaError) -> None:

@@ -1,4 +1,4 @@
-"""Events and actions of a group membership core. Both protocols have the same.
+"""Events and actions of a group membership core, the same for both protocols.
 
 The runner (runner.py) sends the requests of Send over one connection, in order, and passes back
 ResponseReceived or ResponseMissing with the same number. The application's thread carries out Revoke,
@@ -118,7 +118,7 @@ class Resolve(msgspec.Struct, frozen=True):
 
 class Problem(msgspec.Struct, frozen=True):
     """An error for the application. `code`: an error code of Kafka, or a negative one of librdkafka.
-    Fatal: the member has given up, and only a new consumer can join.
+    `is_fatal`: the member has stopped, and only a new consumer can join.
     """
 
     code: int

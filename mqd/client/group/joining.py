@@ -1,5 +1,5 @@
-"""Creates a consumer's membership core from its configuration, and the names and expression of its
-subscription.
+"""Creates a consumer's membership core from its configuration, and splits its subscription into names
+and a regular expression.
 """
 
 from __future__ import annotations

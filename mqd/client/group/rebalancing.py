@@ -45,7 +45,7 @@ class Rebalancer:
         self._eager_assignment: list[Key] = []  # eager: the last assignment passed to the application
         self._has_left = False
         self._application_assigned = False
-        self.is_lost = False  # these partitions have other owners already
+        self.is_lost = False  # the partitions that are released may already have other owners
 
     def set_callbacks(self, on_assign: Callable | None, on_revoke: Callable | None, on_lost: Callable | None) -> None:
         self._on_assign, self._on_revoke, self._on_lost = on_assign, on_revoke, on_lost

@@ -93,7 +93,7 @@ class GroupRunner:
         self._pass_to_core(Done())
 
     def polled(self) -> None:
-        """Called by every poll() that does not only return buffered records."""
+        """Called by every poll(), except when it only returns buffered records."""
         now = time.monotonic()
         if now - self._polled_at >= POLLED_EVERY_S or self.core.wants_poll:
             self._polled_at = now

@@ -33,18 +33,18 @@ class Channel(Protocol):
 
 class AttachmentChannel:
     """A channel through a shared-memory attachment. While the broker is down, requests fail immediately
-    or use `otherwise`; they do not wait for the broker, because other brokers may lead its partitions.
+    or use `fallback`; they do not wait for the broker, because other brokers may lead its partitions.
     """
 
-    def __init__(self, attachment: Attachment, otherwise: Channel | None = None) -> None:
-        self._attachment, self._otherwise = attachment, otherwise
+    def __init__(self, attachment: Attachment, fallback: Channel | None = None) -> None:
+        self._attachment, self._fallback = attachment, fallback
 
     def send(self, send: Send, on_response: OnResponse) -> None:
         attachment = self._attachment
         if not attachment.attached:
-            if self._otherwise is None:
+            if self._fallback is None:
                 raise failure(KafkaError._TRANSPORT, "shared memory: the broker is down", retriable=True)
-            self._otherwise.send(send, on_response)
+            self._fallback.send(send, on_response)
             return
         version = attachment.api.pick(send.api_key)
         _require(version, send)
@@ -53,8 +53,8 @@ class AttachmentChannel:
 
     def close(self) -> None:
         self._attachment.close()
-        if self._otherwise is not None:
-            self._otherwise.close()
+        if self._fallback is not None:
+            self._fallback.close()
 
 
 class _Request(NamedTuple):
@@ -75,7 +75,7 @@ class TcpChannel:
         self._connection: Connection | None = None
         self._turn = 0
         self._is_closed = False
-        self._lock = threading.Lock()  # of _connection and _is_closed
+        self._lock = threading.Lock()  # guards _connection and _is_closed
         self._thread = threading.Thread(target=self._run, name=f"mqd-share-{name}", daemon=True)
         self._thread.start()
 

@@ -3,7 +3,7 @@ application has received and not acknowledged. Sans-I/O: methods take the time, 
 the requests to send, on_response() takes their responses.
 
 Invariants
-    C1  a record that the application received is in `held` until it is acknowledged, once
+    C1  a record that the application received is in `held` until it is acknowledged, which happens once
     C2  each acknowledgement has one Outcome, or is lost with the process
     C3  records are fetched only while the application waits for them, so that it has the whole time of
         their locks. Records that arrive after it has stopped waiting are kept, and dropped when their
@@ -68,7 +68,7 @@ _REPORTED = frozenset(
 )
 
 
-Owner = tuple[Session, Key]  # of a record: the session that it was acquired in
+Owner = tuple[Session, Key]  # of a record: the session in which it was acquired, and its partition
 
 
 class Settings(NamedTuple):
@@ -118,7 +118,7 @@ class ShareCore:
         self._sends: list[Send] = []
         self._number = 0
         self._under_way: dict[int, tuple[str, Any]] = {}
-        self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator", a leader -> not before
+        self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator" or a leader's id -> not before
         self._failures: dict[str | int, int] = {}
         self._metadata_due_ms: int | None = None
         self._requested: set[str] = set()
@@ -208,8 +208,8 @@ class ShareCore:
         return found
 
     def close(self, now_ms: int) -> None:
-        """Begins to send the acknowledgements, end the sessions and leave the group; is_closed is true
-        after that.
+        """Starts closing: sends the acknowledgements, ends the sessions and leaves the group. When all of
+        that is done, is_closed becomes true.
         """
         self.is_closing, self.limits = True, None
         self.membership.subscribe((), now_ms)

@@ -34,11 +34,11 @@ _REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # retried: the ri
 
 
 class State(enum.Enum):
-    IDLE = "no member"
+    IDLE = "not a member"
     JOINING = "requests to join"
     MEMBER = "in the group"
     LEAVING = "is leaving"
-    STALE = "leaves, or has left, because the application does not poll; joins when it does"
+    STALE = "leaves, or has left, because the application does not poll; joins again when it polls"
     FATAL = "ended by a fatal error"
 
 

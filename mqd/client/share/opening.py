@@ -1,4 +1,4 @@
-"""Makes a share consumer's runner with its channels."""
+"""Creates a share consumer's runner and its channels."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ A background thread works between the application's calls: it sends heartbeats o
 responses to fetches. While the application waits in a call, the application's thread does the work.
 
     R1  the core is used with `_lock` held; requests and callbacks are made without it
-    R2  each of the core's requests ends with one on_response(), also if a channel cannot send it
+    R2  each of the core's requests ends with one on_response(), even if a channel cannot send it
 Concurrency: channels call on_response in their threads, with their locks held; this only appends to
 `_arrived`.
 """

@@ -19,7 +19,7 @@ from mqd.client.shm.transactional import Transactions
 from mqd.native import E_INVALID, NativeError
 from mqd.native.client import Producer as NativeProducer
 
-PART_MAX = 8192  # records at a time, so that others can get the lock
+PART_MAX = 8192  # records passed on at a time, so that other threads can get the lock
 
 
 class Driver(Protocol):
@@ -51,7 +51,7 @@ class Appender:
         before = producer.native.outstanding_records
         try:
             taken.count = producer.native.append(stage.number, native_columns(chunk), batch_of)
-            self._account(stage, batch_of[: taken.count], rows, first_index, parts)
+            self._register(stage, batch_of[: taken.count], rows, first_index, parts)
         except NativeError as error:
             if error.code == E_INVALID:
                 partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
@@ -66,10 +66,10 @@ class Appender:
             # else the attachment has ended, which the driver detects
         except BaseException:  # Ctrl-C, perhaps after the C core has accepted the records
             taken.count = producer.native.outstanding_records - before
-            self._account(stage, batch_of[: taken.count], rows, first_index, parts)
+            self._register(stage, batch_of[: taken.count], rows, first_index, parts)
             raise
 
-    def _account(
+    def _register(
         self, stage: Stage, batch_of: np.ndarray, rows: Any, first_index: int, parts: list[tuple[int, Part]]
     ) -> None:
         """Registers accepted records. `parts` is empty on the first call; an interrupted call is repeated

@@ -4,12 +4,13 @@ died. Each producer and consumer has its own.
     attachment = Attachment(opener, client_id="app")           # opener() -> an object with the
                                                                methods of NativeClient below
     attachment.subscribe(listener)                             # see Listener; held weakly
-    response = attachment.request(api_key, version, message, timeout)  # blocks; KafkaException without a response
+    response = attachment.request(api_key, version, message, timeout)          # blocks; raises KafkaException
+                                                                               if there is no response
     attachment.send(api_key, version, message, on_response, timeout)           # does not wait;
                                        # the driving thread calls on_response(response, error)
     attachment.wait_for(predicate, timeout)                                    # blocks until
                                                                                predicate() is true;
-                                                                               drives meanwhile
+                                                                               drives the attachment meanwhile
 
 The C attachment takes one thread at a time. The thread with the role of the *driver* waits in C (GIL
 released) for an event, then takes `lock`, processes what has arrived and gives every listener a
@@ -51,7 +52,7 @@ from mqd.protocol.api import decode_response, encode_request
 from mqd.protocol.errors import ProtocolError
 
 DRIVER_LEASE_S = 0.001
-CORRELATION_ID_END = 1 << 30  # the producer's own begin here
+CORRELATION_ID_END = 1 << 30  # the C producer's correlation ids begin here
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.01, 1.0
 IDLE_WAIT_S = 60.0
 ROOM_WAIT_S = 0.001  # there is no signal that requests were consumed: checked again after this time
@@ -123,7 +124,7 @@ class Attachment:
         self._parked = False
         self.client_id = client_id
         self.request_timeout_s = request_timeout_s
-        self.generation = 0  # attachments made
+        self.generation = 0  # the number of attachments made so far
         self.attached = True
         self.fatal: KafkaError | None = None
         self._opener = opener
@@ -382,7 +383,7 @@ class Attachment:
                 self._take_responses()
                 self._submit_unsent()
             except OSError as error:
-                self._lost(error)
+                self._handle_loss(error)
         due = min(self._expire(now), self.metadata.on_turn(now))
         for reference in self._listeners:
             listener = reference()
@@ -394,7 +395,7 @@ class Attachment:
             try:
                 self.native.flush()
             except OSError as error:
-                self._lost(error)
+                self._handle_loss(error)
         if not self.attached:
             return min(due, self._reattach_at)
         return min(due, now + ROOM_WAIT_S) if self._unsent else due
@@ -408,7 +409,7 @@ class Attachment:
                 self._unsent.popleft()
             self.native.flush()
         except OSError as error:
-            self._lost(error)
+            self._handle_loss(error)
 
     def _take_responses(self) -> None:
         while (frame := self.native.response()) is not None:
@@ -440,7 +441,7 @@ class Attachment:
 
     # -- losing and finding the broker -------------------------------------------------------------
 
-    def _lost(self, error: OSError) -> None:
+    def _handle_loss(self, error: OSError) -> None:
         if not self.attached or self._closed:
             return
         self.attached = False
@@ -486,7 +487,7 @@ class Attachment:
             self.lock.acquire()
         if new is None:
             assert problem is not None
-            self._attaching_failed(problem)
+            self._on_attach_failed(problem)
             return
         if self._closed:
             new.close()
@@ -501,13 +502,13 @@ class Attachment:
         except OSError as error:  # the new attachment has too little memory, or has ended already
             self._use(old, False)
             new.close()
-            self._attaching_failed(error)
+            self._on_attach_failed(error)
             return
         self._backoff_s = BACKOFF_MIN_S
         old.close()
         self.send(
             requests.API_VERSIONS, 3, requests.api_versions(), self._on_versions
-        )  # the broker may be another release now
+        )  # the broker may run another release now
         self.metadata.expire()
         self.changed.notify_all()
 
@@ -516,7 +517,7 @@ class Attachment:
         with self._waking:
             self.native, self.attached = native, attached
 
-    def _attaching_failed(self, problem: BaseException) -> None:
+    def _on_attach_failed(self, problem: BaseException) -> None:
         error = (
             problem.args[0]
             if isinstance(problem, KafkaException)
@@ -544,7 +545,7 @@ _all: weakref.WeakSet[Attachment] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Called when the interpreter exits: by then no thread of ours may wait in C."""
+    """Called when the interpreter exits: after this, no thread of this module may wait in C."""
     for attachment in list(_all):
         attachment.close()
 

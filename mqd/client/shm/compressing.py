@@ -195,8 +195,9 @@ class Compressor:
         return bytes(header) + packed
 
     def _pass_on(self) -> None:
-        """Passes closed batches to the C core while it has room, up to one that it refuses. Does not
-        report that one here: _give_up() may empty the stage from which the caller takes records.
+        """Passes closed batches to the C core while it has room, up to one that it refuses. The refused
+        batch is not reported here, because _give_up() may empty the stage from which the caller takes
+        records.
         """
         producer = self._producer
         while self._ready and producer.held is None and self._ready[0].refused is None:
@@ -209,15 +210,15 @@ class Compressor:
                 number = producer.appender.append_batch(batch.stage, batch.partition, batch.data)
                 if not number:
                     return
-                self._account(batch, number)
+                self._register(batch, number)
             except Refused as refused:
                 batch.refused = refused.error
             except BaseException:  # Ctrl-C, perhaps after the C core has accepted the batch
                 if producer.native.outstanding_records > before:
-                    self._account(batch, producer.native.batch_number)
+                    self._register(batch, producer.native.batch_number)
                 raise
 
-    def _account(self, batch: _Batch, number: int) -> None:
+    def _register(self, batch: _Batch, number: int) -> None:
         """Registers the batch that the C core has accepted. May be called again after an interrupt."""
         self._producer.outcomes.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
         if self._ready and self._ready[0] is batch:
@@ -304,12 +305,12 @@ def _copied(chunk: Chunk) -> Chunk:
 
 def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
     """The chosen records of the chunk."""
-    places = chosen.tolist()
+    indices = chosen.tolist()
 
     def some(column: Column) -> Column:
         items = column.items()
         sizes = column.each_size()[chosen]
-        return Column(len(places), b"".join([items[place] or b"" for place in places]), sizes)
+        return Column(len(indices), b"".join([items[index] or b"" for index in indices]), sizes)
 
     times = None if chunk.timestamps is None else chunk.timestamps[chosen]
     return chunk._replace(

@@ -477,7 +477,7 @@ class ShmConsumer:
             with self.control.lock:
                 self.control.metadata.refresh(names, bool(self.config["allow.auto.create.topics"]))
         if self._runner is None:
-            self._join_by(new_core(self.config, self._own_id))
+            self._join_with(new_core(self.config, self._own_id))
         else:
             self._runner.subscribe(*self._requested_topics())
 
@@ -496,7 +496,7 @@ class ShmConsumer:
                 error = broker_error(info.error, f"Subscribed topic not available: {topic}")
                 self._fetcher.events.append(Message(topic, 0, None, error=error))
 
-    def _join_by(self, core: GroupCore | ClassicCore) -> None:
+    def _join_with(self, core: GroupCore | ClassicCore) -> None:
         self._runner = GroupRunner(
             self.control, self.coordinator, core, self._inbox.put_operation, self._has_progressed
         )
@@ -513,7 +513,7 @@ class ShmConsumer:
             return False
         _log.info("group %s stays with the classic protocol: joining with it", self.config["group.id"])
         self._runner.close()
-        self._join_by(classic_core(self.config))
+        self._join_with(classic_core(self.config))
         return True
 
     def _has_progressed(self) -> bool:

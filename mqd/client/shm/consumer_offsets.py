@@ -49,7 +49,7 @@ def _stored_of(part: Part) -> Committed:
     return Committed(part.stored, part.stored_epoch, part.stored_metadata, part.topic_id or requests.NO_TOPIC_ID)
 
 
-def _gone(message: Message) -> KafkaError:
+def _topic_gone_error(message: Message) -> KafkaError:
     """The error that the broker returns for a commit by the id of a deleted topic."""
     return broker_error(
         int(ErrorCode.UNKNOWN_TOPIC_ID), f"{message.topic()} [{message.partition()}]: the topic of this record is gone"
@@ -141,7 +141,7 @@ class ConsumerOffsets:
         response: this may be the last chance to commit them. In a commit by id the broker refuses deleted
         topics; a commit by name (used if one id is missing) could go to a new topic of that name.
         """
-        if not self.commits.by_id or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
+        if not self.commits.supports_topic_ids or any(one.topic_id == requests.NO_TOPIC_ID for one in known.values()):
             return known
         return known | self._stored(part for part in parts if part.is_unknown and part.topic_id is not None)
 
@@ -161,7 +161,7 @@ class ConsumerOffsets:
         to_commit = self._offsets_to_commit(message, offsets)
         on_commit = self._config["on_commit"]
         if not to_commit:
-            error = local_error(KafkaError._NO_OFFSET) if message is None else _gone(message)
+            error = local_error(KafkaError._NO_OFFSET) if message is None else _topic_gone_error(message)
             if not asynchronous:
                 raise KafkaException(error)
             self.commits.finish(Commit({}, on_commit, 0.0), error)
@@ -227,7 +227,7 @@ class ConsumerOffsets:
         self._consumer.enter()
         given = self._offsets_to_commit(message, offsets)
         if message is not None and not given:
-            raise KafkaException(_gone(message))
+            raise KafkaException(_topic_gone_error(message))
         missing = [f"{topic} [{index}]" for topic, index in given if (topic, index) not in self._parts]
         for key, one in given.items():
             part = self._parts.get(key)

@@ -140,7 +140,7 @@ class ErrorEvent:
         self.callback, self.error = callback, error
 
     def calls(self) -> int:
-        return 0  # an error is no record's report
+        return 0  # not a report of a record
 
     def call(self) -> int:
         self.callback(self.error)

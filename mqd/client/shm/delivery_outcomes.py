@@ -71,7 +71,9 @@ class DeliveryOutcomes:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
-        self._reported: collections.deque[NativeDelivery] = collections.deque()  # by the C core, and not processed yet
+        self._reported: collections.deque[NativeDelivery] = (
+            collections.deque()
+        )  # reported by the C core, not processed yet
         self.records_written = 0
         self.records_failed = 0
         self.batches_retried = 0
@@ -92,7 +94,7 @@ class DeliveryOutcomes:
 
     def before_append(self, rows: Any) -> None:
         """Before the first record with a waiting caller: closes the open batches, whose records were not
-        tracked, and tracks the place of every record in its batch from then on.
+        tracked, and tracks the position of every record in its batch from then on.
         """
         if rows is not None and not self._tracking:
             self._tracking = True
@@ -162,7 +164,7 @@ class DeliveryOutcomes:
         if batch is None:
             return
         if outcome.error:
-            self._failed(batch, outcome, now)
+            self._on_failure(batch, outcome, now)
             return
         if batch.parts and not self._only_errors:
             self._report(batch, outcome.partition, outcome.base_offset, outcome.timestamp_ms, None)
@@ -176,7 +178,7 @@ class DeliveryOutcomes:
             name = self._producer.topics[batch.topic].topic
             self._producer.put(Delivery(name, partition, base_offset, timestamp_ms, error, batch.parts))
 
-    def _failed(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
+    def _on_failure(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
         producer, identity, code = self._producer, self._producer.identity, outcome.error
         verdict = verdict_on(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
         if verdict is Verdict.RENEW:
@@ -230,7 +232,7 @@ class DeliveryOutcomes:
         self.take_deliveries(time.monotonic())
         for number in list(self.batches):
             self.give_up(number, -1, error)
-        self._producer.compressor.drop_all(error)  # afterwards: these records are newer
+        self._producer.compressor.drop_all(error)  # after the batches in the C core, whose records are older
         self._producer.attachment.changed.notify_all()
 
     def retry_parked(self) -> None:

@@ -2,9 +2,9 @@
 while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
-read, one Fetch for positions only goes to the broker, with all partitions that are read to their
-end (parking.py); the broker responds when one of them has grown. It has its own connection
-(`data`), since responses keep their order and it may wait for a long time.
+read, one Fetch is sent to the broker, for positions without records, with all partitions that are
+read to their end (parking.py). The broker responds when one of them has grown. This Fetch may wait
+for a long time and responses keep their order, so it has its own connection (`data`).
 
     F1  at most one Fetch for positions is in flight. `covered` lists its partitions; while a caller
         waits for others, the wait ends after UNCOVERED_WAIT_S
@@ -20,8 +20,8 @@ end (parking.py); the broker responds when one of them has grown. It has its own
     F6  an offset belongs to a topic id. When a topic was deleted and created again with the same name,
         the consumer continues at a seek() or an assigned offset from which nothing was read yet, else
         at the offset that the group has committed since, else by auto.offset.reset. A reader does not
-        detect the change if its partition is paused or read by name from another host; then the
-        metadata does, which is requested when an offset is out of range
+        detect the change if its partition is paused or read by name from another host; then
+        the change is found in the metadata, which is requested when an offset is out of range
 Concurrency: the application's thread, except for the inbox, to which another thread adds responses.
 """
 
@@ -246,10 +246,10 @@ class Fetcher:
             api_key,
             version,
             message,
-            lambda response, error: self._inbox.put(self._on_begin, handler, requested, response, error),
+            lambda response, error: self._inbox.put(self._take_response, handler, requested, response, error),
         )
 
-    def _on_begin(
+    def _take_response(
         self, handler: Callable[..., None], requested: list[tuple[Part, int]], response: Any, error: KafkaError | None
     ) -> None:
         for part, serial in requested:
@@ -273,7 +273,9 @@ class Fetcher:
                 requests.OFFSET_FETCH,
                 version,
                 message,
-                lambda response, error: self._inbox.put(self._on_begin, self._on_committed, requested, response, error),
+                lambda response, error: self._inbox.put(
+                    self._take_response, self._on_committed, requested, response, error
+                ),
             )
         )
 
@@ -322,7 +324,7 @@ class Fetcher:
             part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), -1, -1)
         )
         if code:
-            if code in UNKNOWN:  # as in _on_error: the metadata says whether it is gone
+            if code in UNKNOWN:  # as in _on_error: the metadata shows whether it is gone
                 self._control.metadata.refresh([part.topic])
             self._retry_later(
                 part,
@@ -376,10 +378,10 @@ class Fetcher:
                 self._pause_s = 0.0
                 self._records_read += 1
                 return part, begin, batch
-            self._on_nothing(part, reader)
+            self._on_no_records(part, reader)
         return None
 
-    def _on_nothing(self, part: Part, reader: Any) -> None:
+    def _on_no_records(self, part: Part, reader: Any) -> None:
         """Handles a reader that returned nothing because it is at the end or has a problem."""
         problem = reader.take_problem()
         if problem is None:
@@ -512,7 +514,7 @@ class Fetcher:
             self._data.wait_for(lambda: self._inbox.attention, until - now if until < _INFINITY else -1)
 
     def _park(self, now: float) -> float:
-        """Sends the Fetch if necessary. Returns until when to wait for it."""
+        """Sends the Fetch if necessary. Returns the time until which to wait for its response."""
         requested = {
             (part.topic_id or b"", part.index): part.fetched
             for part in self._parts

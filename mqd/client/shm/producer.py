@@ -221,7 +221,7 @@ class ShmProducer(ProducerDriver):
         # also for exceptions of a callback and Ctrl-C: the accepted records must not be passed
         # again
         except BaseException as problem:
-            problem.taken = call.taken  # type: ignore[attr-defined]  # for the caller, on whatever was raised
+            problem.taken = call.taken  # type: ignore[attr-defined]  # read by the caller
             raise
         return call.taken
 
@@ -230,7 +230,7 @@ class ShmProducer(ProducerDriver):
             left = deadline - time.monotonic()
             if left <= 0:
                 break
-            # at most 0.1 s: a metadata request that becomes due does not end the wait
+            # at most 0.1 s, because a metadata request that becomes due does not end the wait
             self.attachment.wait_for(lambda: call.step() or self.events, min(left, 0.1))
             if not call.finished and self.events:
                 self._serve()
@@ -239,7 +239,7 @@ class ShmProducer(ProducerDriver):
 
     def _partitioned(self, stage: Stage, records: Chunk) -> Chunk:
         count, partitioner = self._partition_count(stage), self.config.partitioner
-        assert partitioner is not None  # otherwise the C core partitions
+        assert partitioner is not None  # otherwise the C core chooses the partition
         keys = [None] * records.values.count if records.keys is None else records.keys.items()
         return records._replace(
             partitions=np.array([columns.checked_partition(partitioner(key, count), count) for key in keys], np.int32)
@@ -289,7 +289,7 @@ class ShmProducer(ProducerDriver):
                 self._flushing -= 1
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Like mqd.Producer.purge. Records in the C core count as in flight, also if not sent yet."""
+        """Like mqd.Producer.purge. Records in the C core count as in flight, even if not sent yet."""
         self.require_usable()
         self.drop(in_queue, in_flight)
 

@@ -208,7 +208,7 @@ class ProducerDriver:
     def _unresolved(self, stage: Stage, now: float) -> float:
         info = self.attachment.metadata.topics.get(stage.topic)
         limit = stage.unresolved_since + self.config["topic.metadata.propagation.max.ms"] / 1000
-        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: the topic may be being created
+        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: the topic may still be being created
         hopeless = info is not None and info.error and info.error not in (3, 5)
         if hopeless or now >= limit:
             code = info.error if info is not None and info.error else KafkaError._UNKNOWN_TOPIC
@@ -222,9 +222,9 @@ class ProducerDriver:
         return now + 0.05
 
     def send_due(self) -> None:
-        """Sends the batches whose linger time is over, and sees that the driver, which may sleep, sends
-        the others in time. The driver is woken only once: callers that wait for room call this after
-        each turn, and would cause the next turn.
+        """Sends the batches whose linger time is over, and makes sure that the driver, which may sleep,
+        sends the others in time. The driver is woken only once: callers that wait for room call this
+        after each turn, and would otherwise cause the next turn.
         """
         if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)

@@ -267,7 +267,7 @@ class PartitionReader:
                     f"a batch at offset {self._reader.position} claims {record_count} records in {len(data)} bytes",
                 )
                 break
-            if record_count > block.capacity:  # only the first one
+            if record_count > block.capacity:  # only possible for the first batch
                 block = self._pool.take(record_count)
             try:
                 taken = fill_from_records(block, count, header.data, data, self._reader.position)

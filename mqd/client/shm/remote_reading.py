@@ -15,8 +15,8 @@ readers return its records. Only its own thread uses it; readers send their requ
         read
     V3  `position` is the offset after the last returned record; at an end that librdkafka has
         reported, it is that end (after transaction markers)
-    V4  no caller waits for a failed thread: then every reader has a problem, also one that is opened
-        or seeks later
+    V4  if the thread fails, every reader gets a problem, even one that is opened or seeks later, so
+        that no caller waits without end
 Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
 """
 

@@ -33,7 +33,7 @@ STAGE_MAX = 1024  # records passed on in one call: more would not fit the CPU's 
 
 
 class Entry(NamedTuple):
-    """A record with more fields. `headers` are encoded; `began` is time.monotonic() at produce(), for the
+    """A record with more than a value, key and partition. `headers` are encoded; `began` is time.monotonic() at produce(), for the
     latency in a delivery report.
     """
 

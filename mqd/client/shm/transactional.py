@@ -1,4 +1,4 @@
-"""Transactions of the producer over shared memory (KIP-98). They are of version 2 (KIP-890) if the
+"""Transactions of the producer over shared memory (KIP-98). Version 2 (KIP-890) is used if the
 broker's feature transaction.version is 2.
 
     READY -> OPEN -> ENDING (commit or abort) -> READY
@@ -10,7 +10,8 @@ broker's feature transaction.version is 2.
    ends, no staged records remain.
 2. Version 2: writing to a partition adds it to the transaction; ending the transaction returns the
    next epoch, in which sequences start from 0. Version 1: all partitions of a topic are added before
-   the first record is sent to one of them. This takes one request, but each gets a marker.
+   the first record is sent to one of them. This takes one request, but every partition gets a
+   marker.
 3. After an abort, even one that came too late, the sequences of dropped records are missing:
    version 1 requests the next epoch, version 2 always gets it.
 4. Requests without a response are repeated: all of them are idempotent.
@@ -226,7 +227,7 @@ class Transactions:
 
     def commit(self, timeout: float) -> None:
         self._require_enabled()
-        deadline, this = _deadline(timeout), object()
+        deadline, this_call = _deadline(timeout), object()
         with self._producer.attachment.lock:
             self._require(State.OPEN, State.UNDECIDED)
         left = self._producer.flush(_remaining_s(deadline))
@@ -239,14 +240,14 @@ class Transactions:
                         f"{left} records are not delivered yet: call commit_transaction() again",
                         retriable=True,
                     )
-                self._begin_end(this)
+                self._start_ending(this_call)
             self._carry_out_end(True, deadline)
         finally:
-            self._ending_calls.discard(this)
+            self._ending_calls.discard(this_call)
 
     def abort(self, timeout: float) -> None:
         self._require_enabled()
-        deadline, this = _deadline(timeout), object()
+        deadline, this_call = _deadline(timeout), object()
         try:
             with self._producer.attachment.lock:
                 if self.state is State.ENDING and self._ending_calls:
@@ -256,16 +257,16 @@ class Transactions:
                     )
                 if self.state not in (State.BROKEN, State.ENDING):
                     self._require(State.OPEN, State.UNDECIDED)
-                self._begin_end(this)
+                self._start_ending(this_call)
             self._carry_out_end(False, deadline)
         finally:
-            self._ending_calls.discard(this)
+            self._ending_calls.discard(this_call)
 
-    def _begin_end(self, this: object) -> None:
+    def _start_ending(self, call: object) -> None:
         """Registers the call and sets the state, with the lock held. If the state is ENDING and
         `_ending_calls` is empty, Ctrl-C has interrupted the call.
         """
-        self._ending_calls.add(this)
+        self._ending_calls.add(call)
         self.state = State.ENDING
 
     def _carry_out_end(self, commit: bool, deadline: float) -> None:
@@ -296,7 +297,7 @@ class Transactions:
             raise
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
-        """Does those steps with the coordinator that have not been done yet."""
+        """Carries out the steps with the coordinator that have not been done yet."""
         if not (self._current.wrote or self._current.added_topics):
             return
         # set before _drained(), which makes the C core discard the sequences
@@ -452,7 +453,7 @@ class Transactions:
         )
 
     def _error_of(self, code: int, api_key: int) -> KafkaError:
-        """The effect of an error code on the transaction and the producer."""
+        """Applies the effect of an error code to the transaction or the producer; returns the error."""
         if code in _FENCED:
             error = local_error(KafkaError._FENCED, "Local: a newer producer uses this transactional.id", fatal=True)
             with self._producer.attachment.lock:

@@ -120,7 +120,7 @@ class Connection:
         return number
 
     def ready(self, seconds: float) -> bool:
-        """Waits up to `seconds` for data or the end of the connection; returns whether one arrived."""
+        """Waits up to `seconds` for data or the end of the connection; returns whether either came."""
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return True
         waiting = select.poll()

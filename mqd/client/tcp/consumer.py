@@ -17,7 +17,7 @@ from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
 SLICE_S = 0.1  # an interruptible wait checks for an interrupt this often
-STORE_RECORDS, STORE_S = 100, 0.5  # returned records are stored at least as often
+STORE_RECORDS, STORE_S = 100, 0.5  # the offsets of returned records are stored at least this often
 _METHODS = (
     "memberid",
     "consumer_group_metadata",

@@ -122,7 +122,7 @@ class TcpProducer:
         # also on Ctrl-C and exceptions of a callback: the caller must not pass accepted records
         # again
         except BaseException as problem:
-            problem.taken = index  # type: ignore[attr-defined]  # for the caller, on whatever was raised
+            problem.taken = index  # type: ignore[attr-defined]  # read by the caller
             raise
         return len(batch)
 

@@ -44,7 +44,7 @@ def page(request: PageRequest) -> Response:
         lambda: request.cached("groups", GROUPS_CACHE_S, lambda: queries.groups(request.settings))
     )
     metrics = request.console.metrics
-    findings = [*health.findings, *diagnosis.of_groups(groups or ()), *metrics.findings(now_ms() / 1000)]
+    findings = [*health.findings, *diagnosis.group_findings(groups or ()), *metrics.findings(now_ms() / 1000)]
     findings = sorted(dict.fromkeys(findings), key=lambda one: one.harm)
     grade, text = sentence(health, findings)
     points = metrics.points()

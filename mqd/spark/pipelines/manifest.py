@@ -137,8 +137,8 @@ def filesystem(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def sync(files: fs.FileSystem, path: str) -> None:
-    """A local file or folder is on disk afterwards; object stores and HDFS report a write when it
-    is durable.
+    """Makes a local file or folder durable. Object stores and HDFS need no call: they report a write
+    when it is durable.
     """
     if files.type_name != "local":
         return
@@ -178,12 +178,12 @@ class Archive:
     def ends(self, topic: str) -> dict[int, int]:
         """Partition to the archive's end offset, exclusive."""
         found = dict(self._ends.get(topic, {}))
-        for file in self.of(topic):
+        for file in self.files_of(topic):
             for span in file.spans:
                 found[span.partition] = max(found.get(span.partition, 0), span.end)
         return found
 
-    def of(self, topic: str) -> list[ArchivedFile]:
+    def files_of(self, topic: str) -> list[ArchivedFile]:
         return [file for file in self.files.values() if file.topic == topic]
 
     @property
@@ -214,12 +214,12 @@ class Archive:
         if commit.batch >= 0 and commit.batch <= self.batches.get(commit.query, -1):
             offsets = "; ".join(file.offsets for file in commit.added) or "nothing"
             raise ArchiveError(
-                f"{commit} is in {self.path} already, {offsets} cannot be added by it again: give the pipeline another"
+                f"{commit} is in {self.path} already, so it cannot add {offsets} again: give the pipeline another"
                 " name, or its old checkpoint"
             )
         missing = [path for path in commit.removed if path not in self.files]
         if missing:
-            raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, it cannot be removed")
+            raise ArchiveError(f"{self.path}: {missing[0]} is not in the archive, so it cannot be removed")
         for topic, topic_id in commit.topic_ids.items():
             if self.topic_ids.get(topic, topic_id) != topic_id:
                 raise ArchiveError(

@@ -84,8 +84,8 @@ def written(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[A
 
 
 class _Task:
-    """The files of one task, one for each topic and day; more when there are too many to keep open
-    at once.
+    """The files of one task, one for each topic and day; more when there are too many to keep open at
+    the same time.
     """
 
     def __init__(self, root: str, prefix: str) -> None:
@@ -399,15 +399,15 @@ def _read_file(
 
 
 def _replacing(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
-    """The files that have a file's records since it was compacted: files of the same day, by
-    invariant 4 of manifest.py. None: the file still counts, or is unknown. Raises ArchiveError.
+    """The files into which the task's file was compacted: files of the same day, by invariant 4 of
+    manifest.py. Empty: the file still counts, or is unknown. Raises ArchiveError.
     """
     archive = Archive(task.root)
     if task.path in archive.files:
         return []
     return [
         ArchivedTask(task.root, file.path, task.topic, ((partition, max(start, span.first), min(end, span.end)),))
-        for file in archive.of(task.topic)
+        for file in archive.files_of(task.topic)
         if file.path.split("/")[1] == task.path.split("/")[1]
         for span in file.spans
         for partition, start, end in spans

@@ -64,8 +64,8 @@ def replay(
 def _refuse_unknown(
     archive: Archive, topics: list[str], to: Mapping[str, str], starting: Offsets, ending: Offsets
 ) -> None:
-    """A mistyped name would be ignored: a topic would be replayed into itself, or completely.
-    Raises SettingsError.
+    """Raises SettingsError for an unknown name. If a mistyped name were ignored, a topic would be replayed
+    into itself, or completely.
     """
     for setting, given in (("to", to), ("starting_offsets", starting), ("ending_offsets", ending)):
         unknown = [topic for topic in given if topic not in topics]
@@ -92,7 +92,7 @@ def _tasks(
 
     found: dict[tuple[str, int], list[ArchivedTask]] = {}
     for topic in topics:
-        for file, span in ((each, span) for each in archive.of(topic) for span in each.spans):
+        for file, span in ((each, span) for each in archive.files_of(topic) for span in each.spans):
             start, end = (
                 max(span.first, _bound(offsets[0], topic, span.partition, 0)),
                 min(span.end, _bound(offsets[1], topic, span.partition, span.end)),

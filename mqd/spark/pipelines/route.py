@@ -1,4 +1,4 @@
-"""Filter and fan out, with dead letters."""
+"""Filters records and distributes them to topics, with dead letters."""
 
 from __future__ import annotations
 

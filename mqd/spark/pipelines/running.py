@@ -1,4 +1,4 @@
-"""From settings to running queries: the thin drivers around the pipelines' functions.
+"""Starts and runs the queries of pipelines, from their settings.
 
 Every stream resumes from its checkpoint. Sinks are exactly-once: a topic by mqd's transactions,
 Parquet by Spark's own file sink, an archive by its manifest. Sources skip aborted records: failed

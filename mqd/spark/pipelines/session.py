@@ -59,7 +59,7 @@ def log_level(master: str, configuration: Mapping[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
+def captured_stderr() -> Iterator[None]:
     """Captures the stderr of this process and its children during the block, and prints it only if
     the block fails; afterwards stderr works as usual.
 
@@ -162,7 +162,7 @@ def session(name: str, master: str, configuration: Mapping[str, str] | None = No
         builder = builder.config(key, value)
     _silence_query_errors()
     try:
-        with held_back(), _java_ends_when_interrupted():
+        with captured_stderr(), _java_ends_when_interrupted():
             spark = builder.getOrCreate()
             spark.sparkContext.setLogLevel(log_level(master, configuration or {}))
             _register(spark)

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mqd import Consumer, Producer, TopicPartition
 from mqd.cli.common import Settings
-from mqd.cli.inspection.diagnosis import Finding, Harm, of_host
+from mqd.cli.inspection.diagnosis import Finding, Harm, host_findings
 from mqd.cli.main import cli
 from mqd.cli.verbs.doctor import examine, host_facts
 from mqd.monitoring import alerts, dashboards
@@ -211,7 +211,7 @@ def test_the_doctor_finds_nothing_until_a_problem_is_caused(broker: Broker) -> N
 
     def examined() -> list[Finding]:
         found = examine(Settings(broker.bootstrap), broker.data_dir)
-        return [one for one in found if one not in of_host(host_facts(broker.pid("mqd-acceptor")))]
+        return [one for one in found if one not in host_findings(host_facts(broker.pid("mqd-acceptor")))]
 
     assert examined() == []
     producer = Producer({"bootstrap.servers": broker.bootstrap})

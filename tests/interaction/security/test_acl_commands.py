@@ -125,13 +125,13 @@ def test_rules_are_shown_explained_tested_and_removed(commands: Commands) -> Non
     assert "3 hold" in ok("acl", "test", str(page))
     page.write_text("alice can read topic/orders-us\nbob can read topic/orders-us\n")
     code, said = run("acl", "test", str(page))
-    assert code == 1 and "rights:2: bob can read topic/orders-us: not so: no rule allows it" in said
+    assert code == 1 and "rights:2: bob can read topic/orders-us: does not hold: no rule allows it" in said
     page.write_text("alice may read topic/orders-us\n")
     code, said = run("acl", "test", str(page))
     assert code == 2 and "rights:1: expected PRINCIPAL can|cannot" in said
 
     code, said = run("acl", "remove")
-    assert code == 2 and "say which rules" in said
+    assert code == 2 and "select the rules" in said
     assert "orders-*" in ok("acl", "remove", "topic/orders-*", "--operation", "read", "--dry-run")
     removed = json.loads(ok("acl", "remove", "topic/orders-*", "--operation", "read", "--format", "json"))
     assert [one["operation"] for one in removed] == ["read"]

@@ -10,13 +10,13 @@ import pytest
 from mqd.cli.inspection.diagnosis import (
     Finding,
     Harm,
-    of_cluster,
-    of_consumers,
-    of_flushes,
-    of_groups,
-    of_host,
-    of_metrics,
-    of_processes,
+    cluster_findings,
+    consumer_findings,
+    flush_findings,
+    group_findings,
+    host_findings,
+    metric_findings,
+    process_findings,
 )
 from mqd.cli.inspection.metrics_page import Sample
 from mqd.cli.offline_replicas import OfflineReplica
@@ -44,29 +44,29 @@ def partitions(leaderless: list[tuple[str, int, list[int]]], behind: dict[int, l
 
 
 def test_processes() -> None:
-    assert report(of_processes({"data_dir": "/d", "processes": [process("mqd-worker-0")]})) == []
-    assert report(of_processes({"data_dir": "/d", "processes": [], "reason": "no keeper"})) == [
+    assert report(process_findings({"data_dir": "/d", "processes": [process("mqd-worker-0")]})) == []
+    assert report(process_findings({"data_dir": "/d", "processes": [], "reason": "no keeper"})) == [
         (Harm.OUTAGE, "no broker runs in /d: no keeper")
     ]
     dying = {"data_dir": "/d", "processes": [process("mqd-worker-0", "dead"), process("mqd-worker-1", restarts=4)]}
-    assert report(of_processes(dying)) == [
+    assert report(process_findings(dying)) == [
         (Harm.OUTAGE, "mqd-worker-0 is dead"),
         (Harm.NO_RESERVE, "mqd-worker-1 has died 4 times since the broker started"),
     ]
 
 
 def test_a_healthy_cluster() -> None:
-    assert of_cluster(cluster([], VoterStatus(NOW_MS, [], [], 1)), partitions([], {}), [], NOW_MS + 1_500) == []
+    assert cluster_findings(cluster([], VoterStatus(NOW_MS, [], [], 1)), partitions([], {}), [], NOW_MS + 1_500) == []
 
 
 def test_an_unhealthy_cluster() -> None:
     seen = cluster([3], VoterStatus(NOW_MS, [3], [], 0))
     lacking = partitions([("t", 0, [3]), ("t", 1, [2])], {2: ["u-0"], 3: ["u-1"]})
     place = OfflineReplica("t-1", 2, ("/disk",))
-    assert report(of_cluster(seen, lacking, [place], NOW_MS - 3_600_000)) == [
+    assert report(cluster_findings(seen, lacking, [place], NOW_MS - 3_600_000)) == [
         (Harm.OUTAGE, "t-1 is not served by node 2, which is in service: log directory /disk"),
         (Harm.OUTAGE, "without a leader, neither read nor written: 1 partition (t-0)"),
-        (Harm.NO_RESERVE, "broker 3 (h:9092) is fenced: the controllers do not hear from it"),
+        (Harm.NO_RESERVE, "broker 3 (h:9092) is fenced: its heartbeats do not reach the controllers"),
         (Harm.NO_RESERVE, "voters 3 of the metadata are silent or behind; none more may be lost"),
         (
             Harm.NO_RESERVE,
@@ -86,7 +86,7 @@ def test_a_delayed_rebalance() -> None:
     held = SimpleNamespace(group="g", rebalance=SimpleNamespace(lasting_ms=40_000, held_up_by=[holder]))
     quick = SimpleNamespace(group="q", rebalance=SimpleNamespace(lasting_ms=400, held_up_by=[holder]))
     calm = SimpleNamespace(group="c", rebalance=None)
-    (found,) = of_groups([held, quick, calm])  # type: ignore[list-item]
+    (found,) = group_findings([held, quick, calm])  # type: ignore[list-item]
     assert (found.harm, found.what) == (
         Harm.NUISANCE,
         "group g has been rebalancing for 40 s and waits for slow-app at 10.0.0.7",
@@ -126,11 +126,11 @@ DISK = {"directory": "/d"}
         ([Sample("mqd_certificate_expiry_timestamp_seconds", {"listener": "SSL"}, 20 * 86400)], []),
         (
             [Sample("mqd_certificate_expiry_timestamp_seconds", {"listener": "SSL"}, 5 * 86400)],
-            [(Harm.NO_RESERVE, "the certificate of SSL ends in 5 days")],
+            [(Harm.NO_RESERVE, "the certificate of SSL expires in 5 days")],
         ),
         (
             [Sample("mqd_certificate_expiry_timestamp_seconds", {"listener": "SSL"}, -60)],
-            [(Harm.OUTAGE, "the certificate of SSL has ended")],
+            [(Harm.OUTAGE, "the certificate of SSL has expired")],
         ),
         ([Sample("mqd_compaction_uncleanable", PARTITION, 1)], [(Harm.NUISANCE, "t-0 cannot be compacted, and grows")]),
         ([Sample("mqd_consumergroup_lag_seconds", {"consumergroup": "g", **PARTITION}, 500)], []),
@@ -144,15 +144,15 @@ DISK = {"directory": "/d"}
     ],
 )
 def test_metrics(samples: list[Sample], expected: list[tuple[Harm, str]]) -> None:
-    assert report(of_metrics(samples, 0.0, "/d")) == expected
+    assert report(metric_findings(samples, 0.0, "/d")) == expected
 
 
 def test_the_host() -> None:
-    assert of_host({}) == []
+    assert host_findings({}) == []
     good = {"open_files": 100_000, "transparent_hugepages": "madvise", "swappiness": 1, "shm_free": 0.5}
-    assert of_host(good) == []
+    assert host_findings(good) == []
     bad = {"open_files": 1024, "transparent_hugepages": "always", "swappiness": 60, "shm_free": 0.05}
-    assert [one.harm for one in of_host(bad)] == [Harm.NO_RESERVE, Harm.NO_RESERVE, Harm.NUISANCE, Harm.NUISANCE]
+    assert [one.harm for one in host_findings(bad)] == [Harm.NO_RESERVE, Harm.NO_RESERVE, Harm.NUISANCE, Harm.NUISANCE]
 
 
 def offsets(high: float, end: float, topic: str = "t") -> list[Sample]:
@@ -169,10 +169,10 @@ def offsets(high: float, end: float, topic: str = "t") -> list[Sample]:
     ],
 )
 def test_a_hung_disk(before: tuple[int, int], after: tuple[int, int], is_stuck: bool) -> None:
-    found = of_flushes(offsets(*before), offsets(*after), frozenset({"t-0"}))
+    found = flush_findings(offsets(*before), offsets(*after), frozenset({"t-0"}))
     assert [one.harm for one in found] == [Harm.OUTAGE] * is_stuck
     # with followers, it may be waiting for those
-    assert of_flushes(offsets(*before), offsets(*after), frozenset()) == []
+    assert flush_findings(offsets(*before), offsets(*after), frozenset()) == []
 
 
 def consumer(offset: float, behind_s: float, members: float = 1) -> list[Sample]:
@@ -185,9 +185,9 @@ def consumer(offset: float, behind_s: float, members: float = 1) -> list[Sample]
 
 
 def test_a_record_that_blocks_a_group() -> None:
-    (found,) = of_consumers(consumer(7, 120), consumer(7, 126))
+    (found,) = consumer_findings(consumer(7, 120), consumer(7, 126))
     assert "has not passed offset 7 of t-3 for 2 min" in found.what
     assert "mqd consume t --partition 3 --offset 7" in found.cure and "mqd group seek g t:3 --shift-by 1" in found.cure
-    assert of_consumers(consumer(7, 120), consumer(8, 120)) == []  # it makes progress
-    assert of_consumers(consumer(7, 30), consumer(7, 36)) == []  # it may be slow
-    assert of_consumers(consumer(7, 120, 0), consumer(7, 126, 0)) == []  # nothing runs: only behind
+    assert consumer_findings(consumer(7, 120), consumer(8, 120)) == []  # it makes progress
+    assert consumer_findings(consumer(7, 30), consumer(7, 36)) == []  # it may be slow
+    assert consumer_findings(consumer(7, 120, 0), consumer(7, 126, 0)) == []  # nothing runs: only behind

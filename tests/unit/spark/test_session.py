@@ -17,7 +17,7 @@ import pytest
 
 from mqd.cli.verbs.demo_spark import Window, by_hour_and_month
 from mqd.spark.pipelines.running import explained
-from mqd.spark.pipelines.session import held_back, log_level
+from mqd.spark.pipelines.session import captured_stderr, log_level
 
 GREETS = (
     "import sys; print('hello', file=sys.stderr, flush=True); print('up', flush=True); sys.stdin.readline();"
@@ -41,7 +41,7 @@ def reading() -> threading.Thread:
 
 
 def test_greetings_are_held_back_and_later_output_is_not(capfd: pytest.CaptureFixture[str]) -> None:
-    with held_back():
+    with captured_stderr():
         process, thread = start(), reading()
     process.communicate("go on")
     thread.join(20)
@@ -49,7 +49,7 @@ def test_greetings_are_held_back_and_later_output_is_not(capfd: pytest.CaptureFi
 
 
 def test_a_start_that_fails_is_fully_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError), held_back():
+    with pytest.raises(ValueError), captured_stderr():
         process, thread = start(), reading()
         raise ValueError
     process.communicate("go on")

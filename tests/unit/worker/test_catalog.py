@@ -96,7 +96,7 @@ def test_an_unplaced_partition_waits_for_its_slot() -> None:
 def test_a_failed_partition_is_retried_by_the_next_image_only() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
-    catalog.failed((A, 0))
+    catalog.record_failure((A, 0))
     assert [owned.index for owned in catalog.failed_partitions()] == [0]
     assert slots(catalog.on_topic_put(topic("t", A, partition(0, 5), partition(1, 6), retention_ms="7"))) == {
         "set_options": [6]
@@ -110,11 +110,11 @@ def test_a_failed_partition_is_retried_by_the_next_image_only() -> None:
 def test_a_failure_for_lack_of_space_is_retried_automatically() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5), partition(1, 6))))
-    catalog.failed((A, 0), may_pass=True)
-    catalog.failed((A, 1))
+    catalog.record_failure((A, 0), may_pass=True)
+    catalog.record_failure((A, 1))
     assert slots(catalog.retry()) == {"open": [5]}
     assert catalog.retry() == Changes()
-    catalog.failed((A, 0), may_pass=True)
+    catalog.record_failure((A, 0), may_pass=True)
     catalog.on_topic_removed(A)
     assert catalog.retry() == Changes()
 
@@ -122,7 +122,7 @@ def test_a_failure_for_lack_of_space_is_retried_automatically() -> None:
 def test_a_failed_partition_is_deleted_with_its_topic() -> None:
     catalog = Catalog(0)
     catalog.on_image(image(topic("t", A, partition(0, 5))))
-    catalog.failed((A, 0))
+    catalog.record_failure((A, 0))
     assert slots(catalog.on_topic_removed(A)) == {"delete": [5]}
     assert catalog.failed_partitions() == []
     assert catalog.on_topic_removed(A) == Changes()
