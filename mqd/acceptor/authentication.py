@@ -177,7 +177,7 @@ def options_of(config: Mapping[str, str], listener: listeners.Listener) -> Liste
     """The listener's options. None: its clients do not authenticate by SASL."""
     if not listener.has_sasl:
         return None
-    own = listeners.of_listener(config, listener.name)
+    own = listeners.listener_settings(config, listener.name)
     mechanisms = tuple(own["sasl.enabled.mechanisms"].split(","))
     return ListenerOptions(
         mechanisms,

@@ -43,7 +43,7 @@ from mqd.acceptor.broker_state import Address
 from mqd.acceptor.checks import CheckResult as CheckResult
 from mqd.acceptor.checks import Checks, Compression
 from mqd.base import logging
-from mqd.base.crash_on_error import vital
+from mqd.base.crash_on_error import crash_on_error
 from mqd.base.tasks import begin
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode, ProtocolError
@@ -185,7 +185,7 @@ class Link:
     def request_count(self) -> int:
         return len(self._tasks)
 
-    @vital
+    @crash_on_error
     def _on_wake(self) -> None:
         try:
             os.read(self._eventfd, 8)
@@ -195,7 +195,7 @@ class Link:
         if self._turn is None:
             self._on_turn()
 
-    @vital
+    @crash_on_error
     def _on_turn(self) -> None:
         """Drains; sleeps when there is nothing left, or runs again soon when there may be more."""
         assert self._loop is not None

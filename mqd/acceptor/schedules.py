@@ -2,7 +2,7 @@
 
 A broker without a topic with schedule.to runs no timer: the program is in supervisord's
 configuration, without autostart. The acceptor rewrites run/schedules.json
-(mqd/base/schedule_board.py) whenever the schedules change, and asks the supervisord that runs the
+(mqd/base/schedule_files.py) whenever the schedules change, and asks the supervisord that runs the
 acceptor to start the timer. supervisord's address and the program's name come from the environment.
 """
 
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mqd.acceptor.metadata import Metadata
-from mqd.base import logging, schedule_board
+from mqd.base import logging, schedule_files
 from mqd.base.blocking_pool import in_thread
-from mqd.base.schedule_board import Schedules, ScheduleTopic
+from mqd.base.schedule_files import Schedules, ScheduleTopic
 from mqd.cluster.host import messages
 
 START_RETRY_S = 30.0
@@ -41,7 +41,7 @@ class TimerStarter:
         self, config: Mapping[str, str], metadata: Metadata, node_id: int, run_dir: Path, start: Callable[[], None]
     ) -> None:
         """`start` blocks; raises OSError or xmlrpc.client.Error."""
-        self._config = {name: config[name] for name in schedule_board.CONFIG if name in config}
+        self._config = {name: config[name] for name in schedule_files.CONFIG if name in config}
         self._metadata, self._node_id, self._run_dir, self._start = metadata, node_id, run_dir, start
         self._published: Schedules | None = None
         self._has_schedules = False
@@ -78,10 +78,10 @@ class TimerStarter:
         topics = schedules_of(self._metadata, self._node_id)
         self._has_schedules = bool(topics)
         schedules = Schedules(self._config, topics)
-        if schedules != self._published and (topics or (self._run_dir / schedule_board.SCHEDULES).exists()):
+        if schedules != self._published and (topics or (self._run_dir / schedule_files.SCHEDULES).exists()):
             try:
-                schedule_board.write(self._run_dir, schedule_board.SCHEDULES, schedules)
-                schedule_board.wake(self._run_dir)
+                schedule_files.write(self._run_dir, schedule_files.SCHEDULES, schedules)
+                schedule_files.wake(self._run_dir)
                 self._published = schedules
             except OSError as error:
                 log.error("changed schedules cannot be written for the timer; retrying", reason=str(error))

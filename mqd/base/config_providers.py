@@ -30,7 +30,7 @@ _CLASSES = {
 }
 _PARAMETER_OF = {"file": "allowed.paths", "dir": "allowed.paths", "env": "allowlist.pattern"}
 _FORM = {"file": "${%s:PATH:KEY}", "dir": "${%s:PATH:FILE}", "env": "${%s:NAME}"}
-Parse = Callable[[str], Mapping[str, tuple[str, int]]]  # of Java's properties syntax
+Parse = Callable[[str], Mapping[str, tuple[str, int]]]  # parses Java's .properties syntax
 
 
 class Providers:

@@ -1,5 +1,5 @@
-"""For the callbacks by which a process receives messages. If one fails, its message is lost, and
-possibly no other event wakes the process again. So the process ends and is restarted.
+"""Ends the process, so that it is restarted, when a callback that receives its messages fails. The
+message is lost then, and possibly no other event would wake the process again.
 """
 
 import functools
@@ -12,7 +12,7 @@ from mqd.base import logging
 P = ParamSpec("P")
 
 
-def vital(work: Callable[P, None]) -> Callable[P, None]:
+def crash_on_error(work: Callable[P, None]) -> Callable[P, None]:
     """Wraps a callback of the event loop: instead of raising, it ends the process (status 1)."""
 
     @functools.wraps(work)
@@ -20,7 +20,7 @@ def vital(work: Callable[P, None]) -> Callable[P, None]:
         try:
             work(*arguments, **named)
         except Exception:
-            logging.get("vital").exception(
+            logging.get("crash_on_error").exception(
                 "a callback that receives messages has failed: the process ends and is restarted",
                 what=work.__qualname__,
             )

@@ -40,7 +40,7 @@ def _split(name: str, text: str) -> Listener:
     return Listener(match[1].upper(), match[2] or match[3] or "", int(match[4]))
 
 
-def _of_clients(config: Mapping[str, str], name: str) -> list[Listener]:
+def _client_listeners(config: Mapping[str, str], name: str) -> list[Listener]:
     controllers = {member.strip().upper() for member in config.get("controller.listener.names", "").split(",")}
     found = [_split(name, member.strip()) for member in config.get(name, "").split(",") if member.strip()]
     return [listener for listener in found if listener.name not in controllers]
@@ -61,7 +61,7 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
     """
     protocols = _protocols(config)
     listeners: list[Listener] = []
-    for listener in _of_clients(config, "listeners"):
+    for listener in _client_listeners(config, "listeners"):
         listener = _checked(config, listener, protocols.get(listener.name, listener.name))
         for other in listeners:
             if other.name == listener.name or (
@@ -135,7 +135,7 @@ def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Li
         )
     listener = msgspec.structs.replace(listener, protocol=protocol)
     is_protected = protocol == "SASL_SSL" or (
-        protocol == "SSL" and of_listener(config, listener.name).get("ssl.client.auth") == "required"
+        protocol == "SSL" and listener_settings(config, listener.name).get("ssl.client.auth") == "required"
     )
     if is_protected or config.get("listeners.insecure.allow") == "true":
         return listener
@@ -158,7 +158,7 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
     client used.
     """
     found: dict[str, Listener] = {}
-    for listener in _of_clients(config, "advertised.listeners"):
+    for listener in _client_listeners(config, "advertised.listeners"):
         if listener.host in ("", "0.0.0.0", "::") or not listener.port:
             raise ConfigError(
                 f"advertised.listeners has {listener.name}://{listener.host}:{listener.port}, to which no client can"
@@ -202,12 +202,12 @@ def override_name(listener: str, key: str) -> str:
 
 
 def own_settings(config: Mapping[str, str], name: str) -> dict[str, str]:
-    """The settings that are made for this listener alone."""
+    """The settings that are set for this listener alone."""
     prefix = override_name(name, "")
     return {key.removeprefix(prefix): value for key, value in config.items() if key.startswith(prefix)}
 
 
-def of_listener(config: Mapping[str, str], name: str) -> dict[str, str]:
+def listener_settings(config: Mapping[str, str], name: str) -> dict[str, str]:
     """The effective configuration for connections of this listener."""
     shared = {key: value for key, value in config.items() if not key.startswith(OVERRIDE_PREFIX)}
     return {**shared, **own_settings(config, name)}
@@ -245,7 +245,7 @@ _OAUTH_REQUIRED = ("jwks.endpoint.url", "expected.issuer", "expected.audience")
 
 def check_authentication(config: Mapping[str, str], listener: Listener) -> None:
     """Raises ConfigError if a mechanism of this listener lacks a required setting."""
-    own = of_listener(config, listener.name)
+    own = listener_settings(config, listener.name)
     if not listener.has_sasl or "OAUTHBEARER" not in own["sasl.enabled.mechanisms"].split(","):
         return
     for key in _OAUTH_REQUIRED:

@@ -12,7 +12,7 @@ run time.
    segment. It is called for every line (some hundred nanoseconds), so a change takes effect
    immediately.
 
-Thread-safe, like the standard library's logging below it. Imports no module of mqd.
+Thread-safe, like the standard library's logging, on which it is built. Imports no module of mqd.
 """
 
 import io

@@ -104,7 +104,7 @@ def _not_own(directory: Path) -> PermissionError:
 
 def trusts(run: Path, uid: int) -> bool:
     """Whether files and processes of user `uid` are trusted in this directory of sockets. In a data
-    directory every one is: its permissions decide who can write there.
+    directory every user is trusted, because its permissions decide who can write there.
     """
     return run.parent != SHARED or uid in (os.getuid(), 0)
 

@@ -166,7 +166,7 @@ def _entity(form: Form) -> tuple[Entity, list[str]]:
     if not found:
         raise BadForm(f"name a user, a client id or an address; {DEFAULT} names the default")
     if "ip" in found and len(found) > 1:
-        raise BadForm("a quota is either of an address, or of a user and client")
+        raise BadForm("a quota applies either to an address, or to a user and client")
     return found, words
 
 

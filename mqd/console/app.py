@@ -22,7 +22,7 @@ from mqd.cli.common import EXIT_UNREACHABLE, CliError, explain
 from mqd.cli.kafka_request import Broker
 from mqd.console import rendering
 from mqd.console.guard import App, Guard
-from mqd.console.options import Options, of_user
+from mqd.console.options import Options, user_security
 from mqd.console.page_request import PageRequest, Refused
 from mqd.console.pages import access, changes, cluster, groups, messages, moves, overview, queues, topics, transactions
 from mqd.console.sessions import Session
@@ -30,7 +30,7 @@ from mqd.console.shared import Console
 from mqd.security.client import ClientSecurity
 
 FORM_BYTES_MAX = 4 << 20  # a record of 1 MiB, with each byte written as %XX
-LOGIN_BYTES_MAX = 16 << 10  # from any client, before it has proved who it is
+LOGIN_BYTES_MAX = 16 << 10  # from any client, before it has authenticated
 FIELDS_MAX = 100
 LOGIN_FAILURE_DELAY_S = 1.0
 Page = Callable[[PageRequest], Response]
@@ -198,7 +198,7 @@ async def _login(console: Console, request: Request) -> Response:
             reason, status = "the console has restarted since this form was loaded; try again", 403
         else:
             user, password = form.get("user", ""), form.get("password", "")
-            security = of_user(console.options.security, user, password)
+            security = user_security(console.options.security, user, password)
             reason = await _log_in(console, security)
             if not reason:
                 response = Response(status_code=303, headers={"location": to})

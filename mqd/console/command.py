@@ -140,7 +140,7 @@ def server_of(options: Options) -> uvicorn.Server:
 
 
 def _check_pair(certificate: Path, key: Path) -> None:
-    """Raises CliError: the server's own error would say less, or it would ask for a password."""
+    """Raises CliError: the server's own error would be less clear, or it would ask for a password."""
 
     def no_password() -> str:
         raise CliError(f"--tls-key {key} has a password; openssl pkey -in {key} -out FILE writes it without")

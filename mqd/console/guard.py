@@ -43,7 +43,7 @@ def refusal(method: str, headers: dict[str, str], hosts: frozenset[str], scheme:
     if host_name(host) not in hosts:
         return 421, f"this console is not reached by the name {host!r}; mqd console --allow-host NAME adds one"
     if method not in ("GET", "HEAD", "POST"):
-        return 405, "the console knows GET and POST"
+        return 405, "the console accepts only GET and POST"
     site = headers.get("sec-fetch-site", "same-origin")
     if method == "POST":
         origin = headers.get("origin")

@@ -104,5 +104,5 @@ def checked(options: Options) -> Options:
 _USER_SETTINGS = ("sasl.username", "sasl.password", "sasl.tokenauth")
 
 
-def of_user(security: ClientSecurity, name: str, password: str) -> ClientSecurity:
+def user_security(security: ClientSecurity, name: str, password: str) -> ClientSecurity:
     return ClientSecurity({**security.settings, "sasl.username": name, "sasl.password": password})

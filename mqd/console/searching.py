@@ -41,8 +41,8 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct):
-    """The records found since the previous step. `scanned` of `total` offsets are done; `whole`:
-    how many the topic's chosen partitions have.
+    """The records found since the previous step. `scanned` of `total` offsets are done; `whole`: how
+    many offsets the chosen partitions have.
     """
 
     found: list[Any]
@@ -67,7 +67,7 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
         at_time = cluster.offsets(chosen, query.at) if query.start == "time" else {}
     served = [partition for partition in chosen if partition in firsts and partition in ends]
     if not served:
-        raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page says why")
+        raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page shows why")
     tail = max(1, NEWEST_READ_MAX // len(served))
     if query.keep.is_empty:
         tail = min(query.count, tail)

@@ -37,8 +37,8 @@ def _avoid_oom_killer() -> None:
 
 
 def _keep_directories_private(settings: keeper_settings.Settings) -> None:
-    """A directory from an earlier version, or made by hand, may be open to others; its contents
-    must not be.
+    """Removes other users' access to the broker's directories: one from an earlier version, or made by
+    hand, may be open to them.
     """
     from mqd.keeper.sockets import traversal_bits
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from mqd.base import cluster_config, listeners, logging, restarts, schedule_board
+from mqd.base import cluster_config, listeners, logging, restarts, schedule_files
 from mqd.base.clock import now_ms
 from mqd.keeper.resources import Resources
 from mqd.keeper.settings import Settings
@@ -96,7 +96,7 @@ class BrokerState:
     def _timer_statuses(self) -> list[ProcessStatus]:
         """The timer, which supervisord starts when there are schedules: the keeper does not watch it."""
         run_dir = self.settings.places.run_dir
-        timer = schedule_board.timer_process(run_dir)
+        timer = schedule_files.timer_process(run_dir)
         if timer is None:
             return []
         counts = (restarts.read(run_dir) or {}).get(TIMER_NAME, {})

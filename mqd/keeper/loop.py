@@ -559,7 +559,7 @@ class Keeper(BrokerState):
             return
         if self.resources.cluster is not None and controller.state == "running" and not self._leaving:
             self._leaving = reason
-            log.info("leaving the other hosts", reason=reason)
+            log.info("handing over the leaderships before the shutdown", reason=reason)
             controller.notices.append(Leave(reason))
             self._send_notices(controller)
             self._after(LEAVE_S, lambda: self.shut_down(reason))

@@ -124,7 +124,7 @@ def _make_segments(
 def _listen_local(
     settings: Settings, addresses: list[tuple[str, int]]
 ) -> tuple[socket.socket | None, list[rendezvous.Published]]:
-    """The client socket, and the places where it was announced."""
+    """The client socket, and the links that announce it to clients."""
     path = settings.places.client_socket
     if int(settings.config.get("local.attachments.max", "1024")) == 0:
         path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Notifications of a broker to systemd (sd_notify(3)): one datagram each, without a library.
 
     READY=1       every process serves
-    WATCHDOG=1    the keeper has answered, and every process has answered it within RESPONSE_S
+    WATCHDOG=1    the keeper responds, and every process has responded to it within RESPONSE_S
     STOPPING=1    the broker ends
 
 The watchdog is fed by supervisord's process and through its loop, so a hang there is noticed as well.

@@ -1,10 +1,10 @@
 """The offset up to which each compacted partition is clean, next to the partitions in each log
 directory.
 
-    cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, as the
-                                     others (checkpoints.py)
+    cleaner-offset-checkpoint.W      W = worker; Kafka's text format with a fourth column, like the
+                                     other checkpoints (checkpoints.py)
 
-Unlike for those, the highest value of all files counts: once clean, always clean, whichever worker
+Unlike in those, the highest value of all files counts: once clean, always clean, whichever worker
 recorded it. Losing a file costs a compaction but no data, so unreadable contents are ignored.
 Entries of partitions that moved to another worker are carried along; a file never has more entries
 than this host has had partitions.

@@ -21,7 +21,7 @@ class PartitionReport(msgspec.Struct):
     dirty_ratio: float = 0.0  # at the last check
     runs: int = 0
     finished_ms: int = 0  # since 1970; 0 = never
-    uncleanable: str = ""  # the reason that it is not compacted
+    uncleanable: str = ""  # why it is not compacted
 
 
 class Report(msgspec.Struct):

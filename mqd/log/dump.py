@@ -30,7 +30,7 @@ class SegmentReport(msgspec.Struct):
     first_offset: int  # -1: no batch
     next_offset: int  # after the last valid batch; base_offset if none
     max_timestamp_ms: int
-    # the reason that the byte at valid_bytes is invalid; None: sound to the end
+    # why the byte at valid_bytes is invalid; None: sound to the end
     problem: str | None = None
     problem_offset: int = -1  # base offset of the bad batch, -1 = not readable
     # the problem is a truncated last batch, as left by a crash or a running writer

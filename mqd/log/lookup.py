@@ -123,7 +123,9 @@ def _offset_for_timestamp(
 def _search_segment(
     directory: Path, base: int, timestamp_ms: int, log_start_offset: int, high_watermark: int
 ) -> OffsetAndTimestamp | None:
-    """All records up to an index entry with an older timestamp are older: the walk starts there."""
+    """Searches one segment. All records up to an index entry with an older timestamp are older, so the
+    walk starts there.
+    """
     entries = indexes.read_time_index(directory, base)
     older = int(entries["timestamp"].searchsorted(timestamp_ms, side="left"))
     from_offset = max(base + int(entries["offset"][older - 1]) if older else base, log_start_offset)

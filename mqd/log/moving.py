@@ -144,8 +144,8 @@ class Copy:
         return missing
 
     def finish(self, log_start_offset: int) -> Path:
-        """The source is closed and no longer written: copies missing and changed files, removes
-        deleted ones, flushes, and gives the copy its final name (V2).
+        """Called when the source is closed. Copies missing and changed files, removes deleted ones,
+        flushes, and gives the copy its final name (V2).
         """
         names = {entry.name for entry in os.scandir(self.source) if entry.is_file(follow_symlinks=False)} - _NOT_COPIED
         for name in sorted(names):

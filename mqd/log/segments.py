@@ -117,7 +117,7 @@ class TimestampCache:
         self._known.pop(directory, None)
 
     def forget_below(self, directory: Path, base_offset: int) -> None:
-        """Drops only those with a base offset below. From the thread that uses the directory."""
+        """Drops only the values of segments below `base_offset`. From the thread that uses the directory."""
         known = self._cached(directory).sealed
         for base in [base for base in known if base < base_offset]:
             del known[base]

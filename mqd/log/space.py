@@ -28,7 +28,7 @@ class SpaceGuard:
         return self.reserve_bytes + max(self.reserve_bytes // 4, 1 << 20)
 
     def on_free_bytes(self, free_bytes: int, now_ms: int) -> bool:
-        """A new measurement; True if `full` changed."""
+        """Takes a new measurement; returns whether `full` changed."""
         if not self.full:
             if free_bytes >= self.reserve_bytes:
                 if self._open_since_ms is not None and now_ms - self._open_since_ms > HOLD_MS_MAX:
@@ -43,7 +43,7 @@ class SpaceGuard:
         return True
 
     def on_write_refused(self, now_ms: int) -> bool:
-        """A write got ENOSPC or EDQUOT; True if `full` changed."""
+        """Called when a write got ENOSPC or EDQUOT; returns whether `full` changed."""
         changed = not self.full
         if changed:
             self._hold_until_ms = now_ms + self._hold_ms

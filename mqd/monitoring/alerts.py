@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 JOB = "mqd"  # of the scrape configuration
-CLUSTER = "cluster"  # the label of its targets that tells clusters apart
+CLUSTER = "cluster"  # the label of its targets that distinguishes clusters
 
 
 class Alert(NamedTuple):

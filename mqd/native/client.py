@@ -153,7 +153,7 @@ class Client:
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
     """struct mqd_delivery: the outcome of a batch. error: Kafka's code, 0 = written; then
-    base_offset -1 = unknown place. timestamp_ms: log append time or -1.
+    base_offset -1 = not known. timestamp_ms: log append time or -1.
     """
 
     batch: int
@@ -325,7 +325,7 @@ class Producer:
 
     def append(self, topic: int, columns: Columns, batch_of: Any = None) -> int:
         """Returns how many records were appended, in order. batch_of: a writable buffer of uint64,
-        `count` of them. NativeError (E_INVALID) when the first is impossible.
+        `count` of them. Raises NativeError (E_INVALID) when the first can never be appended.
         """
         native, held = columns.native()
         out = ffi.NULL

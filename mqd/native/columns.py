@@ -4,7 +4,7 @@
     "headers"})
     taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than passed:
                                           full, finish() and continue
-    arrays = rows.finish()                # {"key": pyarrow.Array...}; the rows start over
+    arrays = rows.finish()                # {"key": pyarrow.Array...}; `rows` is empty again
 
 Buffers are used again as soon as no array over them exists (BUFFER_SETS_MAX are kept): new
 memory for each batch would cost more than filling it. Concurrency: one thread at a time.
@@ -184,7 +184,7 @@ class ArrowRows:
 
     def finish(self) -> tuple[int, dict[str, Any]]:
         """(rows, pyarrow arrays by column: key, value, offset, timestamp, timestampType, headers if
-        requested). Starts over.
+        requested). The object is empty afterwards.
         """
         import pyarrow as pa
 

@@ -161,7 +161,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class SlowRequest(msgspec.Struct, frozen=True):
-    """MQD_EVENT_SLOW. `spent_us`: by Spent, which add up to `whole_us`, but for THROTTLE."""
+    """MQD_EVENT_SLOW. `spent_us`: times by Spent, which add up to `whole_us`, except for THROTTLE."""
 
     api_key: int
     version: int
@@ -321,8 +321,8 @@ class Reactor:
         base: str,
         compiled_filter: bytes,
     ) -> None:
-        """A topic without a log: the records of the topic `base` that the filter selects. `partitions`: where those
-        of the base are, as for topic_put_partitions.
+        """A topic without a log: the records of the topic `base` that the filter selects. `partitions`: those of
+        the base, as for topic_put_partitions.
         """
         check(
             lib.mqd_reactor_view_put(

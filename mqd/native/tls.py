@@ -1,6 +1,6 @@
-"""TLS of listeners, and between hosts, by the system's OpenSSL: certificates in, a context for the reactor out.
+"""TLS of listeners, and between hosts, with the system's OpenSSL: certificates in, a context for the reactor out.
 
-The native side opens `libssl.so.3` at the first call; without it every call here raises NativeError
+The native side loads `libssl.so.3` at the first call; without it every call here raises NativeError
 with the remedy. Contexts are immutable; a reloaded certificate is a new context.
 """
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mqd.base.config import broker_value
-from mqd.base.listeners import Listener, metrics_listener, of_listener, override_name, parse_listeners
+from mqd.base.listeners import Listener, listener_settings, metrics_listener, override_name, parse_listeners
 from mqd.base.property_values import ConfigError
 from mqd.native import NativeError
 from mqd.native.tls import (
@@ -69,7 +69,7 @@ def absolute(config: Mapping[str, str]) -> dict[str, str]:
 
 def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
     """The files that the listener's settings are read from."""
-    own = of_listener(config, listener.name)
+    own = listener_settings(config, listener.name)
     return [Path(own[name]) for name in LOCATIONS if own.get(name, "").strip()]
 
 
@@ -111,7 +111,7 @@ def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", 
 def ticket_key(secret: bytes, listener: Listener, config: Mapping[str, str], now_s: float) -> bytes:
     """Differs by listener and by its client authentication, so that a ticket is not valid on
     another listener."""
-    own = of_listener(config, listener.name)
+    own = listener_settings(config, listener.name)
     about = [listener.name, own.get("ssl.client.auth", ""), own.get("ssl.truststore.location", "")]
     text = "\0".join(["mqd TLS tickets", *about, str(int(now_s) // TICKET_EPOCH_S)]).encode()
     blocks = [hmac.digest(secret, bytes([number]) + text, hashlib.sha512) for number in range(2)]
@@ -146,7 +146,7 @@ class _ListenerSettings:
     """The properties of one listener."""
 
     def __init__(self, config: Mapping[str, str], listener: Listener):
-        self._config = of_listener(config, listener.name)
+        self._config = listener_settings(config, listener.name)
         self._set = config
         self._listener = listener
 

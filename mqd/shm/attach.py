@@ -33,7 +33,7 @@ from typing import Any
 import msgspec
 
 from mqd import native
-from mqd.base.crash_on_error import vital
+from mqd.base.crash_on_error import crash_on_error
 from mqd.base.paths import trusts
 from mqd.shm import segments
 from mqd.shm.keeper_messages import (
@@ -165,7 +165,7 @@ class KeeperClient:
 
     welcome, config     the keeper's response; the broker's properties (name -> text, resolved)
     control             native.Control, attached
-    control_read_fd     the control segment opened for reading alone, to be passed to local clients
+    control_read_fd     the control segment opened read-only, to be passed to local clients
     links               mapping of the links segment
     endpoint, endpoint_index, endpoint_count, generation    this process's end of the links; the generation
                                                             of this process
@@ -308,7 +308,7 @@ class KeeperClient:
         return [fd for fd, _ in self._parent_fds]
 
     def parent_death(self) -> str | None:
-        """The reason that this process should end if its parents have; never blocks."""
+        """Why this process should end, because a parent has ended; None: neither has. Never blocks."""
         poll = select.poll()
         for fd, _ in self._parent_fds:
             poll.register(fd, select.POLLIN)
@@ -363,7 +363,7 @@ class KeeperClient:
                     self.exit_status = STARTED_AGAIN
                 on_parent_death(reason)
 
-        @vital
+        @crash_on_error
         def notices() -> None:
             nonlocal ending
             try:

@@ -114,7 +114,7 @@ def _plain(address: str) -> str:
 
 
 def _distrust(directory: Path) -> str | None:
-    """The reason that the directory is not trusted; None = it is."""
+    """Why the directory is not trusted; None = it is."""
     try:
         about, parent = os.lstat(directory), os.stat(directory.parent)
     except OSError as error:

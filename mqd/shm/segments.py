@@ -66,7 +66,7 @@ def arena_name(base: str, endpoint: int) -> str:
 
 def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mmap.mmap:
     """A new zeroed segment, mapped writable. `reserved_bytes` limits the reservation to its
-    beginning; a store to the rest is SIGBUS if /dev/shm is full. Raises SegmentError.
+    beginning; a store to the rest raises SIGBUS if /dev/shm is full. Raises SegmentError.
     """
     reserved_bytes = size_bytes if reserved_bytes is None else reserved_bytes
     try:

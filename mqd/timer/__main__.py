@@ -3,7 +3,7 @@ directory comes from MQD_DATA_DIR.
 
 It is a client of the broker on its host, and runs as the broker's user. The acceptor starts it,
 through supervisord, when there is a topic with schedule.to, and publishes which partitions this host
-leads (mqd/base/schedule_board.py). It may be killed at any time.
+leads (mqd/base/schedule_files.py). It may be killed at any time.
 
 Exit status: 0 after SIGTERM, and when there is no schedule any more; otherwise 1.
 """
@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from mqd.base import logging, paths, schedule_board
-from mqd.base.schedule_board import ScheduleTopic
+from mqd.base import logging, paths, schedule_files
+from mqd.base.schedule_files import ScheduleTopic
 from mqd.security import confinement
 
 if TYPE_CHECKING:
@@ -55,13 +55,13 @@ class Timer:
         schedule for IDLE_S.
         """
         try:
-            about = (self._layout.run_dir / schedule_board.SCHEDULES).stat()
+            about = (self._layout.run_dir / schedule_files.SCHEDULES).stat()
             seen = about.st_ino, about.st_mtime_ns
         except FileNotFoundError:
             seen = 0, 0
         if seen != self._seen:
             self._seen = seen
-            self._follow(schedule_board.read_schedules(self._layout.run_dir).topics)
+            self._follow(schedule_files.read_schedules(self._layout.run_dir).topics)
         now = time.monotonic()
         self._ending = [timer for timer in self._ending if not timer.join(0)]
         if self._status_changed and now - self._status_at >= STATUS_S:
@@ -81,7 +81,7 @@ class Timer:
         return None if self._timers else max(0.0, self._wanted_at + IDLE_S - now)
 
     def _on_status(self) -> None:
-        """The status of a partition has changed. Called in any thread."""
+        """Called, in any thread, when the status of a partition has changed."""
         if not self._status_changed:
             self._status_changed = True
             self._wake()
@@ -120,7 +120,7 @@ class Timer:
     def _publish(self) -> None:
         try:
             found = [timer.status for timer in self._timers.values()]
-            schedule_board.write(self._layout.run_dir, schedule_board.STATUS, found)
+            schedule_files.write(self._layout.run_dir, schedule_files.STATUS, found)
         except OSError:
             pass  # with a full disk the metrics page stays outdated
 
@@ -148,10 +148,10 @@ def _wake(fd: int) -> None:
 def main() -> int:
     paths.keep_private()
     layout = paths.layout(paths.default_data_dir())
-    config = schedule_board.read_schedules(layout.run_dir).config
+    config = schedule_files.read_schedules(layout.run_dir).config
     log = logging.setup("timer", 0, config)
     try:
-        wake_fd = schedule_board.register_timer(layout.run_dir)
+        wake_fd = schedule_files.register_timer(layout.run_dir)
     except OSError as error:
         log.error("the timer cannot start, or another one runs", reason=error.strerror)
         return 1

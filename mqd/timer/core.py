@@ -1,5 +1,5 @@
-"""The schedule of one partition: which of its records are delivered next. Sans-I/O, but for the
-files of the index.
+"""The schedule of one partition: which of its records are delivered next. Sans-I/O, except for
+the files of the index.
 
 Progress is a committed offset Y and, in its metadata, X, the last delivered (due, offset): of the
 records below Y, those up to X have been delivered or cancelled, and those after X are pending. A

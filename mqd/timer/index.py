@@ -10,7 +10,7 @@ next finer kind when it is needed and too large to be loaded as a whole.
     memory                                                                 < loaded_end
 
 I1  loaded_end <= ends[3] <= ends[2] <= ends[1] <= ends[0]; an entry is in the file of the finest
-    level that reaches it.
+    level that reaches its due time.
 I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one millisecond, and the
     buffers of files at most entry_count_max.
 I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
@@ -133,7 +133,7 @@ class Index:
             self._write(due_ms, offset)
 
     def cancel(self, due_ms: int, offset: int) -> None:
-        """`offset` is pending and due at `due_ms`."""
+        """Cancels the pending entry of `offset`, which is due at `due_ms`."""
         self.count = max(self.count - 1, 0)
         if due_ms < self._loaded_end:
             self._cancelled.add(offset)
@@ -251,7 +251,7 @@ class Index:
         self._floor = offset
 
     def next_due_ms(self) -> int | None:
-        """When the next entry is due, or earlier: of a file only the start is known."""
+        """When the next entry is due, or an earlier time: of entries in files only the file's start is known."""
         found = [start for _, start in self._files]
         if self._at < len(self._front):
             found.append(int(self._front[self._at, 0]))
@@ -268,7 +268,7 @@ class Index:
         return min(found, default=None)
 
     def drop_to(self, last: Entry) -> None:
-        """Entries up to `last` have been delivered."""
+        """Drops the entries up to `last`, which have been delivered."""
         while self.take(last.due_ms - 1, self._entry_count_max):
             pass
         # of the entries that are due in the same millisecond, only those with offsets up to that of `last`

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mqd.base import logging
-from mqd.base.schedule_board import LATE_S, PartitionStatus, ScheduleTopic
+from mqd.base.schedule_files import LATE_S, PartitionStatus, ScheduleTopic
 from mqd.client.consumer import Consumer
 from mqd.client.messages import KafkaException, TopicPartition
 from mqd.client.producer import Producer

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from mqd.base.crash_on_error import vital
+from mqd.base.crash_on_error import crash_on_error
 from mqd.native import Event, EventKind, NativeError, Reactor
 
 UNDER_WAY_MAX = 1024
@@ -41,7 +41,7 @@ class ReactorCommands:
                 future.set_exception(NativeError(0, "the reactor has stopped"))
         self._waiting.clear()
 
-    @vital
+    @crash_on_error
     def drain(self) -> None:
         while True:
             events = self._reactor.next_events(_DRAIN)

@@ -30,7 +30,7 @@ from mqd.acceptor.metrics.directories import CachedQuery
 from mqd.acceptor.metrics.observer import HANDLER_BUCKETS, Observer
 from mqd.acceptor.metrics.topics import Topics
 from mqd.acceptor.metrics.waiting import WaitingTimes
-from mqd.base import restarts, schedule_board
+from mqd.base import restarts, schedule_files
 from mqd.log import compaction_report, damage
 
 SIZES_CACHE_S = 10.0
@@ -129,7 +129,7 @@ class _Reports(NamedTuple):
     damage: list[tuple[int, damage.Damage]]
     compaction: list[compaction_report.Report]
     by_process: restarts.Restarts | None
-    schedules: list[schedule_board.PartitionStatus]
+    schedules: list[schedule_files.PartitionStatus]
 
 
 def histogram_buckets(counts: Any) -> tuple[list[tuple[str, float]], float]:
@@ -341,7 +341,7 @@ class Metrics:
             [(worker, one) for worker in workers for one in damage.read(self._run_dir, worker)],
             [compaction_report.read(self._run_dir, worker) for worker in workers],
             restarts.read(self._run_dir),
-            schedule_board.read_status(self._run_dir),
+            schedule_files.read_status(self._run_dir),
         )
 
     def _compaction(self) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from mqd.base.schedule_board import LATE_S, PartitionStatus
+from mqd.base.schedule_files import LATE_S, PartitionStatus
 
 _LABELS = ["topic", "partition"]
 _BOUNDS = [*map(repr, LATE_S), "+Inf"]

@@ -435,8 +435,8 @@ def test_settings_without_effect_are_named():
 
 def test_a_setting_of_one_listener():
     config = {"listener.name.inside.some.key": "2", "listener.name.other.some.key": "3", "some.key": "1"}
-    assert of_clients.of_listener(config, "INSIDE") == {"some.key": "2"}
-    assert of_clients.of_listener(config, "OUTSIDE") == {"some.key": "1"}
+    assert of_clients.listener_settings(config, "INSIDE") == {"some.key": "2"}
+    assert of_clients.listener_settings(config, "OUTSIDE") == {"some.key": "1"}
     inside = [of_clients.Listener("INSIDE", "127.0.0.1", 9092)]
     with pytest.raises(ConfigError, match="a listener OTHER, which listeners does not have"):
         of_clients.check_overrides({**config, "listeners": "INSIDE://127.0.0.1:9092"}, inside)

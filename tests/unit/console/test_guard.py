@@ -120,7 +120,7 @@ def test_users_need_their_own_credentials() -> None:
     settings = {"security.protocol": "SASL_SSL", "sasl.username": "root", "sasl.password": "secret"}
     chosen = options(NOWHERE, ClientSecurity(settings))
     assert chosen.has_login and "secret" not in str(chosen.security)
-    user = console_options.of_user(chosen.security, "ada", "hers")
+    user = console_options.user_security(chosen.security, "ada", "hers")
     assert user.settings["sasl.username"] == "ada" and user.settings["sasl.mechanisms"] == "SCRAM-SHA-512"
     off = options(NOWHERE, SASL, host="10.0.0.1", certificate=Path("c"), key=Path("k"))
     assert off.hosts == {"10.0.0.1"}

@@ -14,7 +14,7 @@ from mqd import native
 from mqd.acceptor.checks import CheckResult, check_records
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
-from mqd.base import schedule_board
+from mqd.base import schedule_files
 from mqd.cluster.host import messages
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
@@ -114,17 +114,17 @@ def test_the_timer_is_started_when_there_is_a_schedule(tmp_path: Path) -> None:
         assert not started
         await put(_topic("later", 1, schedule_to="orders", schedule_delay_ms="5"))
         assert len(started) == 1
-        found = schedule_board.read_schedules(tmp_path)
+        found = schedule_files.read_schedules(tmp_path)
         assert found.config == {"log.level": "debug"}
         assert [(one.topic, one.target, one.delay_ms, one.led) for one in found.topics] == [
             ("elsewhere", "orders", 0, {}),
             ("later", "orders", 5, {0: 7}),
         ]
-        before = (tmp_path / schedule_board.SCHEDULES).stat().st_ino
+        before = (tmp_path / schedule_files.SCHEDULES).stat().st_ino
         await put(_topic("orders", 1))
-        assert (tmp_path / schedule_board.SCHEDULES).stat().st_ino == before, "only what changed is written"
+        assert (tmp_path / schedule_files.SCHEDULES).stat().st_ino == before, "only what changed is written"
         await put(_topic("later", 2, schedule_to="orders"))
-        assert not any(one.led for one in schedule_board.read_schedules(tmp_path).topics)
+        assert not any(one.led for one in schedule_files.read_schedules(tmp_path).topics)
         starter.stop()
 
     asyncio.run(play())

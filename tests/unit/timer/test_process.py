@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mqd.base import paths, schedule_board
-from mqd.base.schedule_board import PartitionStatus, Schedules, ScheduleTopic
+from mqd.base import paths, schedule_files
+from mqd.base.schedule_files import PartitionStatus, Schedules, ScheduleTopic
 from mqd.timer import partition
 from mqd.timer.__main__ import IDLE_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
@@ -62,7 +62,7 @@ def test_served_partitions(places: paths.Layout, monkeypatch: pytest.MonkeyPatch
     timer = Timer(places)
 
     def look(*topics: ScheduleTopic) -> list[tuple[str, int, str, int]]:
-        schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, list(topics)))
+        schedule_files.write(places.run_dir, schedule_files.SCHEDULES, Schedules({}, list(topics)))
         assert timer.update()
         return sorted(
             (one.topic.topic, one.index, one.topic.target, one.topic.led[one.index]) for one in FakeTimer.alive
@@ -77,7 +77,7 @@ def test_served_partitions(places: paths.Layout, monkeypatch: pytest.MonkeyPatch
     assert look(schedule(TOPIC, {0: 5}, "elsewhere")) == [("t", 0, "elsewhere", 5)]
     assert kept not in FakeTimer.alive
     now += 1.0
-    assert timer.update() and [one.topic for one in schedule_board.read_status(places.run_dir)] == ["t"]
+    assert timer.update() and [one.topic for one in schedule_files.read_status(places.run_dir)] == ["t"]
     assert look() == []
     now += IDLE_S
     assert not timer.update(), "there was no schedule for a minute"
@@ -88,7 +88,7 @@ def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypa
     monkeypatch.setattr("mqd.timer.__main__.time.monotonic", lambda: now)
     timer = Timer(places, lambda: woken.append(now))
     assert timer.update() and timer.wait_s() == IDLE_S
-    schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, [schedule(TOPIC, {0: 5})]))
+    schedule_files.write(places.run_dir, schedule_files.SCHEDULES, Schedules({}, [schedule(TOPIC, {0: 5})]))
     assert timer.update() and timer.wait_s() == STATUS_S, "its status was published just now"
     now += STATUS_S
     assert timer.update() and timer.wait_s() is None
@@ -103,26 +103,26 @@ def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypa
 
 
 def test_a_timer_that_runs_is_found_and_woken(tmp_path: Path) -> None:
-    schedule_board.wake(tmp_path)  # no effect
-    assert schedule_board.timer_process(tmp_path) is None
-    program = "import select, sys; from pathlib import Path; from mqd.base import schedule_board; "
-    program += "fd = schedule_board.register_timer(Path(sys.argv[1])); "
+    schedule_files.wake(tmp_path)  # no effect
+    assert schedule_files.timer_process(tmp_path) is None
+    program = "import select, sys; from pathlib import Path; from mqd.base import schedule_files; "
+    program += "fd = schedule_files.register_timer(Path(sys.argv[1])); "
     program += "print('entered', flush=True); select.select([fd], [], [])"
     with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"entered\n"
-        found = schedule_board.timer_process(tmp_path)
+        found = schedule_files.timer_process(tmp_path)
         assert found is not None and found[0] == process.pid
         with pytest.raises(BlockingIOError):
-            schedule_board.register_timer(tmp_path)
-        schedule_board.wake(tmp_path)
+            schedule_files.register_timer(tmp_path)
+        schedule_files.wake(tmp_path)
         assert process.wait(PATIENCE_S) == 0
-    assert schedule_board.timer_process(tmp_path) is None
+    assert schedule_files.timer_process(tmp_path) is None
 
 
 def test_indexes_of_deleted_topics_are_removed(places: paths.Layout) -> None:
     for topic_id in (TOPIC, OTHER):
         Index(Directory(places.data_dir / "timer" / f"{topic_id.hex()}-0")).save(0)
-    schedule_board.write(places.run_dir, schedule_board.SCHEDULES, Schedules({}, [schedule(TOPIC, {})]))
+    schedule_files.write(places.run_dir, schedule_files.SCHEDULES, Schedules({}, [schedule(TOPIC, {})]))
     assert Timer(places).update()
     assert [path.name for path in (places.data_dir / "timer").iterdir()] == [f"{TOPIC.hex()}-0"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mqd.base import crash_on_error as vital
+from mqd.base import crash_on_error
 from mqd.native import EventKind
 from mqd.shm.attach import KeeperClient
 from mqd.shm.keeper_messages import Death
@@ -26,7 +26,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(status: int) -> None:
         raise Ended(status)
 
-    monkeypatch.setattr(vital.os, "_exit", leave)
+    monkeypatch.setattr(crash_on_error.os, "_exit", leave)
 
 
 def failing(*_: object) -> None:

@@ -49,9 +49,9 @@ class PartitionStatus(msgspec.Struct):
     unreadable: int = 0  # since then: records that were written before the topic was a schedule
     gone: int = 0  # since then: records that were deleted before they were due
     behind_s: float = 0.0  # how long the first undelivered record has been due
-    # of the delivered: how late, by LATE_S and one more for those that were later
+    # delivered records by how late they were: a bucket for each bound of LATE_S, and one for later ones
     late_buckets: list[int] = msgspec.field(default_factory=lambda: [0] * (len(LATE_S) + 1))
-    late_s: float = 0.0  # their sum
+    late_s: float = 0.0  # how late all of them were together
 
 
 def write(run_dir: Path, name: str, value: Any) -> None:
