@@ -166,7 +166,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
             client.cluster_sockets[0], handoffs, proofs, metadata, broker.node_id, serve
         )
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running, limits)
-    servers = rendezvous.served(listener.getsockname()[:2] for listener in client.listeners)
+    servers = rendezvous.server_names(listener.getsockname()[:2] for listener in client.listeners)
     local = LocalClients(
         client.local_listener,
         handoffs,

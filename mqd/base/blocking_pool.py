@@ -56,7 +56,7 @@ class QueryProgress:
         """The rest is the query's own work, and may take arbitrarily long."""
         self.stepped_s = math.inf
 
-    async def ended(self, silent_s: float) -> bool:
+    async def wait_until_ended(self, silent_s: float) -> bool:
         """False: the query has made no progress for `silent_s`, and has not ended."""
         while not self.response.done():
             left_s = self.stepped_s + silent_s - time.monotonic()
@@ -81,13 +81,13 @@ class BlockingQueries:
         """
         # a query that has ended may still be listed
         while (before := self._under_way.get(target)) is not None and not before.response.done():
-            if not await before.ended(silent_s):
+            if not await before.wait_until_ended(silent_s):
                 raise TimeoutError(f"{target} does not respond")
         mine = QueryProgress()
         mine.response = in_thread(lambda: query(mine.step))
         self._under_way[target] = mine  # only once it has a thread
         mine.response.add_done_callback(lambda _: self._forget(target, mine))
-        if not await mine.ended(silent_s):
+        if not await mine.wait_until_ended(silent_s):
             raise TimeoutError(f"{target} does not respond")
         return mine.response.result()
 

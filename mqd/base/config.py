@@ -61,7 +61,7 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
         return table[name]
     override = listeners.override_of(name)
     if table is BROKER and override is not None:
-        return _of_one_listener(*override)
+        return _listener_property(*override)
     for prefix, why in REFUSED.items():
         if name.startswith(prefix):
             raise ConfigError(f"{name} cannot be set: {why}", name)
@@ -78,7 +78,7 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
     raise ConfigError(f"{name} is not a known property; {hint}", name)
 
 
-def _of_one_listener(listener: str, key: str) -> Property:
+def _listener_property(listener: str, key: str) -> Property:
     try:
         prop = property_of(BROKER, key)
     except ConfigError as error:

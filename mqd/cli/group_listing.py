@@ -42,7 +42,7 @@ class Member(msgspec.Struct):
     epoch: int | None = None
 
 
-class Holder(msgspec.Struct):
+class DelayingMember(msgspec.Struct):
     """A member that delays a rebalance. Times in ms; -1: not known."""
 
     member_id: str
@@ -57,7 +57,7 @@ class Holder(msgspec.Struct):
 class Rebalance(msgspec.Struct):
     lasting_ms: int
     reason: str
-    held_up_by: list[Holder]
+    held_up_by: list[DelayingMember]
 
 
 class Group(msgspec.Struct):
@@ -83,7 +83,7 @@ def _rebalance(found: Any) -> Rebalance | None:
     if found is None:
         return None
     holders = [
-        Holder(
+        DelayingMember(
             one.member_id,
             one.client_id,
             _host(one.client_host),

@@ -189,7 +189,7 @@ def renew(places: Files, now: datetime.datetime) -> None:
         raise CliError(f"the certificate in {places.directory} cannot be renewed: {error}") from error
 
 
-def described(name: str, hosts: Iterable[str]) -> str:
+def describe_certificate(name: str, hosts: Iterable[str]) -> str:
     names = ", ".join(hosts)
     return f"the broker {name} ({names})" if names else f"the client {name}"
 

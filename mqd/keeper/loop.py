@@ -358,14 +358,14 @@ class Keeper(BrokerState):
         self._forget(connection)
         self._watch(connection, self._on_packet, connection, process)
         self._watch(pidfd, self._on_pidfd, process, pidfd)
-        message, fds = self._welcome_of(process)
+        message, fds = self._make_welcome(process)
         if self._respond(connection, message, fds):
             log.info("process attached", process=process.name, pid=process.pid, generation=process.generation)
         else:
             self._kill(process)
         self._publish()
 
-    def _welcome_of(self, process: Process) -> tuple[Welcome, list[int]]:
+    def _make_welcome(self, process: Process) -> tuple[Welcome, list[int]]:
         made = self.resources
         handoffs, listeners, lock_fds, local = [], [], [], []
         cluster: list[socket.socket] = []

@@ -13,7 +13,7 @@ Additions to supervisord, which remains responsible for starting, restarting, st
    the way to restart the acceptor.
 6. Its children become the broker's programs without execve (mqd.keeper.forking).
 
-Single-threaded on purpose: supervisord forks, and a fork beside other threads may inherit their
+Single-threaded on purpose: supervisord forks, and a fork while other threads run may inherit their
 locks.
 """
 
@@ -274,7 +274,9 @@ class BrokerSupervisor(Supervisor):
             # end before it has seen the keeper's death itself.
             if process.exitstatus != 0 and self.failure is None and not self._stopped_before_it_began(event):
                 words = self._last_error(name) if process.exitstatus > 0 else ""
-                self.failure = words or f"the keeper ended ({_how(process.exitstatus)}); see {self._log(name)}"
+                self.failure = (
+                    words or f"the keeper ended ({_describe_exit(process.exitstatus)}); see {self._log(name)}"
+                )
             self._end()
             return
         if name == TIMER:
@@ -291,7 +293,9 @@ class BrokerSupervisor(Supervisor):
             self._failures[name] = self._failures.get(name, 0) + 1
             if process.exitstatus == CANNOT_START or self._failures[name] >= START_FAILURE_COUNT_MAX:
                 words = self._last_error(name) or "it logged nothing"
-                self.failure = f"{name} does not start ({_how(process.exitstatus)}): {words}; see {self._log(name)}"
+                self.failure = (
+                    f"{name} does not start ({_describe_exit(process.exitstatus)}): {words}; see {self._log(name)}"
+                )
                 self._end()
 
     def _stopped_before_it_began(self, event: Any) -> bool:
@@ -314,7 +318,7 @@ class BrokerSupervisor(Supervisor):
         self.options.mood = SupervisorStates.SHUTDOWN
 
 
-def _how(status: int | None) -> str:
+def _describe_exit(status: int | None) -> str:
     """supervisord reports -1 for a signal."""
     return "killed by a signal" if status is None or status < 0 else f"exit status {status}"
 

@@ -46,7 +46,7 @@ def _environment(values: Mapping[str, str]) -> str:
     return ",".join(_quoted(name, value) for name, value in values.items())
 
 
-def printed(
+def render_configuration(
     shipped: Path, kind: str, variables: Mapping[str, str], properties: Mapping[str, str], user: str, prefix: str
 ) -> str:
     """`variables` are those that the shipped file names; `properties` are for the keeper. `user` and

@@ -206,7 +206,7 @@ def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_
 
 
 def local_memory(name: str) -> str:
-    """The name for the credits of local clients' memory, which exist beside those for connections."""
+    """The name for the credits of local clients' memory, which are separate from those for connections."""
     return f"{name}:local"
 
 

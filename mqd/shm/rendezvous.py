@@ -96,7 +96,7 @@ def server_name(host: str, port: int) -> str:
     return f"{_plain(host)}@{port}.net-{network_namespace()}"
 
 
-def served(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
+def server_names(addresses: Iterable[tuple[str, int]]) -> frozenset[str]:
     """The names of all addresses that a broker listens on. Empty without /proc; then no client
     finds it.
     """
@@ -219,7 +219,7 @@ def publish(
     for an unusable directory. Returns the created links, whose locks are held until `withdraw`.
     """
     made: list[Published] = []
-    names, target = sorted(served(addresses)), os.path.abspath(socket_path)
+    names, target = sorted(server_names(addresses)), os.path.abspath(socket_path)
     for directory in directories() if places is None else places:
         if (directory.name == _IN_HOME and made) or not _make(directory, shared=directory.parent == Path("/run")):
             continue

@@ -59,7 +59,7 @@ def progress_text(topic_id: bytes, last: Entry) -> str:
     return f"1 {topic_id.hex()} {last.due_ms} {last.offset}"
 
 
-def progress_of(offset: int, text: str | None, topic_id: bytes) -> Progress:
+def parse_progress(offset: int, text: str | None, topic_id: bytes) -> Progress:
     """START: nothing was committed, or it was committed for another topic of this name."""
     fields = (text or "").split()
     if offset < 0 or len(fields) != 4 or fields[:2] != ["1", topic_id.hex()]:
@@ -180,7 +180,7 @@ class PartitionTimer:
         if committed.error is not None:
             raise KafkaException(committed.error)
         log_start = self._log_start()
-        progress = progress_of(committed.offset, committed.metadata, self.topic.topic_id)
+        progress = parse_progress(committed.offset, committed.metadata, self.topic.topic_id)
         schedule = take_over(Directory(self._directory), log_start, progress)
         self._reading.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
         self._looking_up.assign([TopicPartition(self.topic.topic, self.index, log_start)])

@@ -118,7 +118,7 @@ class Compactor:
     # -- start and end -----------------------------------------------------------------------------
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """To be run until cancelled."""
+        """Returns coroutines to run until they are cancelled."""
         return [self._run()]
 
     async def close(self) -> None:

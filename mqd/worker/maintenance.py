@@ -116,7 +116,7 @@ class Upkeep:
         self._log = logging.get("worker.upkeep")
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """To be run until cancelled."""
+        """Returns coroutines to run until they are cancelled."""
         found: list[Coroutine[Any, Any, None]] = [
             self._run_at_ticks(self._periodic_work.ticks(TICK_S, self._space_is_awaited), self._tick, "tick"),
             self._run_at_ticks(

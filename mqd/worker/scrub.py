@@ -70,9 +70,9 @@ class ScrubPlan:
     one entry for each sealed segment of the open partitions.
     """
 
-    def __init__(self, interval_ms: int, chance: Callable[[], float] = random.random):
+    def __init__(self, interval_ms: int, random_share: Callable[[], float] = random.random):
         self._interval_ms = interval_ms
-        self._chance = chance  # [0, 1)
+        self._random = random_share  # [0, 1)
         self._sealed: dict[Key, set[int]] = {}
         self._due: dict[SegmentKey, int] = {}
         self._heap: list[tuple[int, SegmentKey]] = []  # entries that differ from _due are stale
@@ -83,7 +83,7 @@ class ScrubPlan:
         known = self._sealed.get(key)
         within_ms = min(self._interval_ms, FIRST_PASS_MS if known is None else SEALED_MS)
         for base in bases - (known or set()):
-            self._put((key, base), now_ms + int(self._chance() * within_ms))
+            self._put((key, base), now_ms + int(self._random() * within_ms))
         gone = (known or set()) - bases
         for base in gone:
             del self._due[key, base]
@@ -185,7 +185,7 @@ class Scrubber:
         self._log = logging.get("worker.scrub")
 
     def tasks(self) -> list[Coroutine[Any, Any, None]]:
-        """To be run until cancelled."""
+        """Returns coroutines to run until they are cancelled."""
         return [self._run()]
 
     async def _run(self) -> None:

@@ -85,7 +85,7 @@ class Subjects:
         self._rules.replace(bindings)
 
     async def apply(self) -> None:
-        """To be called when the rules may have changed (J1)."""
+        """Must be called when the rules may have changed (J1)."""
         if self._generation == self._rules.generation:
             return
         self._generation = self._rules.generation

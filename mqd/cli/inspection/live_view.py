@@ -83,7 +83,7 @@ class Group(NamedTuple):
         return self.lag / gain if gain > 0 else None
 
 
-class Slow(NamedTuple):
+class SlowPartition(NamedTuple):
     """A partition, and why it is listed."""
 
     partition: str
@@ -105,7 +105,7 @@ class View(NamedTuple):
     processes: list[Process]
     topics: list[Topic]
     groups: list[Group]
-    slow: list[Slow]
+    slow: list[SlowPartition]
     group_input_s: dict[str, float]  # records a second written to the partitions that a group reads
 
 
@@ -191,7 +191,7 @@ def _hosts(sample: Sample, written: Mapping[Partition, float]) -> list[Host]:
 
 def _slow(
     sample: Sample, written: Mapping[Partition, float], read: Mapping[str, Mapping[Partition, float]]
-) -> list[Slow]:
+) -> list[SlowPartition]:
     """The partitions to list: those without a leader, then those with a replica out of sync, then those in
     which a group falls behind.
     """
@@ -199,10 +199,10 @@ def _slow(
     for partition, replicas in sample.partitions.items():
         name = f"{partition[0]}-{partition[1]}"
         if replicas.leader < 0:
-            found.append((0, Slow(name, -1, 0, "no leader: neither read nor written")))
+            found.append((0, SlowPartition(name, -1, 0, "no leader: neither read nor written")))
         elif replicas.out_of_sync:
             nodes = ", ".join(map(str, replicas.out_of_sync))
-            found.append((1, Slow(name, replicas.leader, 0, f"not in sync: replicas of broker {nodes}")))
+            found.append((1, SlowPartition(name, replicas.leader, 0, f"not in sync: replicas of broker {nodes}")))
     for group, rated in read.items():
         for partition, rate in rated.items():
             lag = _lag(sample.ends, partition, sample.groups[group].offsets[partition])
@@ -211,7 +211,7 @@ def _slow(
                 continue
             why = f"{group} commits nothing" if not rate else f"{group} falls behind by {grows:.0f} records/s"
             leader = sample.partitions[partition].leader if partition in sample.partitions else -1
-            found.append((2, Slow(f"{partition[0]}-{partition[1]}", leader, lag, why)))
+            found.append((2, SlowPartition(f"{partition[0]}-{partition[1]}", leader, lag, why)))
     return [one for _, one in sorted(found, key=lambda pair: (pair[0], -pair[1].lag, pair[1].partition))]
 
 

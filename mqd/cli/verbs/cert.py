@@ -130,7 +130,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     except ValueError as error:
         raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
-    click.echo(f"{out}: a certificate for {secure.described(name, hosts)}, {pki.CERTIFICATE_DAYS} days")
+    click.echo(f"{out}: a certificate for {secure.describe_certificate(name, hosts)}, {pki.CERTIFICATE_DAYS} days")
     return 0
 
 

@@ -49,7 +49,7 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def written(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
+def format_settings(form: str, bootstrap: str, settings: Mapping[str, str]) -> str:
     """The file's text."""
     if form in ("java", "spark"):
         found = {"bootstrap.servers": bootstrap, **java(settings)}
@@ -105,7 +105,7 @@ def command(settings: Settings, form: str, user: str | None, password_file: Path
             if password_file
             else click.prompt("Password", hide_input=True, err=True)
         )
-    text = written(form, settings.bootstrap, chosen)
+    text = format_settings(form, settings.bootstrap, chosen)
     if out is None:
         click.echo(text, nl=False)
     else:

@@ -10,7 +10,7 @@ from mqd.cli.common import EXIT_FAILED, Settings, completing, emit_json, emit_ta
 from mqd.cli.common import CliError as CliError
 
 if TYPE_CHECKING:
-    from mqd.cli.group_listing import Group, Holder, Member, Progress
+    from mqd.cli.group_listing import DelayingMember, Group, Member, Progress
 
 _TYPES = ("classic", "consumer", "share")
 _STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Assigning", "Reconciling", "Dead")
@@ -195,7 +195,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
         return
     click.echo("held up by:")
 
-    def row(one: "Holder") -> tuple[str, ...]:
+    def row(one: "DelayingMember") -> tuple[str, ...]:
         silent = "-" if one.silent_ms < 0 else lasting(one.silent_ms) + " ago"
         return (
             labels.get(one.member_id, one.instance_id or one.client_id),

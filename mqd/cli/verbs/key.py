@@ -52,7 +52,7 @@ def rotate(file: Path, which: str | None) -> None:
 @_FILE
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def list_(file: Path, output_format: str) -> None:
-    """The ids of the keys in FILE, and which of them seals."""
+    """List the ids of the keys in FILE, and show which one seals."""
     found = [(key_id, not index) for index, key_id in enumerate(_read(file))]
     if output_format == "json":
         emit_json([{"id": key_id, "seals": seals} for key_id, seals in found])
@@ -90,7 +90,7 @@ def _write(file: Path, found: Mapping[str, bytes]) -> None:
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(fd, "w") as opened:
-            opened.write("# keys of mqd: the first seals, all open\n" + keys.text_of(found))
+            opened.write("# keys of mqd: the first seals, all open\n" + keys.format_keys(found))
             os.fchmod(opened.fileno(), mode)
             opened.flush()
             os.fsync(opened.fileno())

@@ -90,7 +90,7 @@ def _save(settings: Settings, form: str, out: Path, response: "CreateDelegationT
     chosen.update({"sasl.username": response.token_id, "sasl.password": password, TOKEN_AUTH: "true"})
     if chosen.get("sasl.mechanisms") not in scram.MECHANISMS:  # tokens are for SCRAM alone
         chosen["sasl.mechanisms"] = "SCRAM-SHA-512"
-    connect.save(out, connect.written(form, settings.bootstrap, chosen))
+    connect.save(out, connect.format_settings(form, settings.bootstrap, chosen))
 
 
 def _found(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:

@@ -183,7 +183,7 @@ def _print_supervisord(
     from mqd.base import paths
     from mqd.base.config import BROKER, from_environment
     from mqd.keeper.settings import properties_environment
-    from mqd.keeper.supervisor_config import Unprintable, printed
+    from mqd.keeper.supervisor_config import Unprintable, render_configuration
 
     if config_file is not None and not config_file.is_file():
         raise CliError(f"{config_file} is not a file that the broker could read again at every start")
@@ -197,7 +197,7 @@ def _print_supervisord(
     properties = {f"MQD_{name.upper().replace('.', '_')}": value for name, value in sorted(chosen.items())}
     node_id = settings.config["node.id"]
     try:
-        text = printed(
+        text = render_configuration(
             SUPERVISORD_CONF,
             kind,
             _environment(settings, config_file),

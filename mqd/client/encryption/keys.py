@@ -73,7 +73,7 @@ def parse(text: str, source: str) -> dict[str, bytes]:
     return found
 
 
-def text_of(keys: Mapping[str, bytes]) -> str:
+def format_keys(keys: Mapping[str, bytes]) -> str:
     return "".join(f"{key_id}:{base64.b64encode(key).decode()}\n" for key_id, key in keys.items())
 
 

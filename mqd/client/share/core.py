@@ -203,7 +203,7 @@ class ShareCore:
             under_way = session.under_way.acknowledgements if session.under_way is not None else {}
             for acknowledgements in (session.acknowledgements, session.renewals, under_way):
                 found.update(
-                    self._topic_partition(key) for key, ranges in acknowledgements.items() if _of_records(ranges)
+                    self._topic_partition(key) for key, ranges in acknowledgements.items() if _without_gaps(ranges)
                 )
         return found
 
@@ -486,7 +486,7 @@ class ShareCore:
 
     def _add_outcomes(self, reported: Reported) -> None:
         for key, ranges, code in reported:
-            if kept := _of_records(ranges):
+            if kept := _without_gaps(ranges):
                 self.outcomes.append(Outcome(self._topic_partition(key), kept, code))
 
     def _topic_partition(self, key: Key) -> TopicPartitionKey:
@@ -546,7 +546,7 @@ def _ranges(offsets: list[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def _of_records(ranges: list[Range]) -> tuple[Range, ...]:
+def _without_gaps(ranges: list[Range]) -> tuple[Range, ...]:
     return tuple(one for one in ranges if one.type != GAP)
 
 

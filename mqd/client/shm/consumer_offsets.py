@@ -45,7 +45,7 @@ def _epoch(leader_epoch: int | None) -> int:
     return leader_epoch if leader_epoch is not None else -1
 
 
-def _stored_of(part: Part) -> Committed:
+def _stored_offset(part: Part) -> Committed:
     return Committed(part.stored, part.stored_epoch, part.stored_metadata, part.topic_id or requests.NO_TOPIC_ID)
 
 
@@ -131,7 +131,7 @@ class ConsumerOffsets:
 
     def _stored(self, parts: Iterable[Part]) -> dict[Key, Committed]:
         return {
-            part.key: _stored_of(part)
+            part.key: _stored_offset(part)
             for part in parts
             if part.stored >= 0 and part.stored != part.committed and not self._was_recreated(part)
         }
@@ -199,7 +199,7 @@ class ConsumerOffsets:
             }
         return self._with_unknown(
             {
-                part.key: _stored_of(part)
+                part.key: _stored_offset(part)
                 for part in self._parts
                 if part.stored >= 0 and not part.is_unknown and not self._was_recreated(part)
             },

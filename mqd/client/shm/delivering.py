@@ -69,7 +69,7 @@ class Delivery:
         )
         self.left = sum(_callback_count(rows, indices) for rows, indices, _ in parts)
 
-    def calls(self) -> int:
+    def pending_calls(self) -> int:
         """The number of callbacks that are still to be called."""
         return self.left
 
@@ -139,7 +139,7 @@ class ErrorEvent:
     def __init__(self, callback: Callable[[KafkaError], None], error: KafkaError) -> None:
         self.callback, self.error = callback, error
 
-    def calls(self) -> int:
+    def pending_calls(self) -> int:
         return 0  # not a report of a record
 
     def call(self) -> int:
@@ -161,7 +161,7 @@ class Events:
 
     def put(self, event: Any) -> None:
         """Queues an event. With the attachment's lock held."""
-        self.unserved += event.calls()
+        self.unserved += event.pending_calls()
         self._queue.append(event)
 
     def serve(self, lock: Any) -> int:
@@ -174,14 +174,14 @@ class Events:
                 event = queue.popleft()
             except IndexError:  # another thread serves them too
                 break
-            waiting = event.calls()
+            waiting = event.pending_calls()
             try:
                 served += event.call()
             except BaseException:
-                if event.calls():
+                if event.pending_calls():
                     queue.appendleft(event)
                 raise
             finally:
                 with lock:
-                    self.unserved -= waiting - event.calls()
+                    self.unserved -= waiting - event.pending_calls()
         return served

@@ -93,8 +93,9 @@ class DeliveryOutcomes:
     # -- arriving batches --------------------------------------------------------------------------
 
     def before_append(self, rows: Any) -> None:
-        """Before the first record with a waiting caller: closes the open batches, whose records were not
-        tracked, and tracks the position of every record in its batch from then on.
+        """Called before each append. Before the first record with a waiting caller, closes the open
+        batches, whose records were not tracked, and tracks the position of every record in its batch
+        from then on.
         """
         if rows is not None and not self._tracking:
             self._tracking = True

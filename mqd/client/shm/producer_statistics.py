@@ -73,7 +73,7 @@ class _Event:
     def __init__(self, callback: Any, text: str) -> None:
         self._callback, self._text = callback, text
 
-    def calls(self) -> int:
+    def pending_calls(self) -> int:
         return 0
 
     def call(self) -> int:

@@ -124,7 +124,7 @@ def stream_page(request: PageRequest) -> Response:
     except BadFilter as error:
         raise Refused(400, str(error)) from None
     if not stream_limit.take(user):
-        return _stream(_refused("too many searches run at once; stop one, or close its tab"))
+        return _stream(_refused("too many searches are running; stop one, or close its tab"))
     rows = request.console.templates.get_template("records.html")
 
     def shown(step: Step) -> str:
@@ -170,7 +170,7 @@ def download(request: PageRequest) -> Response:
     if query.start == "live":
         raise Refused(400, "a live search has no end and cannot be downloaded")
     if not stream_limit.take(user):
-        raise Refused(503, "too many searches run at once; stop one, or close its tab")
+        raise Refused(503, "too many searches are running; stop one, or close its tab")
 
     def work(stop: Event) -> Iterator[bytes]:
         for step in _steps(request, query, stop, envelope, False):

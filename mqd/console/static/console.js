@@ -53,7 +53,7 @@ document.addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = before; }, 1500);
 });
 
-// -- records: what a search finds, as it finds it --------------------------------------------------
+// -- records of a search, shown as they are found --------------------------------------------------
 
 const ROWS_MAX = 500;
 const number = new Intl.NumberFormat("en");

@@ -68,13 +68,13 @@ def writer(root: str, prefix: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = [msgspec.json.encode(file).decode() for file in written(batches, root, prefix)]
+        made = [msgspec.json.encode(file).decode() for file in write_files(batches, root, prefix)]
         yield pa.record_batch({"file": pa.array(made, pa.string())})
 
     return write
 
 
-def written(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[ArchivedFile]:
+def write_files(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[ArchivedFile]:
     """Raises OrderError, ArchiveError for a record without topic or timestamp."""
     task = _Task(root, prefix)
     for batch in batches:

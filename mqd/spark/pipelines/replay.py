@@ -87,7 +87,7 @@ def _refuse_unknown(
 def _tasks(
     archive: Archive, topics: list[str], times: tuple[int | None, int | None], offsets: tuple[Offsets, Offsets]
 ) -> list[list[ArchivedTask]]:
-    """For each partition, the files that may have wanted records."""
+    """Returns a list for each partition: the files that may have wanted records."""
     from mqd.spark.pipelines.parquet import ArchivedTask
 
     found: dict[tuple[str, int], list[ArchivedTask]] = {}

@@ -5,7 +5,7 @@ from click.testing import CliRunner
 
 from mqd.base.properties_file import parse_properties
 from mqd.cli.main import cli
-from mqd.cli.verbs.connect import FORMS, written
+from mqd.cli.verbs.connect import FORMS, format_settings
 from mqd.security import client
 
 SETTINGS = {
@@ -19,7 +19,7 @@ SETTINGS = {
 
 def test_java_and_librdkafka_mean_the_same():
     for form in ("java", "librdkafka", "kcat"):
-        text = written(form, "h:9092", SETTINGS)
+        text = format_settings(form, "h:9092", SETTINGS)
         if form == "java":
             found = {name: value for name, (value, _) in parse_properties(text).items()}
         else:
@@ -30,18 +30,18 @@ def test_java_and_librdkafka_mean_the_same():
 
 def test_only_java_clients_need_the_token_option():
     settings = {**SETTINGS, "sasl.tokenauth": "true"}
-    java = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", settings)).items()}
+    java = {name: value for name, (value, _) in parse_properties(format_settings("java", "h:9092", settings)).items()}
     assert java["sasl.jaas.config"].endswith(' tokenauth="true";') and "sasl.tokenauth" not in java
     assert client.of_properties(java).settings == settings
     for form in ("librdkafka", "kcat", "python"):
-        assert written(form, "h:9092", settings) == written(form, "h:9092", SETTINGS)
+        assert format_settings(form, "h:9092", settings) == format_settings(form, "h:9092", SETTINGS)
 
 
 def test_spark_and_python():
-    spark = {name: value for name, (value, _) in parse_properties(written("spark", "h:9092", SETTINGS)).items()}
-    java = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", SETTINGS)).items()}
+    spark = {name: value for name, (value, _) in parse_properties(format_settings("spark", "h:9092", SETTINGS)).items()}
+    java = {name: value for name, (value, _) in parse_properties(format_settings("java", "h:9092", SETTINGS)).items()}
     assert spark == {f"kafka.{name}": value for name, value in java.items()}
-    python = written("python", "h:9092", SETTINGS)
+    python = format_settings("python", "h:9092", SETTINGS)
     assert ast.literal_eval(python.removeprefix("settings = ")) == {"bootstrap.servers": "h:9092", **SETTINGS}
 
 
@@ -53,14 +53,14 @@ def test_a_client_certificate_for_java(tmp_path):
         "ssl.certificate.location": str(tmp_path / "cert.pem"),
         "ssl.key.location": str(tmp_path / "key.pem"),
     }
-    found = {name: value for name, (value, _) in parse_properties(written("java", "h:9092", settings)).items()}
+    found = {name: value for name, (value, _) in parse_properties(format_settings("java", "h:9092", settings)).items()}
     assert found["ssl.keystore.certificate.chain"] == "-----BEGIN-----\nA\n-----END-----"
     assert found["ssl.keystore.key"] == "-----BEGIN K-----\nB\n-----END K-----" and found["ssl.keystore.type"] == "PEM"
 
 
 def test_the_command(tmp_path, monkeypatch):
     file, out, password = tmp_path / "admin.properties", tmp_path / "bob.properties", tmp_path / "password"
-    file.write_text(written("librdkafka", "h:9092", {**SETTINGS, "sasl.password": "secret"}))
+    file.write_text(format_settings("librdkafka", "h:9092", {**SETTINGS, "sasl.password": "secret"}))
     password.write_text("s3cret\n")
     monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
     arguments = ["--client-config", str(file), "-b", "h:9093", "connect", "librdkafka", "--user", "bob"]

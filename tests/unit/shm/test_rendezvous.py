@@ -53,7 +53,7 @@ def test_published_sockets_are_found(client_socket, places, bound, bootstrap):
     assert [one.link.parent for one in links] == places
     found = rendezvous.find(bootstrap, places=places)
     assert found.path == str(client_socket) and "this host" in found.reason
-    assert found.server in rendezvous.served([(bound, 9092)]) and len(found.server) < 72
+    assert found.server in rendezvous.server_names([(bound, 9092)]) and len(found.server) < 72
     rendezvous.withdraw(links)
     assert rendezvous.find(bootstrap, places=places).path is None
     assert not any(list(place.iterdir()) for place in places)

@@ -16,7 +16,7 @@ import pytest
 
 from mqd.spark.pipelines import manifest, parquet
 from mqd.spark.pipelines.manifest import KEEP_S, Archive, ArchivedFile, ArchiveError, Commit
-from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, written
+from mqd.spark.pipelines.parquet import ArchivedTask, OrderError, read, read_in_order, write_files
 from mqd.spark.schema import arrow_schema
 from mqd.spark.wire import MqdReadError
 
@@ -50,7 +50,7 @@ def offsets(root: Path, file: ArchivedFile, partition: int, start: int, end: int
 
 def test_each_day_of_a_topic_is_a_file_that_lists_its_contents(tmp_path: Path) -> None:
     rows = [("a", 0, 0, 5), ("a", 0, 1, 3), ("a", 0, 2, DAY_MS + 1), ("b.x-1", 7, 40, 9)]
-    made = written(iter([batch(rows), batch([("a", 0, 3, 8), ("a", 1, 9, 2)])]), str(tmp_path), "q-0")
+    made = write_files(iter([batch(rows), batch([("a", 0, 3, 8), ("a", 1, 9, 2)])]), str(tmp_path), "q-0")
     reported = {
         (file.topic, file.date): [
             (span.partition, span.first, span.end, span.rows, span.min_timestamp, span.max_timestamp)
@@ -74,7 +74,7 @@ def test_each_day_of_a_topic_is_a_file_that_lists_its_contents(tmp_path: Path) -
 
 
 def test_archived_rows_are_read_back(tmp_path: Path) -> None:
-    (file,) = written(
+    (file,) = write_files(
         iter([batch([("t", 2, 5, 1_700_000_000_123), ("t", 2, 7, 1_700_000_000_456)])]), str(tmp_path), "q"
     )
     names = ("topic", "key", "value", "headers", "timestamp", "partition", "offset")
@@ -102,7 +102,7 @@ def test_alternating_days_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyP
     chance = random.Random(7)
     made = []
     for first in (0, 500):
-        made += written(
+        made += write_files(
             iter(
                 [
                     batch(
@@ -132,7 +132,7 @@ def test_alternating_days_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_row_groups_outside_the_range_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "GROUP_BYTES", 1)  # a row group for each batch
-    (file,) = written(
+    (file,) = write_files(
         iter(
             [
                 batch([("t", partition, offset, 0) for offset in range(first, first + 4)])
@@ -162,20 +162,20 @@ def test_row_groups_outside_the_range_are_not_read(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("batches", [[[3, 2]], [[2, 2]], [[1, 2], [2, 3]], [[4], [1]]])
 def test_records_out_of_order_are_refused(tmp_path: Path, batches: list[list[int]]) -> None:
     with pytest.raises(OrderError, match="records of t-0 are not in the order of their offsets"):
-        written((batch([("t", 0, offset, 0) for offset in one]) for one in batches), str(tmp_path), "q")
+        write_files((batch([("t", 0, offset, 0) for offset in one]) for one in batches), str(tmp_path), "q")
 
 
 def test_a_record_without_a_time_is_refused(tmp_path: Path) -> None:
     found = batch([("t", 0, 0, 0), ("t", 0, 1, 0)])
     dates = pa.array([None, found.column("date")[1].as_py()], pa.date32())
     with pytest.raises(ArchiveError, match="without topic or timestamp"):
-        written(iter([found.set_column(found.schema.get_field_index("date"), "date", dates)]), str(tmp_path), "q")
+        write_files(iter([found.set_column(found.schema.get_field_index("date"), "date", dates)]), str(tmp_path), "q")
 
 
 def test_times_beyond_all_dates_are_filed_under_the_nearest_date(tmp_path: Path) -> None:
     """A producer may write any time, such as seconds instead of milliseconds; the record keeps it."""
     times = [-62_200_000_000_000, -62_135_596_800_000, 0, 253_402_300_799_999, 1_700_000_000_000_000]
-    made = written(iter([batch([("t", 0, offset, time) for offset, time in enumerate(times)])]), str(tmp_path), "q")
+    made = write_files(iter([batch([("t", 0, offset, time) for offset, time in enumerate(times)])]), str(tmp_path), "q")
     assert sorted((file.date, file.rows, file.path.split("/")[1]) for file in made) == [
         (date, rows, f"date={date}") for date, rows in (("0001-01-01", 2), ("1970-01-01", 1), ("9999-12-31", 2))
     ]
@@ -196,7 +196,7 @@ def test_times_beyond_all_dates_are_filed_under_the_nearest_date(tmp_path: Path)
 def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "FILES_OPEN_MAX", 2)
     monkeypatch.setattr(parquet, "PENDING_BYTES", 0)
-    made = written(
+    made = write_files(
         iter(
             [batch([("t", 0, day, day * DAY_MS) for day in range(5)]), batch([("t", 0, 5, 4 * DAY_MS), ("t", 0, 6, 0)])]
         ),
@@ -214,7 +214,7 @@ def test_many_days_do_not_keep_many_files_open(tmp_path: Path, monkeypatch: pyte
 
 
 def test_alternating_days_make_one_file_each(tmp_path: Path) -> None:
-    made = written(
+    made = write_files(
         (batch([("t", 0, 40 * turn + day, day * DAY_MS) for day in range(40)]) for turn in range(5)), str(tmp_path), "q"
     )
     assert sorted((file.date, file.rows) for file in made) == sorted(
@@ -226,14 +226,16 @@ def test_large_values_are_read_in_small_batches(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(parquet, "READ_BYTES", 1 << 20)
     one = batch([("t", 0, offset, 0) for offset in range(40)])
     values = pa.array([random.Random(offset).randbytes(100_000) for offset in range(40)])
-    (file,) = written(iter([one.set_column(one.schema.get_field_index("value"), "value", values)]), str(tmp_path), "q")
+    (file,) = write_files(
+        iter([one.set_column(one.schema.get_field_index("value"), "value", values)]), str(tmp_path), "q"
+    )
     sizes = [found.num_rows for found in read(ArchivedTask(str(tmp_path), file.path, "t", ((0, 0, 40),)), ("value",))]
     assert sum(sizes) == 40 and max(sizes) <= 11
 
 
 def test_a_flipped_bit_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parquet, "COMPRESSION", "none")  # a decompressor might detect it, too
-    (file,) = written(iter([batch([("t", 0, offset, 0) for offset in range(1000)])]), str(tmp_path), "q")
+    (file,) = write_files(iter([batch([("t", 0, offset, 0) for offset in range(1000)])]), str(tmp_path), "q")
     path = tmp_path / file.path
     meta = pq.ParquetFile(path).metadata.row_group(0)
     column = next(
@@ -247,7 +249,7 @@ def test_a_flipped_bit_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_record_no_file(tmp_path: Path) -> None:
-    assert written(iter([batch([])]), str(tmp_path), "q") == [] == written(iter([]), str(tmp_path), "q")
+    assert write_files(iter([batch([])]), str(tmp_path), "q") == [] == write_files(iter([]), str(tmp_path), "q")
     assert not list(tmp_path.iterdir())
 
 
@@ -259,7 +261,7 @@ def files_of(root: Path, *offsets: list[int]) -> list[ArchivedFile]:
     return [
         file
         for one in offsets
-        for file in written(iter([batch([("t", 0, offset, 0) for offset in one])]), str(root), "q")
+        for file in write_files(iter([batch([("t", 0, offset, 0) for offset in one])]), str(root), "q")
     ]
 
 
@@ -280,7 +282,7 @@ def compact(archive: Archive, files: list[ArchivedFile]) -> list[ArchivedFile]:
             for offset in offsets(Path(archive.root), file, span.partition, 0, 1 << 40)
         }
     )
-    (large,) = written(iter([batch(rows)]), archive.root, "compacted")
+    (large,) = write_files(iter([batch(rows)]), archive.root, "compacted")
     archive.commit(Commit("", -1, [large], [file.path for file in files]))
     archive.sweep(time.time() + KEEP_S + 1)
     assert not any((Path(archive.root) / file.path).exists() for file in files)
@@ -322,7 +324,7 @@ def test_alternating_files_merged_into_one_are_read_once(tmp_path: Path) -> None
 
 def test_reading_continues_after_a_file_was_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = Archive(str(tmp_path))
-    files = written(
+    files = write_files(
         iter([batch([("t", partition, offset, 0) for partition in range(2) for offset in range(10)])]),
         str(tmp_path),
         "q",

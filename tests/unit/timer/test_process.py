@@ -16,7 +16,7 @@ from mqd.timer import partition
 from mqd.timer.__main__ import IDLE_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
 from mqd.timer.index import Entry, Index
-from mqd.timer.partition import progress_of, progress_text
+from mqd.timer.partition import parse_progress, progress_text
 from mqd.timer.storage import Directory
 from tests.polling import PATIENCE_S
 
@@ -130,14 +130,14 @@ def test_indexes_of_deleted_topics_are_removed(places: paths.Layout) -> None:
 def test_progress_as_metadata() -> None:
     last = Entry(1_800_000_000_000, 17)
     text = progress_text(TOPIC, last)
-    assert progress_of(20, text, TOPIC) == Progress(20, last)
+    assert parse_progress(20, text, TOPIC) == Progress(20, last)
     for offset, wrong, topic_id in (
         (-1001, "", TOPIC),
         (20, "", TOPIC),
         (20, text, OTHER),
         (20, f"2{text[1:]}", TOPIC),
     ):
-        assert progress_of(offset, wrong, topic_id) == Progress(0, START)
+        assert parse_progress(offset, wrong, topic_id) == Progress(0, START)
 
 
 def test_an_index_on_disk(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from mqd.base.property_values import ConfigError
 from mqd.client.encryption import keys, payload
-from mqd.client.encryption.envelope import PayloadError, key_of, place
+from mqd.client.encryption.envelope import PayloadError, key_of, parse_head
 from mqd.client.encryption.keys import KeyFile, Keys, new_key
 from mqd.client.encryption.payload import Opener, Sealer
 from mqd.client.encryption.settings import Encryption, take
@@ -51,7 +51,7 @@ class Clock:
 
 
 def _data_key(data: bytes) -> tuple[str, bytes]:
-    return key_of(place(data)[1])
+    return key_of(parse_head(data)[1])
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -213,13 +213,13 @@ def test_a_provider_whose_keys_fit_no_envelope(made: tuple[str, bytes]) -> None:
 def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "keys"
     first, second = new_key(), new_key()
-    file.write_text(keys.text_of({"one": first}))
+    file.write_text(keys.format_keys({"one": first}))
     file.chmod(0o600)
     writer, reader = KeyFile(file), KeyFile(file)
     clock = Clock()
     sealer, opener = Sealer(Encryption(""), writer, clock), Opener(Encryption(""), reader, clock)
     old = sealer.seal("t", None, b"old")
-    file.write_text(f"# rotated\n\n two:{keys.text_of({'x': second})[2:]}" + keys.text_of({"one": first}))
+    file.write_text(f"# rotated\n\n two:{keys.format_keys({'x': second})[2:]}" + keys.format_keys({"one": first}))
     assert _data_key(sealer.seal("t", None, b"v"))[0] == "one"
     clock.now += payload.DATA_KEY_S
     new = sealer.seal("t", None, b"new")
@@ -230,7 +230,7 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
     file.unlink()
     assert reader.keys() == {"two": second, "one": first}
     assert "every user" not in caplog.text
-    file.write_text(keys.text_of({"one": first}))
+    file.write_text(keys.format_keys({"one": first}))
     file.chmod(0o644)
     KeyFile(file)
     assert "every user of this machine may read" in caplog.text
@@ -244,8 +244,8 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
         ("one", "line 1"),
         ("one:!!!!", "line 1"),
         ("one:c2hvcnQ=", "line 1"),
-        (f":{keys.text_of({'x': bytes(32)})[2:]}", "line 1"),
-        (keys.text_of({"one": bytes(32)}) * 2, "line 2: there are two keys 'one'"),
+        (f":{keys.format_keys({'x': bytes(32)})[2:]}", "line 1"),
+        (keys.format_keys({"one": bytes(32)}) * 2, "line 2: there are two keys 'one'"),
     ],
 )
 def test_invalid_key_files(text: str, message: str) -> None:
@@ -255,7 +255,7 @@ def test_invalid_key_files(text: str, message: str) -> None:
 
 
 def test_providers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MQD_KEYS", ",".join(keys.text_of({name: new_key()}).strip() for name in ("a", "b:c")))
+    monkeypatch.setenv("MQD_KEYS", ",".join(keys.format_keys({name: new_key()}).strip() for name in ("a", "b:c")))
     assert list(keys.provider("env:MQD_KEYS").keys()) == ["a", "b:c"]  # type: ignore[attr-defined]
     assert isinstance(keys.provider(f"{__name__}:make_custom"), Provider)
     assert keys.provider(own := Provider("x")) is own
