@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mqd import Producer
-from mqd.client.encryption.keys import new_key, text_of
+from mqd.client.encryption.keys import format_keys, new_key
 from tests.broker import Broker
 from tests.compat.java_client import build_java_client
 from tests.spark.support import new_topic
@@ -53,7 +53,7 @@ def _run(command: list[str], *arguments: str, text: str = "") -> list[str]:
 def test_the_vectors(java: list[str], tmp_path: Path) -> None:
     published = json.loads(FILE.read_text("utf-8"))
     keys = tmp_path / "keys"
-    keys.write_text(text_of({name: bytes.fromhex(key) for name, key in published["keys"].items()}), "utf-8")
+    keys.write_text(format_keys({name: bytes.fromhex(key) for name, key in published["keys"].items()}), "utf-8")
     cases = [*published["vectors"], *published["broken"]]
     lines = [
         f"{one['topic'].encode().hex()} {'-' if one['record_key'] is None else one['record_key']} {one['envelope']}\n"
@@ -72,7 +72,7 @@ def test_the_vectors(java: list[str], tmp_path: Path) -> None:
 
 def test_a_consumer(java: list[str], shared_broker: Broker, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    keys.write_text(text_of({"key-1": new_key()}))
+    keys.write_text(format_keys({"key-1": new_key()}))
     topic = new_topic(shared_broker)
     settings = {"bootstrap.servers": shared_broker.bootstrap}
     provider = f"file:{keys}"
@@ -98,6 +98,6 @@ def test_a_consumer(java: list[str], shared_broker: Broker, tmp_path: Path) -> N
     )
     assert found == [f"value {value}", "value null", "value short", "value plain"]
     foreign = tmp_path / "foreign"
-    foreign.write_text(text_of({"key-2": new_key()}))
+    foreign.write_text(format_keys({"key-2": new_key()}))
     found = _run(java, "consume", shared_broker.bootstrap, topic, "1", f"encryption.key.provider=file:{foreign}")
     assert "its key 'key-1' is not among [key-2]" in found[0]

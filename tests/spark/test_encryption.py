@@ -11,7 +11,7 @@ import pytest
 
 from mqd import Consumer, Producer, TopicPartition
 from mqd.client.encryption.envelope import MAGIC
-from mqd.client.encryption.keys import new_key, text_of
+from mqd.client.encryption.keys import format_keys, new_key
 from mqd.spark.pipelines.settings import Replay
 from tests.broker import Broker
 from tests.client_reading import read_all
@@ -23,7 +23,7 @@ ROWS = [(b"a", b"first"), (b"b", None), (None, b"third"), (b"", b"fourth" * 100)
 
 @pytest.fixture
 def provider(tmp_path: Path) -> str:
-    (tmp_path / "keys").write_text(text_of({"key-1": new_key()}))
+    (tmp_path / "keys").write_text(format_keys({"key-1": new_key()}))
     return f"file:{tmp_path / 'keys'}"
 
 
@@ -71,7 +71,7 @@ def test_values_that_cannot_be_decrypted_are_reported_by_offset(
         producer.produce(topic, b"value")
         producer.flush(60)
     foreign = tmp_path / "foreign"
-    foreign.write_text(text_of({"key-2": new_key()}))
+    foreign.write_text(format_keys({"key-2": new_key()}))
     reported = {"encryption.key.provider": f"file:{foreign}"}
     with pytest.raises(Exception, match="the value at offset 0 cannot be decrypted: its key 'key-1' cannot"):
         _load(spark, broker, topic, **reported).collect()

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mqd import AsyncConsumer, AsyncProducer, Consumer, Producer
 from mqd.client.encryption.envelope import MAGIC
-from mqd.client.encryption.keys import new_key, text_of
+from mqd.client.encryption.keys import format_keys, new_key
 from tests.broker import Broker
 from tests.client_reading import read_all
 from tests.interaction.command_line import CommandLine
@@ -36,7 +36,7 @@ def transport(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
     file = tmp_path / "keys"
-    file.write_text(text_of({"key-1": new_key()}))
+    file.write_text(format_keys({"key-1": new_key()}))
     file.chmod(0o600)
     return file
 
@@ -167,7 +167,7 @@ def test_a_value_that_cannot_be_decrypted(
     consumer.close()
 
     foreign = tmp_path / "foreign"
-    foreign.write_text(text_of({"key-2": new_key()}))
+    foreign.write_text(format_keys({"key-2": new_key()}))
     consumer = _consumer(shared_broker, foreign, transport, topic, enable_auto_commit=False)
     consumer.assign([TopicPartition(topic, 0, 0)])
     (message,) = _take(consumer, 1)

@@ -109,7 +109,7 @@ def test_a_limit_is_shown_beside_the_one_before(secured: Secured, browser: Brows
         ("/access/rule", {"principal": "b", "operations": "read", "resource": "topic/x", "permission": "?"}, "'?'"),
         ("/access/quota", {"user": "bob"}, "nothing to set"),
         ("/access/quota", {"produce": "1MB"}, "name a user, a client id or an address"),
-        ("/access/quota", {"ip": "10.0.0.1", "user": "bob", "produce": "1MB"}, "either of an address, or of a user"),
+        ("/access/quota", {"ip": "10.0.0.1", "user": "bob", "produce": "1MB"}, "either to an address, or to a user"),
         ("/access/quota", {"user": "bob", "produce": "fast"}, "'fast' is not a rate"),
         ("/access/quota", {"user": "bob", "requests": "nan"}, "is not a number above 0"),
         ("/access/quota", {"ip": "10.0.0.1", "connections": "1.5"}, "is not a whole number"),

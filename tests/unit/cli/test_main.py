@@ -199,7 +199,7 @@ def test_errors_in_words():
     text, code = explain(KafkaException(KafkaError(KafkaError._TRANSPORT)))
     assert code == EXIT_UNREACHABLE and "is it running?" in text
     text, code = explain(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS, "Topic 'x' already exists.")))
-    assert code == EXIT_FAILED and text == "Topic 'x' already exists; --if-not-exists makes that no error"
+    assert code == EXIT_FAILED and text == "Topic 'x' already exists; with --if-not-exists that is not an error"
     from mqd.base.property_values import ConfigError
 
     assert explain(ConfigError("x is unknown"))[1] == EXIT_USAGE

@@ -62,7 +62,7 @@ def silent(connection: socket.socket) -> None:
         (says(b"\x15\x03\x01\x00\x02\x02\x46"), "a TLS server answered"),
         (says(b"\x00\x00\x00\x06\x00\x00\x00\x07\x00\x00"), "it answered"),  # another request's response
         (lambda connection: None, "it closed the connection without a response"),
-        (silent, "it accepts connections and answered nothing within 0.2 s"),
+        (silent, "it accepts connections, but sent nothing within 0.2 s"),
     ],
     ids=["ssh", "http", "tls", "another answer", "closes", "silent"],
 )

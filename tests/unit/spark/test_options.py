@@ -181,7 +181,7 @@ def test_options_without_effect_are_reported(caplog: pytest.LogCaptureFixture) -
 def test_an_archive_is_for_batches_and_offsets() -> None:
     assert source_options({**BASE, "archive": "/a"}, False).archive == "/a"
     _refused("option archive is for spark.read", True, archive="/a")
-    _refused("option archive goes with offsets", archive="/a", startingTimestamp="1000")
+    _refused("option archive needs limits by offset", archive="/a", startingTimestamp="1000")
 
 
 def test_credentials_require_tcp():

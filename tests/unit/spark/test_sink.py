@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqd.client.encryption.keys import new_key, text_of
+from mqd.client.encryption.keys import format_keys, new_key
 from mqd.client.encryption.payload import opener_of, shared_sealer
 from mqd.native.client import Partitioner, partition_for
 from mqd.protocol.errors import ErrorCode
@@ -193,7 +193,7 @@ def test_rows_are_encoded_unchanged(rows: list, cut: int, codec: str) -> None:
 
 
 def test_values_are_sealed_with_their_topic_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MQD_TEST_KEYS", text_of({"one": new_key()}))
+    monkeypatch.setenv("MQD_TEST_KEYS", format_keys({"one": new_key()}))
     kinds = {"topic": "string", "key": "binary", "value": "binary"}
     found = options(None, kinds, encryption__key__provider="env:MQD_TEST_KEYS")
     assert found.kafka.encryption is not None

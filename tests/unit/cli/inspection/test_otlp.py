@@ -95,7 +95,7 @@ def test_a_counter_that_falls_has_restarted(collector: Collector, broker: _Broke
 def test_a_collector_that_refuses_is_reported_and_retried(collector: Collector, broker: _Broker) -> None:
     export = export_to(collector)
     collector.status = 400
-    assert export.once() == "the collector did not take the metrics"
+    assert export.once() == "the collector did not accept the metrics"
     collector.status = 200
     assert export.once() == "" and collector.metrics
 

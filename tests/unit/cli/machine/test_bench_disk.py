@@ -65,7 +65,7 @@ def test_a_hung_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     responses = threading.Event()
     monkeypatch.setattr(os, "fdatasync", lambda _fd: responses.wait())
     try:
-        with pytest.raises(CliError, match="has not answered a write or flush within"):
+        with pytest.raises(CliError, match="has not completed a write or flush within"):
             disk.measure(tmp_path, 4 * MIB, 0.0, patience_s=0.1)
     finally:
         responses.set()
@@ -97,7 +97,7 @@ def test_the_report() -> None:
     assert any("1,000 records/s" in line for line in disk.advice(figures(1.0), "xfs"))
     assert any("one flush in a hundred takes 80.0 ms" in line for line in disk.advice(figures(1.0, 80.0), "xfs"))
     assert not any("in a hundred" in line for line in disk.advice(figures(10.0, 80.0), "xfs"))
-    assert any("read past memory" in line for line in disk.advice(figures(1.0, is_cached=True), "xfs"))
+    assert any("has no direct I/O" in line for line in disk.advice(figures(1.0, is_cached=True), "xfs"))
     assert disk.advice(figures(0.001), "tmpfs") == [
         "this is tmpfs, memory: nothing in it survives a restart of the machine"
     ]

@@ -122,7 +122,9 @@ def test_a_profile_whose_file_is_gone(home: Path) -> None:
     said("profile", "add", "test", "-b", "t:9092", "--client-config", str(config))
     config.unlink()
     done = call("--profile", "test", "cluster")
-    assert isinstance(done.exception, CliError) and "is not there; mqd profile add --replace" in str(done.exception)
+    assert isinstance(done.exception, CliError) and "does not exist; use mqd profile add --replace" in str(
+        done.exception
+    )
     said("profile", "add", "test", "-b", "t:9092", "--replace")
     assert said("--profile", "test", "cluster") == "t:9092"
 

@@ -226,7 +226,7 @@ def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest
     assert _data_key(new)[0] == "two"
     assert (opener.open("t", None, old), opener.open("t", None, new)) == (b"old", b"new")
     file.write_text("nonsense, half written")
-    assert reader.keys() == {"two": second, "one": first} and "are used" in caplog.text
+    assert reader.keys() == {"two": second, "one": first} and "using the keys" in caplog.text
     file.unlink()
     assert reader.keys() == {"two": second, "one": first}
     assert "every user" not in caplog.text
