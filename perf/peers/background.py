@@ -22,8 +22,9 @@ MILLISECONDS_MAX = 10_000
 def beside(
     kind: str, peer: Peer, driver: Driver, topic: str, load: Load, other: str, *, records: int, milliseconds: int
 ) -> Iterator[None]:
-    """Runs the load `kind` during the with block. `topic`, `load`: the measured ones; `other`: a topic of
-    the load BASE; `records`: how many the measurement writes, in `milliseconds`. Raises LoadFailed.
+    """Runs another load, of this `kind`, during the with block. `topic`, `load`: the measured ones; `other`:
+    a topic of the load BASE; `records`: how many the measurement writes, in `milliseconds`. Raises
+    LoadFailed.
     """
     ended = threading.Event()
     behind = 0

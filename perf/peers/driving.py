@@ -166,7 +166,7 @@ class Librdkafka:
 
 class EncodedFrames:
     """perf/native's generator: Produce requests with a batch of 100 records each (as many as
-    stream_load puts in a frame), encoded once and sent over and over by one thread; it only
+    stream_load puts in a frame), encoded once and sent repeatedly by one thread; it only
     produces.
     """
 

@@ -28,7 +28,7 @@ from perf.peers.processes import PeerFailed
 from perf.peers.results import Failure, PeerFacts, Sample, latency_values, step_json, throughput_values
 
 FAILURES_MAX = 4  # of one peer, one after the other: then it is left out
-# of a peer or a load generator; anything else is a bug of the laboratory
+# of a peer or a load generator; anything else is a bug of this program
 ERRORS = (LoadFailed, PeerFailed, OSError, EOFError, ValueError, KeyError)
 SYNC_SECONDS = 10.0
 WARM_MILLISECONDS = 5000
@@ -191,8 +191,8 @@ class Laboratory:
 
     @contextlib.contextmanager
     def _second(self, peer: Peer) -> Iterator[Peer]:
-        """A second instance on an empty directory, so that the measured one stays warm, and alive. Until
-        it has a client its memory is that of a broker without.
+        """Starts a second instance on an empty directory, so that the measured one stays warm, and alive.
+        Until a client connects, its memory is that of a broker without clients.
         """
         self._serial += 1
         other = type(peer)(peer.directory.parent / f"{peer.directory.name}-second-{self._serial}", peer.heap)
@@ -278,13 +278,13 @@ class Laboratory:
                 warm_milliseconds=bounds.latency_warm_ms,
             )
         values = latency_values(measured, peer.cpu_seconds() - cpu)
-        if step.beside:  # its CPU time is also that of the other load
+        if step.beside:  # the broker's CPU time includes that of the other load
             del values["broker_cpu_s_per_million"]
         return values
 
     def _rate(self, peer: Peer, step: Step) -> int:
         if step.driver == KAFKA_TOOLS:
-            return 1  # has no use for it
+            return 1  # the tool ignores it
         if step.rate is not None:
             return step.rate
         assert step.share is not None

@@ -160,7 +160,7 @@ class Peer(abc.ABC):
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) if path.exists() else ""
 
     def kill_leader(self, topic: str) -> None:
-        """Kills the broker that leads the topic's first partition; only clusters can."""
+        """Kills the broker that leads the topic's first partition. Only for clusters."""
         raise NotImplementedError
 
     # -- accounting --

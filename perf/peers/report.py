@@ -469,7 +469,7 @@ CAPTIONS = {
     THROUGHPUT_CHART: (
         "The base is 1 KiB, acks=all, uncompressed, 6 partitions, no fsync; the others differ from it as named."
     ),
-    LATENCY_CHART: ("At the same rates for all, with a consumer reading along; an × is a rate that was not kept up."),
+    LATENCY_CHART: ("At the same rates for all, with a concurrent consumer; an × is a rate that was not kept up."),
 }
 
 

@@ -25,7 +25,7 @@ class Cluster(KafkaProtocolPeer):
 
     @property
     def address(self) -> str:
-        """Of all brokers: a client that knows only one could not start while it is down."""
+        """The addresses of all brokers: a client that knows only one could not start while it is down."""
         return ",".join(self.addresses())
 
     def addresses(self) -> list[str]:
