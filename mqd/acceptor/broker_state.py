@@ -19,6 +19,7 @@ from mqd.base import config as configuration
 from mqd.base import listeners as client_listeners
 from mqd.base import logging
 from mqd.base.blocking_pool import BlockingQueries
+from mqd.base.tasks import Turn
 from mqd.cluster.host import messages
 from mqd.log.directories import partition_path
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
@@ -169,6 +170,7 @@ class BrokerState:
         self.disks = Disks(self.log_dirs)
         self.directory_queries = BlockingQueries()
         self.flushes = Flushes(table)
+        self.turn = Turn()  # in which the link handles messages
         self.quotas: Quotas = NoQuotas()
         self.tokens: Tokens = tokens_of(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)

@@ -167,6 +167,7 @@ class Coordinators:
             carry_out=self._carry_out,
             after_load=self._deleted_meanwhile,
             budget=self.budget,
+            turn=broker.turn,
         )
         self.share = Coordinator(
             SHARE_STATES,
@@ -175,6 +176,7 @@ class Coordinators:
             self.log,
             self.clock.now_ms,
             after_load=self._topic_deleted_meanwhile,
+            turn=broker.turn,
         )
         self.cluster = BrokerCluster(broker, self._count_members)
         self.share_states = ShareStates(
@@ -191,6 +193,7 @@ class Coordinators:
                 self.log,
                 self.clock.now_ms,
                 carry_out,
+                turn=broker.turn,
             )
         self.offsets_settings = offsets_settings(broker)
         self.classic_settings = classic_settings(broker)

@@ -186,30 +186,29 @@ class DeadLetters:
 
     # -- what owners read and write ----------------------------------------------------------------
 
-    async def respond_to_owner(self, api_key: int, request: Any) -> Any:
-        """Handles an owner's READ or WRITE of one share-partition. Returns the response."""
-        (topic,) = request.topics
-        (one,) = topic.partitions
-        name = core_name(request.group_id, topic.topic_id, one.partition)
+    async def respond_to_owner(self, api_key: int, group_id: str, topic_id: bytes, one: Any) -> Any:
+        """Handles an owner's READ or WRITE of one share-partition, as ShareStates.respond_one."""
+        name = core_name(group_id, topic_id, one.partition)
         writer = self._writers.get(name)
         if writer is None:
-            return self._observe(name, api_key, request, await self._states.respond(request))
+            result = await self._states.respond_one(api_key, group_id, topic_id, one)
+            self._observe(name, api_key, group_id, topic_id, one, result)
+            return result
         async with writer.lock:
-            return self._observe(name, api_key, request, await self._states.respond(request))
+            result = await self._states.respond_one(api_key, group_id, topic_id, one)
+            self._observe(name, api_key, group_id, topic_id, one, result)
+            return result
 
-    def _observe(self, name: str, api_key: int, request: Any, response: Any) -> Any:
-        (topic,), (answered,) = request.topics, response.results
-        (one,), (result,) = topic.partitions, answered.partitions
+    def _observe(self, name: str, api_key: int, group_id: str, topic_id: bytes, one: Any, result: Any) -> None:
         if api_key not in (READ, WRITE) or result.error_code:
-            return response
-        runs = runs_of(result.state_batches if api_key == READ else one.state_batches)
+            return
+        batches = result.state_batches if api_key == READ else one.state_batches
         writer = self._writers.get(name)
-        if any(run.state == ARCHIVING for run in runs):
+        if any(batch.delivery_state == ARCHIVING for batch in batches):
             if writer is None or writer.core.leader_epoch < one.leader_epoch or writer.core.phase == STOPPED:
-                writer = self._begin(name, request.group_id, topic.topic_id, one.partition, one.leader_epoch)
+                writer = self._begin(name, group_id, topic_id, one.partition, one.leader_epoch)
         if writer is not None and api_key == WRITE and writer.core.leader_epoch == one.leader_epoch:
-            self._handle(writer, Observed(one.state_epoch, one.start_offset, tuple(runs)))
-        return response
+            self._handle(writer, Observed(one.state_epoch, one.start_offset, tuple(runs_of(batches))))
 
     def _begin(self, name: str, group_id: str, topic_id: bytes, partition: int, leader_epoch: int) -> _Writer:
         before = self._writers.pop(name, None)

@@ -32,7 +32,7 @@ import os
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -44,7 +44,7 @@ from mqd.acceptor.checks import CheckResult as CheckResult
 from mqd.acceptor.checks import Checks, Compression
 from mqd.base import logging
 from mqd.base.crash_on_error import crash_on_error
-from mqd.base.tasks import begin
+from mqd.base.tasks import Work
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode, ProtocolError
 
@@ -86,7 +86,7 @@ class _Piece(msgspec.Struct):
 class _Pending(msgspec.Struct, frozen=True):
     """An unanswered request."""
 
-    task: asyncio.Task[None]
+    task: asyncio.Task[None] | Work
     worker: int
     token: int
     generation: int  # generation of the worker's process
@@ -141,21 +141,21 @@ class Link:
         self.appends: Appends | None = None
         self.checks: Checks | None = None
         self.share_states: ShareStates | None = None
-        self._share_tasks: list[set[asyncio.Task[None]]] = [set() for _ in range(worker_count)]
+        self._share_work: list[set[Work]] = [set() for _ in range(worker_count)]
         # by worker: token -> the caller's future
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._described = self._archived = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None] | Work] = set()
         self._young: list[_Pending] = []  # requests that arrived after the last _on_park()
         self._older: list[_Pending] = []  # requests that arrived before it
         # by worker: token -> slow requests, which may be abandoned
         self._parked: list[dict[int, _Pending]] = [{} for _ in range(worker_count)]
         self._park: asyncio.TimerHandle | None = None
-        self._turn: asyncio.Handle | None = None
+        self._turn = broker.turn
+        self._next_turn: asyncio.Handle | None = None
         self._taken = 0  # requests, in this turn
-        self._in_turn = False
         self._retry: asyncio.TimerHandle | None = None
-        self._flush: asyncio.Handle | None = None
+        self._flushes_soon = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class Link:
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._eventfd)
-        for handle in (self._turn, self._retry, self._flush, self._park):
+        for handle in (self._next_turn, self._retry, self._park):
             if handle is not None:
                 handle.cancel()
         for task in self._tasks:
@@ -192,29 +192,29 @@ class Link:
         except BlockingIOError:
             pass
         self._endpoint.awake()
-        if self._turn is None:
+        if self._next_turn is None:
             self._on_turn()
 
     @crash_on_error
     def _on_turn(self) -> None:
         """Drains; sleeps when there is nothing left, or runs again soon when there may be more."""
         assert self._loop is not None
-        self._turn = None
+        self._next_turn = None
         self._taken = 0
-        self._in_turn = True
+        self._turn.is_open = True
         for _ in range(DRAIN_ROUNDS):
-            arrived = self._endpoint.drain(TURN_REQUESTS_MAX - self._taken)
-            if not arrived:
-                break
+            room = TURN_REQUESTS_MAX - self._taken
+            arrived = self._endpoint.drain(room)
             for sender, descriptor in arrived:
                 self._on_descriptor(sender, descriptor)
-            if self._taken >= TURN_REQUESTS_MAX:
+            if len(arrived) < room or self._taken >= TURN_REQUESTS_MAX:
                 break
-        self._in_turn = False
+        self._turn.run()
+        self._turn.is_open = False
         self._send_waiting()
         self._endpoint.flush()
         if not self._endpoint.prepare_sleep():
-            self._turn = self._loop.call_soon(self._on_turn)
+            self._next_turn = self._loop.call_soon(self._on_turn)
 
     def _on_descriptor(self, sender: int, descriptor: Descriptor) -> None:
         if sender >= len(self._waiting) or descriptor.generation != self._control.endpoint_generation(sender):
@@ -244,47 +244,67 @@ class Link:
                 "a worker sent a message that the acceptor does not handle", worker=sender, kind=descriptor.kind
             )
 
+    def _payload(self, worker: int, descriptor: Descriptor) -> memoryview | None:
+        """What the descriptor names in the worker's arena; None: such bytes do not exist."""
+        frames = self._frames[worker]
+        end = descriptor.offset + descriptor.size_bytes
+        if frames is not None and end <= len(frames):
+            return frames[descriptor.offset : end]
+        log.error(
+            "a worker named bytes outside its arena",
+            worker=worker,
+            kind=descriptor.kind,
+            offset=descriptor.offset,
+            size_bytes=descriptor.size_bytes,
+        )
+        return None
+
     # -- requests ----------------------------------------------------------------------------------
 
     def _on_request(self, worker: int, descriptor: Descriptor) -> None:
-        frames = self._frames[worker]
-        end = descriptor.offset + descriptor.size_bytes
-        if frames is None or end > len(frames):
-            log.error(
-                "a worker named bytes outside its arena",
-                worker=worker,
-                offset=descriptor.offset,
-                size_bytes=descriptor.size_bytes,
-            )
+        payload = self._payload(worker, descriptor)
+        if payload is None:
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
         try:
-            identity, frame = client_identity.split(descriptor.flags, bytes(frames[descriptor.offset : end]))
+            identity, frame = client_identity.split(descriptor.flags, bytes(payload))
         except ProtocolError as error:
             log.error("a worker sent an invalid principal", worker=worker, reason=str(error))
             self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
             return
         self._taken += 1
         assert self._loop is not None
-        work = self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame)
+        coroutine = self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame)
         api_key = int.from_bytes(frame[:2], "big")
+        task: asyncio.Task[None] | Work
         if api_key in ANSWERED_IMMEDIATELY:
             try:
-                rest = begin(work)
+                task = self._begin(coroutine)
             except Exception:
                 log.exception("a request failed; its connection is closed", connection=descriptor.b, api_key=api_key)
                 self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
                 return
-            if rest is None:
+            if task.done():
                 return
-            work = rest
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        else:
+            task = self._loop.create_task(coroutine)
+            self._keep(task)
         waits_for_members = api_key in WAIT_FOR_MEMBERS
         self._young.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
         if self._park is None:
             self._park = self._loop.call_later(PARK_S, self._on_park)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> Work:
+        """Runs it without a task up to where it needs one. Raises what it raises until it first waits."""
+        work = Work(self._turn, coroutine)
+        work.start()
+        if not work.done():
+            self._keep(work)
+        return work
+
+    def _keep(self, task: asyncio.Task[None] | Work) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _on_park(self) -> None:
         """Requests that wait for something outside this process (a JoinGroup for other members)
@@ -314,7 +334,7 @@ class Link:
         if pending is not None:
             pending.task.cancel()
 
-    def _unpark(self, pending: _Pending, _task: asyncio.Task[None]) -> None:
+    def _unpark(self, pending: _Pending, _task: asyncio.Task[None] | Work) -> None:
         """The request is done. A successor of its worker may use the same token again."""
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]
@@ -344,7 +364,7 @@ class Link:
                 self._put(worker, _Piece(token, b"", DescriptorKind.RESPONSE, flags | native.RESPONSE_NONE, 0))
             else:
                 self._respond(worker, token, body, flags, version)
-        if not self._in_turn:  # a turn sends waiting pieces at its end
+        if not self._turn.is_open:  # a turn sends waiting pieces at its end
             self._send_waiting()
             self._endpoint.flush()
 
@@ -360,26 +380,19 @@ class Link:
 
     def _on_check(self, worker: int, descriptor: Descriptor) -> None:
         """A check before a batch is written. The payload is lent until CHECKED."""
-        frames = self._frames[worker]
-        end = descriptor.offset + descriptor.size_bytes
-        if frames is None or end > len(frames) or self.checks is None:
-            log.error(
-                "a check cannot be read", worker=worker, offset=descriptor.offset, size_bytes=descriptor.size_bytes
-            )
+        payload = self._payload(worker, descriptor)
+        if payload is None or self.checks is None:
             self._put(
                 worker,
                 _Piece(descriptor.token, b"", DescriptorKind.CHECKED, 0, 0, error=int(ErrorCode.NOT_ENOUGH_REPLICAS)),
             )
             return
-        payload = frames[descriptor.offset : end]
         if descriptor.flags == native.CHECK_TRANSACTION:
             response = self.checks.check_transaction(bytes(payload), descriptor.a & 0xFFFF)
         else:
             response = self.checks.check_batch(payload, descriptor.flags, _compression(descriptor))
         assert self._loop is not None
-        task = self._loop.create_task(self._check(worker, descriptor, response))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(self._loop.create_task(self._check(worker, descriptor, response)))
 
     async def _check(
         self, worker: int, descriptor: Descriptor, response: Coroutine[object, object, CheckResult]
@@ -402,15 +415,12 @@ class Link:
 
     def _on_share_state(self, worker: int, descriptor: Descriptor) -> None:
         """READ or WRITE of a share-partition. The body is lent until SHARE_STATE_RESPONSE."""
-        frames = self._frames[worker]
-        end = descriptor.offset + descriptor.size_bytes
-        inside = frames is not None and end <= len(frames)
-        body = bytes(frames[descriptor.offset : end]) if frames is not None and inside else b""
-        assert self._loop is not None
-        task = self._loop.create_task(self._share_state(worker, descriptor, body))
-        for tasks in (self._tasks, self._share_tasks[worker]):
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+        self._taken += 1
+        body = bytes(self._payload(worker, descriptor) or b"")
+        work = self._begin(self._share_state(worker, descriptor, body))
+        if not work.done():
+            self._share_work[worker].add(work)
+            work.add_done_callback(self._share_work[worker].discard)
 
     async def _share_state(self, worker: int, descriptor: Descriptor, body: bytes) -> None:
         """An invalid body gets an empty response, which the worker takes as a definite refusal."""
@@ -423,8 +433,7 @@ class Link:
         if descriptor.generation != self._control.endpoint_generation(worker):
             return  # K3
         self._put(worker, _Piece(descriptor.token, response, DescriptorKind.SHARE_STATE_RESPONSE, 0, 0))
-        self._send_waiting()
-        self._endpoint.flush()
+        self._flush_soon()
 
     def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None:
         """MQD_SHARE_REQUEST_ARCHIVE for the worker that owns the slot. The outcome arrives as a WRITE."""
@@ -446,14 +455,14 @@ class Link:
                 waiting.popleft()
             blocked |= bool(waiting)
         if blocked and self._retry is None and self._loop is not None:
-            # A full ring sends no notification when it has room again. A full arena does (RELEASE),
-            # but all its pieces may be another worker's.
+            # Neither a full ring nor a full arena sends a notification when it has room again: RELEASE
+            # does not wake this process.
             self._retry = self._loop.call_later(RETRY_S, self._on_retry)
 
     def _on_retry(self) -> None:
         self._retry = None
-        self._send_waiting()
-        self._endpoint.flush()
+        if self._next_turn is None:
+            self._on_turn()
 
     def _send(self, worker: int, piece: _Piece) -> bool:
         if self._endpoint.free_count(worker) == 0:
@@ -507,13 +516,13 @@ class Link:
             if not future.done():
                 future.set_result((int(ErrorCode.NOT_LEADER_OR_FOLLOWER), b""))
         self._descriptions[worker].clear()
-        for task in list(self._share_tasks[worker]):
-            task.cancel()  # must not be carried out after a READ of the worker's successor
+        for work in list(self._share_work[worker]):
+            work.cancel()  # must not be carried out after a READ of the worker's successor
         self._broker.flushes.notify_all()
         for pending in list(self._parked[worker].values()):
             if pending.generation != self._control.endpoint_generation(worker):
                 pending.task.cancel()
-        if self._loop is not None and self._turn is None:
+        if self._loop is not None and self._next_turn is None:
             # The worker may have died after it cleared our sleep flag and before it woke us; no
             # other process would wake us.
             self._on_turn()
@@ -541,18 +550,11 @@ class Link:
         """The views are copied and released, even if no caller waits for them any more."""
         error, payload = descriptor.error, b""
         if descriptor.size_bytes:
-            frames = self._frames[worker]
-            end = descriptor.offset + descriptor.size_bytes
-            if frames is None or end > len(frames):
-                log.error(
-                    "a worker named bytes outside its arena",
-                    worker=worker,
-                    offset=descriptor.offset,
-                    size_bytes=descriptor.size_bytes,
-                )
+            lent = self._payload(worker, descriptor)
+            if lent is None:
                 error = int(ErrorCode.UNKNOWN_SERVER_ERROR)
             else:
-                payload = bytes(frames[descriptor.offset : end])
+                payload = bytes(lent)
             self._put(
                 worker,
                 _Piece(descriptor.token, b"", DescriptorKind.RELEASE, 0, 0, descriptor.slot, offset=descriptor.offset),
@@ -573,13 +575,15 @@ class Link:
         self._flush_soon()
 
     def _flush_soon(self) -> None:
-        if self._flush is None and self._loop is not None:
-            self._flush = self._loop.call_soon(self._on_flush)
+        if not self._turn.is_open and not self._flushes_soon:  # a turn sends waiting pieces at its end
+            self._flushes_soon = True
+            self._turn.call(self._on_flush)
 
     def _on_flush(self) -> None:
-        self._flush = None
-        self._send_waiting()
-        self._endpoint.flush()
+        self._flushes_soon = False
+        if self._loop is not None:
+            self._send_waiting()
+            self._endpoint.flush()
 
     def _on_produced(self, worker: int, descriptor: Descriptor) -> None:
         self._take_back_batch(worker, descriptor.token)

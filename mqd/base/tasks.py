@@ -1,13 +1,17 @@
-"""Work of an event loop: work that it repeats, and work that becomes a task only when it waits."""
+"""Work of an event loop: work that it repeats, and work that becomes a task only when it must."""
 
 from __future__ import annotations
 
 import asyncio
 import types
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from typing import Any
+from typing import Any, TypeVar
 
 from mqd.base import logging
+
+T = TypeVar("T")
+log = logging.get("tasks")
 
 
 class Periodic:
@@ -38,18 +42,138 @@ class Periodic:
                 self._log.exception(self._failure)
 
 
-def begin(work: Coroutine[Any, Any, None]) -> Coroutine[Any, Any, None] | None:
-    """Runs the work up to where it first waits, without a task: for work that does not wait, a task
-    would cost two more turns of the event loop. Returns the rest, to be made a task; None: it has
-    ended. Raises the work's exceptions.
-
-    Until it first waits it must not need a task: asyncio.timeout() does, for example.
+class Turn:
+    """The turn of an event loop in which a process handles the messages that have arrived. What they
+    make possible is called at the end of that turn; a later turn of the loop would cost an
+    `epoll_wait` each time. Concurrency: the event loop's thread.
     """
-    try:
-        waits_for = work.send(None)
-    except StopIteration:
-        return None
-    return _rest(work, waits_for)
+
+    def __init__(self) -> None:
+        self.is_open = False  # run() is called before it is closed
+        self._calls: deque[Callable[[], None]] = deque()
+
+    def call(self, callback: Callable[[], None]) -> None:
+        """Calls it at the end of this turn; in the loop's next turn if none is open."""
+        if not self._calls and not self.is_open:
+            asyncio.get_running_loop().call_soon(self.run)
+        self._calls.append(callback)
+
+    def run(self) -> None:
+        """An exception is logged, and does not keep the other callbacks from being called."""
+        while self._calls:
+            callback = self._calls.popleft()
+            try:
+                callback()
+            except Exception:
+                log.exception("a callback has failed", what=getattr(callback, "__qualname__", repr(callback)))
+
+
+class Prompt(asyncio.Future[T]):
+    """A future that resumes a Work in the turn in which it gets its result. For everything else it is
+    an ordinary future.
+    """
+
+    work: Work | None = None  # that waits for it
+
+    def set_result(self, result: T, /) -> None:
+        super().set_result(result)
+        self._wake()
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        super().set_exception(exception)
+        self._wake()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        was_pending = super().cancel(msg)
+        self._wake()
+        return was_pending
+
+    def _wake(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wake()
+
+
+class Work:
+    """A coroutine that begins immediately and needs no task as long as it waits only for Prompts, one
+    at a time: a task would cost two more turns of the event loop, and one more each time that it
+    waits. When it waits for anything else, the rest becomes a task.
+
+    Until then it must not need a task: asyncio.timeout() does, for example (see in_task()).
+    """
+
+    __slots__ = ("_callbacks", "_coroutine", "_is_cancelled", "_is_ended", "_is_woken", "_task", "_turn", "_waits_for")
+
+    def __init__(self, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._turn, self._coroutine = turn, coroutine
+        self._callbacks: list[Callable[[Work], object]] = []
+        self._waits_for: Prompt[Any] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_ended = self._is_cancelled = self._is_woken = False
+
+    def start(self) -> None:
+        """Runs it up to where it first waits. Raises what it raises."""
+        self._step()
+
+    def done(self) -> bool:
+        return self._is_ended
+
+    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+        """Unlike a task's, it is called immediately when the work ends. The work must not have ended."""
+        self._callbacks.append(callback)
+
+    def cancel(self) -> None:
+        """As of a task: the coroutine gets CancelledError where it waits, but not in this call."""
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._is_ended:
+            self.wake()
+
+    def wake(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            self._turn.call(self._resume)
+
+    def _resume(self) -> None:
+        self._is_woken = False
+        waits_for, self._waits_for = self._waits_for, None
+        if waits_for is not None:
+            waits_for.work = None
+            self._step()
+
+    def _step(self) -> None:
+        try:
+            waits_for = (
+                self._coroutine.throw(asyncio.CancelledError()) if self._is_cancelled else self._coroutine.send(None)
+            )
+        except (StopIteration, asyncio.CancelledError):
+            self._end()
+        except BaseException:
+            self._end()
+            raise
+        else:
+            self._is_cancelled = False
+            self._wait(waits_for)
+
+    def _wait(self, waits_for: Any) -> None:
+        if isinstance(waits_for, Prompt) and waits_for.work is None:
+            waits_for._asyncio_future_blocking = False
+            waits_for.work, self._waits_for = self, waits_for
+            return
+        self._task = asyncio.get_running_loop().create_task(_rest(self._coroutine, waits_for))
+        self._task.add_done_callback(self._end)
+
+    def _end(self, _task: asyncio.Task[None] | None = None) -> None:
+        self._is_ended = True
+        for callback in self._callbacks:
+            callback(self)
+
+
+async def in_task() -> None:
+    """Comes before what needs a task, in a coroutine that may run as Work."""
+    if asyncio.current_task() is None:
+        await asyncio.sleep(0)  # the rest of the Work becomes a task
 
 
 async def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> None:

@@ -24,6 +24,7 @@ import struct
 from typing import NamedTuple, Protocol
 
 from mqd.base import logging
+from mqd.base.tasks import Prompt
 from mqd.native import PRODUCE_ACKS_ALL, PRODUCE_CONTROL, PRODUCE_MARKER_BUMPED, crc32c
 from mqd.protocol.errors import ErrorCode, error_name
 from mqd.protocol.records import CONTROL, HEADER, HEADER_BYTES, LENGTH_BYTES, TRANSACTIONAL
@@ -45,6 +46,14 @@ class AppendError(Exception):
         super().__init__(error_name(error) + (" (outcome unknown)" if unknown else ""))
         self.error = int(error)
         self.unknown = unknown
+
+
+async def outcome(append: asyncio.Future[int]) -> int | Exception:
+    """The base offset of an append, or its error."""
+    try:
+        return await append
+    except Exception as error:
+        return error
 
 
 class Served(NamedTuple):
@@ -122,7 +131,7 @@ class Log:
         denotes a marker of transactions v2; a partition that already has it refuses it with
         INVALID_PRODUCER_EPOCH.
         """
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[int] = Prompt(loop=asyncio.get_running_loop())
         try:
             self._send(
                 topic,

@@ -39,10 +39,11 @@ from functools import partial
 from typing import Any
 
 from mqd.base import logging
+from mqd.base.tasks import Prompt, Turn, Work
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
-from mqd.coordinator.log import AppendError, Log
+from mqd.coordinator.log import AppendError, Log, outcome
 from mqd.coordinator.partition_state import CoreNames, Missed, PartitionState, expire, one_core
 from mqd.coordinator.shard import Shard, TooLarge, Unit
 from mqd.protocol.errors import ErrorCode
@@ -65,7 +66,8 @@ log = logging.get("coordinator")
 class Coordinator:
     """`topic`: the internal topic's name. `now_ms`: a clock that never goes back. `carry_out(name,
     effect, leader_epoch)`: see actions.Effect; may post events. `after_load(core)`: an event that a
-    core receives before it serves any request, or None.
+    core receives before it serves any request, or None. `turn`: the turn in which the process
+    handles messages; writes leave at its end.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Coordinator:
         carry_out: Callable[[str, Effect, int], None] | None = None,
         after_load: Callable[[Core], object | None] | None = None,
         budget: Budget | None = None,
+        turn: Turn | None = None,
     ) -> None:
         self.topic = topic
         self._cores = cores
@@ -90,13 +93,13 @@ class Coordinator:
         self.partition_states: list[PartitionState] = []
         self._futures: dict[int, asyncio.Future[object]] = {}
         self._number = 0
-        self._turn: asyncio.Handle | None = None
+        self._turn = turn or Turn()
         self._to_write: dict[PartitionState, None] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = 0
         self._next_check: asyncio.TimerHandle | None = None
         self._poll_s = POLL_S
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._tasks: set[asyncio.Task[Any] | Work] = set()
         self._creating: asyncio.Task[bool] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -107,7 +110,7 @@ class Coordinator:
         self.check_partitions()
 
     def stop(self) -> None:
-        for handle in (self._turn, self._alarm, self._next_check):
+        for handle in (self._alarm, self._next_check):
             if handle is not None:
                 handle.cancel()
         for task in self._tasks:
@@ -166,7 +169,7 @@ class Coordinator:
         self._number += 1
         number = self._number
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[object] = loop.create_future()
+        future: asyncio.Future[object] = Prompt(loop=loop)
         self._futures[number] = future
         state.requests.add(number)
         try:
@@ -359,12 +362,11 @@ class Coordinator:
 
     def _wake(self, state: PartitionState) -> None:
         """One write per turn of the event loop: requests of one turn are written together."""
+        if not self._to_write and self._loop is not None:
+            self._turn.call(self._on_turn)
         self._to_write[state] = None
-        if self._turn is None and self._loop is not None:
-            self._turn = self._loop.call_soon(self._on_turn)
 
     def _on_turn(self) -> None:
-        self._turn = None
         partition_states, self._to_write = self._to_write, {}
         for state in partition_states:
             shard = state.shard
@@ -387,30 +389,27 @@ class Coordinator:
             self._log.append_nowait(self.topic, state.index, batch.encode(now_ms), shard.leader_epoch)
             for batch in unit.batches
         ]
-        task = state.writing = asyncio.get_running_loop().create_task(self._written(state, shard, unit, futures))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        work = state.writing = Work(self._turn, self._written(state, shard, unit, futures))
+        self._tasks.add(work)
+        work.add_done_callback(self._tasks.discard)
+        work.start()
 
     async def _written(
         self, state: PartitionState, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]
     ) -> None:
-        results = await asyncio.gather(*futures, return_exceptions=True)
+        results = [await outcome(future) for future in futures]
         if state.shard is not shard:
             return
         expected = shard.end_offset
         for batch, result in zip(unit.batches, results, strict=True):
-            if (
-                isinstance(result, AppendError)
-                and result.error in MARKER_REFUSALS
-                and shard.refuse(batch, result.error)
-            ):
-                continue
             if isinstance(result, AppendError):
+                if result.error in MARKER_REFUSALS and shard.refuse(batch, result.error):
+                    continue
                 is_led_elsewhere = result.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
                 error = ErrorCode.NOT_COORDINATOR if is_led_elsewhere else ErrorCode.COORDINATOR_NOT_AVAILABLE
                 self._unload(state, int(error), f"a write failed: {result}")
                 return
-            if isinstance(result, BaseException):
+            if isinstance(result, Exception):
                 self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"a write failed: {result!r}")
                 return
             if result != expected:  # R3

@@ -18,6 +18,7 @@ from mqd.acceptor.interbroker.server import own_identity
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import malformed_name_as_oserror
+from mqd.base.tasks import in_task
 from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials
@@ -115,6 +116,7 @@ class Peers:
 
     async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> Any:
         """The response. Raises PeerError."""
+        await in_task()
         try:
             async with asyncio.timeout(timeout_s):
                 connection = await self._get_connection(node_id)

@@ -19,6 +19,7 @@ from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
 from mqd.base.offset_reset import BY_DURATION
+from mqd.base.tasks import in_task
 from mqd.coordinator.actions import Effect
 from mqd.coordinator.group.settings import ShareSettings
 from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, StatesChanged
@@ -28,7 +29,7 @@ from mqd.coordinator.share import core as share
 from mqd.coordinator.share.records import core_name, epoch_starts, runs_of
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, encode_response
-from mqd.protocol.errors import ErrorCode, error_message
+from mqd.protocol.errors import ErrorCode, ProtocolError, error_message
 from mqd.protocol.headers import KNOWN
 from mqd.protocol.messages import DeleteShareGroupStateRequest, InitializeShareGroupStateRequest, message_class
 
@@ -86,8 +87,9 @@ class ShareStates:
         self._groups = groups
         self._settings = settings
         self._has_dead_letters = has_dead_letters
-        # handles an owner's READ or WRITE; set to DeadLetters' method, which observes them
-        self.respond_to_owner: Callable[[int, Any], Awaitable[Any]] | None = None
+        # handles an owner's READ or WRITE like respond_one(); set to DeadLetters' method, which
+        # observes them
+        self.respond_to_owner: Callable[[int, str, bytes, Any], Awaitable[Any]] = self.respond_one
         # topic id, partition, time in ms -> (first offset at that time or later, or -1; error code)
         self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None
         self.peers: Peers | None = None  # set before the first request if there are other hosts
@@ -98,30 +100,33 @@ class ShareStates:
             task.cancel()
 
     async def respond_to_worker(self, api_key: int, body: bytes) -> bytes:
-        """Handles a worker's request. Returns the group's settings, then the response's body. Both
-        bodies have the version that hosts use. Raises ProtocolError for an invalid body.
+        """Handles a worker's request, which names one share-partition. Returns the group's settings,
+        then the response's body. Both bodies have the version that hosts use. Raises ProtocolError
+        for an invalid body. May run as Work (mqd/base/tasks.py).
         """
         version = _EVENTS[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
-        response = await (
-            self.respond(request) if self.respond_to_owner is None else self.respond_to_owner(api_key, request)
-        )
+        if [len(topic.partitions) for topic in request.topics] != [1]:
+            raise ProtocolError("a worker's request names one share-partition", type(request).__name__)
+        (topic,) = request.topics
+        result = await self.respond_to_owner(api_key, request.group_id, topic.topic_id, topic.partitions[0])
         settings = self._settings(request.group_id)
         begin = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
-            begin = await self._begin(response, settings.offset_reset.duration_ms)
-        return settings.pack(begin, self._has_dead_letters()) + bytes(codec.encode(response, version))
+            begin = await self._begin(topic.topic_id, result, settings.offset_reset.duration_ms)
+        message: Any = message_class(api_key, "Response")
+        response = message(results=[message.Topic(topic_id=topic.topic_id, partitions=[result])])
+        return settings.pack(begin, self._has_dead_letters()) + codec.encode(response, version)
 
-    async def _begin(self, response: Any, duration_ms: int) -> int:
+    async def _begin(self, topic_id: bytes, result: Any, duration_ms: int) -> int:
         """The offset at which a share-partition without a start begins; -1: at its end."""
+        if result.error_code or result.start_offset >= 0 or self.first_since is None:
+            return 0
         since_ms = int(time.time() * 1000) - duration_ms
-        found = 0
-        for topic in response.results:
-            for one in topic.partitions:
-                if one.error_code == 0 and one.start_offset < 0 and self.first_since is not None:
-                    found, error = await self.first_since(topic.topic_id, one.partition, since_ms)
-                    if error:
-                        one.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the worker retries
+        await in_task()
+        found, error = await self.first_since(topic_id, result.partition, since_ms)
+        if error:
+            result.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the worker retries
         return found
 
     async def serve(self, frame: bytes) -> bytes:
@@ -138,7 +143,7 @@ class ShareStates:
 
         async def respond_limited(topic_id: bytes, partition: Any) -> Any:
             async with room:
-                return await self._respond_or_fail(api_key, request.group_id, topic_id, partition, only_here)
+                return await self.respond_one(api_key, request.group_id, topic_id, partition, only_here)
 
         topics = [
             response.Topic(
@@ -151,7 +156,8 @@ class ShareStates:
         ]
         return response(results=topics)
 
-    async def _respond_or_fail(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool) -> Any:
+    async def respond_one(self, api_key: int, group_id: str, topic_id: bytes, one: Any, only_here: bool = False) -> Any:
+        """The response for one share-partition: the Partition of the API's response."""
         try:
             return await self._respond_one(api_key, group_id, topic_id, one, only_here)
         except CoordinatorError as error:

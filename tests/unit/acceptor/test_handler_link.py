@@ -420,7 +420,7 @@ def test_a_release_for_a_predecessor_frees_nothing(tmp_path: Path) -> None:
 
 def test_death_of_a_worker_voids_its_tokens(tmp_path: Path) -> None:
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        await wire.until(lambda: wire.link._turn is None)  # it sleeps
+        await wire.until(lambda: wire.link._next_turn is None)  # it sleeps
         wire.link._respond(0, 5, b"x" * (10 * EXTENT_BYTES), 0, 0)
         wire.link._respond(1, 6, b"y", 0, 0)
         wire.link._send_waiting()
@@ -462,7 +462,7 @@ def test_death_of_a_worker_that_was_about_to_wake_it_leaves_the_acceptor_awake(t
     """
 
     async def scenario(broker: HandlerBroker, wire: Wire) -> None:
-        await wire.until(lambda: wire.link._turn is None)  # it sleeps
+        await wire.until(lambda: wire.link._next_turn is None)  # it sleeps
         wire.ends[0].close()
         nowhere = os.eventfd(0, os.EFD_NONBLOCK)
         wire.ends[0] = native.Endpoint(wire.control, wire.links, 0, ENDPOINTS, [nowhere] * ENDPOINTS)

@@ -1,35 +1,49 @@
-"""Coroutines that begin without a task."""
+"""Coroutines that run without a task."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
 
 import pytest
 
 from mqd.base import tasks
+from mqd.base.tasks import Prompt, Turn, Work
+
+
+def begun(coroutine: Coroutine[object, object, None], turn: Turn | None = None) -> Work:
+    work = Work(turn or Turn(), coroutine)
+    work.start()
+    return work
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.001)
 
 
 def test_one_that_does_not_wait_ends() -> None:
     done: list[int] = []
 
-    async def work() -> None:
+    async def coroutine() -> None:
         done.append(1)
 
-    assert tasks.begin(work()) is None and done == [1]
+    assert begun(coroutine()).done() and done == [1]
 
 
 def test_what_it_raises_at_once_is_raised() -> None:
-    async def work() -> None:
+    async def coroutine() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        tasks.begin(work())
+        begun(coroutine())
 
 
 def test_the_rest_is_run_as_a_task() -> None:
     seen: list[object] = []
 
-    async def work() -> None:
+    async def coroutine() -> None:
         seen.append(await asyncio.get_running_loop().run_in_executor(None, lambda: 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0.001)
@@ -42,29 +56,155 @@ def test_the_rest_is_run_as_a_task() -> None:
             raise
 
     async def body() -> None:
-        rest = tasks.begin(work())
-        assert rest is not None
-        task = asyncio.create_task(rest)
-        while len(seen) < 2:
-            await asyncio.sleep(0.001)
+        ended: list[Work] = []
+        work = begun(coroutine())
+        work.add_done_callback(ended.append)
+        await until(lambda: len(seen) == 2)
         await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert seen == [1, 2, "cancelled"]
+        work.cancel()
+        await until(work.done)
+        assert seen == [1, 2, "cancelled"] and ended == [work]
 
     asyncio.run(body())
 
 
-def test_what_the_rest_raises_is_the_tasks() -> None:
-    async def work() -> None:
+def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
+    seen: list[object] = []
+
+    async def coroutine(prompts: list[Prompt[int]]) -> None:
+        for prompt in prompts:
+            try:
+                seen.append(await prompt)
+            except ValueError:
+                seen.append("failed")
+        assert asyncio.current_task() is None
+
+    async def body() -> None:
+        turn, prompts = Turn(), [Prompt[int]() for _ in range(3)]
+        ended: list[Work] = []
+        turn.is_open = True
+        work = begun(coroutine(prompts), turn)
+        work.add_done_callback(ended.append)
+        prompts[0].set_result(0)
+        assert not seen  # not in the middle of what set the result
+        prompts[1].set_exception(ValueError())
+        turn.run()
+        assert seen == [0, "failed"] and not work.done()
+        turn.is_open = False
+        prompts[2].set_result(2)
+        assert not work.done()
+        await asyncio.sleep(0)  # without an open turn: in the loop's next one
+        assert seen == [0, "failed", 2] and ended == [work]
+
+    asyncio.run(body())
+
+
+def test_a_prompt_is_a_future_for_a_task() -> None:
+    async def body() -> None:
+        prompt: Prompt[int] = Prompt()
+        asyncio.get_running_loop().call_soon(prompt.set_result, 5)
+        assert await asyncio.wait_for(prompt, 10) == 5
+
+    asyncio.run(body())
+
+
+def test_two_that_wait_for_one_prompt() -> None:
+    seen: list[int] = []
+
+    async def coroutine(prompt: Prompt[int]) -> None:
+        seen.append(await prompt)
+
+    async def body() -> None:
+        prompt: Prompt[int] = Prompt()
+        works = [begun(coroutine(prompt)) for _ in range(2)]
+        prompt.set_result(7)
+        await until(lambda: all(work.done() for work in works))
+        assert seen == [7, 7]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("has_result", [False, True])
+def test_one_that_waits_for_a_prompt_is_cancelled(has_result: bool) -> None:
+    seen: list[str] = []
+
+    async def coroutine(prompt: Prompt[int]) -> None:
+        try:
+            await prompt
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+        seen.append("resumed")
+
+    async def body() -> None:
+        turn, prompt = Turn(), Prompt[int]()
+        turn.is_open = True
+        work = begun(coroutine(prompt), turn)
+        if has_result:
+            prompt.set_result(1)
+        work.cancel()
+        assert not seen
+        turn.run()
+        assert seen == ["cancelled"] and work.done()
+        work.cancel()
+        if not has_result:
+            prompt.set_result(1)
+        turn.run()
+        assert seen == ["cancelled"]
+
+    asyncio.run(body())
+
+
+def test_a_cancelled_prompt() -> None:
+    async def coroutine(prompt: Prompt[int]) -> None:
+        await prompt
+
+    async def body() -> None:
+        turn, prompt = Turn(), Prompt[int]()
+        work = begun(coroutine(prompt), turn)
+        prompt.cancel()
         await asyncio.sleep(0)
+        assert work.done()
+
+    asyncio.run(body())
+
+
+def test_a_task_is_made_for_what_needs_one() -> None:
+    seen: list[int] = []
+
+    async def coroutine(prompt: Prompt[int]) -> None:
+        seen.append(await prompt)
+        await tasks.in_task()
+        async with asyncio.timeout(10):
+            seen.append(2)
+        task = asyncio.current_task()
+        await tasks.in_task()
+        assert asyncio.current_task() is task
+
+    async def body() -> None:
+        prompt: Prompt[int] = Prompt()
+        work = begun(coroutine(prompt))
+        prompt.set_result(1)
+        await until(work.done)
+        assert seen == [1, 2]
+
+    asyncio.run(body())
+
+
+def test_a_callback_that_fails_does_not_stop_the_others() -> None:
+    called: list[int] = []
+
+    def fails() -> None:
         raise KeyError
 
     async def body() -> None:
-        rest = tasks.begin(work())
-        assert rest is not None
-        with pytest.raises(KeyError):
-            await asyncio.create_task(rest)
+        turn = Turn()
+        turn.call(fails)
+        turn.call(lambda: called.append(1))
+        await asyncio.sleep(0)
+        assert called == [1]
+        turn.call(lambda: turn.call(lambda: called.append(2)))
+        await asyncio.sleep(0)
+        assert called == [1, 2]
 
     asyncio.run(body())

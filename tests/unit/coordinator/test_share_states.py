@@ -82,7 +82,9 @@ async def send_request(
 def test_responses_begin_with_the_groups_settings(tmp_path: Path) -> None:
     async def settings(broker: HandlerBroker) -> tuple[int, ...]:
         message = message_class(READ, "Request")
-        body = await states_of(broker).respond_to_worker(READ, bytes(codec.encode(message(group_id="g"), 0)))
+        topic = message.Topic(topic_id=bytes(16), partitions=[message.Partition(partition=0)])
+        request = message(group_id="g", topics=[topic])
+        body = await states_of(broker).respond_to_worker(READ, bytes(codec.encode(request, 0)))
         return PACKED.unpack(body[: PACKED.size])
 
     async def alter(broker: HandlerBroker, **values: str) -> int:
@@ -216,6 +218,13 @@ def test_requests_refused_before_they_reach_a_core(tmp_path: Path) -> None:
             for body in (b"", b"\x02g", b"\xff" * 40):
                 with pytest.raises(ProtocolError):
                     await states_of(broker).respond_to_worker(api_key, body)
+        message = message_class(READ, "Request")
+        none = message.Topic(topic_id=bytes(16))
+        for topics in ([], [none], [none, message.Topic(topic_id=bytes(16), partitions=[message.Partition()])]):
+            with pytest.raises(ProtocolError, match="one share-partition"):
+                await states_of(broker).respond_to_worker(
+                    READ, bytes(codec.encode(message(group_id="g", topics=topics), 0))
+                )
 
     run(tmp_path, scenario)
 
