@@ -381,7 +381,7 @@ void mqd_endpoint_close(struct mqd_endpoint *endpoint);
  * mqd_endpoint_flush. Sets `generation`. */
 int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to);
-/* publishes all tails and wakes each sleeping peer once */
+/* publishes all tails and wakes each sleeping peer once, unless all was sent to it quietly (shm/ring.h) */
 void mqd_endpoint_flush(struct mqd_endpoint *endpoint);
 /* takes up to max descriptors from all peers, fairly; from[i] is the sender; returns the count */
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max);

@@ -18,6 +18,7 @@
 #include "server/reactor.h"
 #include "server/redirect.h"
 #include "server/share/share.h"
+#include "shm/ring.h"
 
 static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
@@ -42,9 +43,18 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
     return true;
 }
 
+/* The acceptor takes back its memory when it runs next; to be woken for that would cost it more than
+ * most of its requests. While it waits for memory it checks every few milliseconds. */
+static int put_in_ring(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
+{
+    bool can_wait = descriptor->kind == MQD_LINK_RELEASE && to == mqd_control_worker_count(r->options.control);
+    return can_wait ? mqd_endpoint_send_quietly(r->endpoint, to, descriptor)
+                    : mqd_endpoint_send(r->endpoint, to, descriptor);
+}
+
 void mqd_forward_send(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
-    if (r->overflow_head[to] == r->overflow_count[to] && mqd_endpoint_send(r->endpoint, to, descriptor) == 0)
+    if (r->overflow_head[to] == r->overflow_count[to] && put_in_ring(r, to, descriptor) == 0)
         return;
     mqd_stat(r, MQD_COUNT_LINK_STALLS, 1);
     if (!overflow_push(r, to, descriptor)) {

@@ -14,7 +14,8 @@
  * edge-triggered waiting needs no read.
  *
  * Invariants
- *   K1  nothing staged waits during a sleep: prepare_sleep flushes first.
+ *   K1  nothing staged waits during a sleep: prepare_sleep flushes first. What was sent quietly may
+ *       wait in its ring while the consumer sleeps.
  *   K2  descriptors of one link are taken in the order in which they were sent; no link waits for
  *       more than one round of the others.
  *   K3  a corrupt link (R1 of shm/ring.h) is empty for drain and full for send; the other links
@@ -45,6 +46,7 @@ struct mqd_endpoint {
     uint64_t wake_count;
     uint32_t *sleeping; /* own word */
     uint64_t staged[2]; /* one bit per link: descriptors are not published yet */
+    uint64_t wakes[2];  /* those that wake the peer */
     int eventfd[MQD_ENDPOINT_COUNT_MAX];
     uint32_t *peer_sleeping[MQD_ENDPOINT_COUNT_MAX];
     struct mqd_ring_writer out[MQD_ENDPOINT_COUNT_MAX];
@@ -154,7 +156,7 @@ void mqd_endpoint_close(struct mqd_endpoint *endpoint)
     free(endpoint);
 }
 
-int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor)
+static int stage(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor)
 {
     if (to >= endpoint->count)
         return mqd_error_set(MQD_E_INVALID, "there is no endpoint %u", to);
@@ -172,6 +174,21 @@ int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct m
     return 0;
 }
 
+int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor)
+{
+    int result = stage(endpoint, to, descriptor);
+    if (result == 0)
+        endpoint->wakes[to >> 6] |= 1ull << (to & 63);
+    return result;
+}
+
+int mqd_endpoint_send_quietly(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor)
+{
+    if (mqd_endpoint_free_count(endpoint, to) <= MQD_LINK_DESCRIPTOR_COUNT / 2)
+        return mqd_endpoint_send(endpoint, to, descriptor);
+    return stage(endpoint, to, descriptor);
+}
+
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to)
 {
     return to < endpoint->count ? mqd_ring_free_count(&endpoint->out[to]) : 0;
@@ -187,9 +204,10 @@ void mqd_endpoint_flush(struct mqd_endpoint *endpoint)
             mqd_ring_publish(&endpoint->out[word * 64 + __builtin_ctzll(bits)]);
     mqd_fence_full(); /* P2 */
     for (int word = 0; word < 2; word++)
-        for (uint64_t bits = staged[word]; bits; bits &= bits - 1)
+        for (uint64_t bits = endpoint->wakes[word]; bits; bits &= bits - 1)
             wake(endpoint, (uint32_t)(word * 64 + __builtin_ctzll(bits)));
-    endpoint->staged[0] = endpoint->staged[1] = 0;
+    for (int word = 0; word < 2; word++)
+        endpoint->staged[word] = endpoint->wakes[word] = 0;
 }
 
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max)

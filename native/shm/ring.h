@@ -125,6 +125,10 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
 
 /* ---- additions to the links of native.h ---- */
 
+/* mqd_endpoint_send, for a descriptor that can wait until something else wakes the peer. It wakes the
+ * peer only when half of the ring is used. */
+int mqd_endpoint_send_quietly(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
+
 /* 1 when descriptors wait: checks without fences and without announcing sleep, for spinning. */
 int mqd_endpoint_waiting(struct mqd_endpoint *endpoint);
 uint64_t mqd_endpoint_wake_count(const struct mqd_endpoint *endpoint); /* eventfds written so far */

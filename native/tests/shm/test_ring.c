@@ -324,6 +324,21 @@ TEST(only_sleepers_are_woken_and_only_once)
     three_close(&host, a, b, c);
 }
 
+TEST(what_is_sent_quietly_wakes_only_when_the_ring_fills_up)
+{
+    struct host host;
+    struct mqd_endpoint *a, *b, *c;
+    three_open(&host, &a, &b, &c);
+    CHECK_EQUAL(mqd_endpoint_prepare_sleep(b), 0);
+    for (int i = 0; i <= MQD_LINK_DESCRIPTOR_COUNT / 2; i++) {
+        CHECK_EQUAL(wakeups(&host, 1), 0);
+        CHECK_EQUAL(mqd_endpoint_send_quietly(a, 1, &(struct mqd_descriptor){0}), 0);
+        mqd_endpoint_flush(a);
+    }
+    CHECK_EQUAL(wakeups(&host, 1), 1);
+    three_close(&host, a, b, c);
+}
+
 TEST(restarted_endpoint_continues_under_its_new_generation)
 {
     struct host host;
