@@ -43,9 +43,11 @@ int64_t mqd_share_next(struct mqd_share *share)
     return offset < share->end || may_open(share) ? offset : -1;
 }
 
-int64_t mqd_share_acquire_end(const struct mqd_share *share)
+int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max)
 {
     int64_t room = (int64_t)share->settings.open_max - share->open_count;
+    if (room > records_max && !share->fifo) /* with FIFO new records may have to wait */
+        room = records_max;
     return share->end + (room > 0 ? room : 0);
 }
 

@@ -145,9 +145,9 @@ int64_t mqd_share_next(struct mqd_share *share);
  * MQD_SHARE_NEVER. */
 int64_t mqd_share_keys_from(const struct mqd_share *share);
 
-/* The offset from which on nothing can be acquired now (S7): batches that begin there need not be
- * read. */
-int64_t mqd_share_acquire_end(const struct mqd_share *share);
+/* Batches that begin at or above this offset need not be read to acquire `records_max` records now:
+ * below it are enough new ones, or as many as may be opened (S7). */
+int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max);
 
 struct mqd_share_record {
     int32_t delta; /* of its offset from the batch's first one */

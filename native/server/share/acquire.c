@@ -152,18 +152,19 @@ static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position
     w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of the batches in the range as far as records may be acquired, but at least one
- * header. false: the file cannot be read, or is damaged. */
+/* Reads the headers of the batches in the range as far as records may be acquired and are wanted, but
+ * at least one header. false: the file cannot be read, or is damaged. */
 static bool read_headers(struct walk *w)
 {
     uint8_t *chunk = w->r->shares->chunk;
     int fd = mqd_segment_ref_fd(w->range.segment);
     uint64_t at = w->range.position, end = at + w->range.size_bytes, chunk_at = 0, chunk_end = 0;
-    int64_t reach = mqd_share_acquire_end(&w->owned->partition.state);
+    int64_t reach = mqd_share_acquire_end(&w->owned->partition.state, w->request->records_max);
     uint32_t last_bytes = 0;
     struct mqd_batch batch;
     w->batch_count = 0;
-    while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_PER_RANGE) {
+    while (at + MQD_BATCH_HEADER_BYTES <= end && w->batch_count < MQD_SHARE_BATCHES_PER_RANGE &&
+           (!w->batch_count || w->batches[w->batch_count - 1].last + 1 < reach)) {
         if (at < chunk_at || at + MQD_BATCH_HEADER_BYTES > chunk_end) {
             uint64_t chunk_bytes =
                 last_bytes && last_bytes < HEADERS_SEPARATE_BYTES ? MQD_SHARE_CHUNK_BYTES : MQD_BATCH_HEADER_BYTES;

@@ -96,8 +96,8 @@ class Share:
     def hashed(self) -> int:
         return lib.mqd_share_keys_from(self.native)
 
-    def reach(self) -> int:
-        return lib.mqd_share_acquire_end(self.native)
+    def reach(self, records_max: int) -> int:
+        return lib.mqd_share_acquire_end(self.native, records_max)
 
     def next(self) -> int:
         return lib.mqd_share_next(self.native)

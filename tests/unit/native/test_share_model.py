@@ -125,7 +125,7 @@ class History:
         strict = self.random.random() < 0.5
         beyond = copy.deepcopy(self.model) if self.random.random() < 0.1 else None
         requested = (member, self.now_ms, records_max, strict, position)
-        reached = [batch for batch in batches[1:] if batch.first < self.core.reach()]
+        reached = [batch for batch in batches[1:] if batch.first < self.core.reach(records_max)]
         runs = self.core.acquire(*requested, batches[:1] + reached)
         got = [(offset, run.count) for run in runs for offset in range(run.first, run.last + 1)]
         assert got == self.model.acquire(*requested, batches[:1] + reached)
