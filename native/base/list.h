@@ -61,8 +61,9 @@ static inline void mqd_list_move_all(struct mqd_node *to, struct mqd_node *from)
 }
 
 #define MQD_CONTAINER(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
-/* `node` may be removed in the body. */
-#define MQD_LIST_EACH(node, spare, head)                                                                               \
-    for (struct mqd_node *node = (head)->next, *spare = node->next; node != (head); node = spare, spare = node->next)
+/* `following` is the node after `node`, which may be removed in the body. */
+#define MQD_LIST_EACH(node, following, head)                                                                           \
+    for (struct mqd_node *node = (head)->next, *following = node->next; node != (head);                                \
+         node = following, following = node->next)
 
 #endif

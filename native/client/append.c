@@ -86,7 +86,7 @@ void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer
 
 void mqd_producer_close_all(struct mqd_producer *producer, int64_t opened_before_us)
 {
-    MQD_LIST_EACH(node, spare, &producer->open) {
+    MQD_LIST_EACH(node, next, &producer->open) {
         struct mqd_producer_batch *batch = MQD_CONTAINER(node, struct mqd_producer_batch, lingering);
         if (batch->opened_us > opened_before_us)
             return;

@@ -324,7 +324,7 @@ void mqd_links_drain(struct mqd_reactor *r)
 void mqd_forward_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint)
 {
     uint64_t generation = mqd_load_acquire(&mqd_control_worker(r->options.control, endpoint)->generation);
-    MQD_LIST_EACH(node, spare, &r->forwarded_to[endpoint]) {
+    MQD_LIST_EACH(node, next, &r->forwarded_to[endpoint]) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->peer_generation >= generation)
             continue; /* already sent to its successor */

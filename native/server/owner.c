@@ -189,7 +189,7 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
     bool full = (error == ENOSPC || error == EDQUOT) && !mqd_partition_fenced(owned->partition);
     if (owned->followed)
         mqd_fetcher_on_written(r, owned, error);
-    MQD_LIST_EACH(node, spare, &owned->staged) {
+    MQD_LIST_EACH(node, next, &owned->staged) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         append->message = full ? "the disk is full" : "writing to the log failed";
         append->base_offset = -1;
@@ -292,7 +292,7 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
     struct mqd_node staged;
     mqd_list_init(&staged);
     mqd_list_move_all(&staged, &owned->staged);
-    MQD_LIST_EACH(node, spare, &staged)
+    MQD_LIST_EACH(node, next, &staged)
         on_append_written(r, owned, MQD_CONTAINER(node, struct mqd_append, node), &positions);
     if (mqd_partition_dirty(owned->partition))
         mqd_flush_request(r, owned);
@@ -338,12 +338,12 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
     owned->last_stable_offset = positions.last_stable_offset;
     if (!mqd_list_linked(&owned->publish_node))
         mqd_list_append(&r->to_wake, &owned->publish_node);
-    MQD_LIST_EACH(node, spare, &owned->waiting) {
+    MQD_LIST_EACH(node, next, &owned->waiting) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.high_watermark)
             break;
-        __builtin_prefetch(spare, 1); /* the next append has waited so long that it is no longer in the cache */
-        __builtin_prefetch(&MQD_CONTAINER(spare, struct mqd_append, node)->end_offset, 1);
+        __builtin_prefetch(next, 1); /* the next append has waited so long that it is no longer in the cache */
+        __builtin_prefetch(&MQD_CONTAINER(next, struct mqd_append, node)->end_offset, 1);
         mqd_append_done(r, append, r->lease_lost ? MQD_KAFKA_NOT_LEADER_OR_FOLLOWER : append->error);
     }
 }
@@ -383,7 +383,7 @@ void mqd_owner_wake_all(struct mqd_reactor *r)
 
 void mqd_owner_fail_all(struct mqd_reactor *r, struct mqd_owned *owned, int16_t error)
 {
-    MQD_LIST_EACH(node, spare, &owned->waiting)
+    MQD_LIST_EACH(node, next, &owned->waiting)
         mqd_append_done(r, MQD_CONTAINER(node, struct mqd_append, node), error);
 }
 

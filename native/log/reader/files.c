@@ -62,7 +62,7 @@ static void evict(struct mqd_reader *reader, uint32_t target, const struct mqd_s
 {
     if (reader->fd_count <= target)
         return;
-    MQD_LIST_EACH(node, spare, &reader->recent) {
+    MQD_LIST_EACH(node, next, &reader->recent) {
         struct mqd_segment_ref *segment = MQD_CONTAINER(node, struct mqd_segment_ref, node);
         if (segment->references > 0 || segment == keep)
             continue;
@@ -414,17 +414,17 @@ void mqd_reader_destroy(struct mqd_reader *reader)
 {
     if (!reader)
         return;
-    MQD_LIST_EACH(node, spare, &reader->known)
+    MQD_LIST_EACH(node, next, &reader->known)
         drop_slot(reader, MQD_CONTAINER(node, struct mqd_reader_slot, node));
     /* segments of ranges that were never released: their users no longer exist */
-    MQD_LIST_EACH(node, spare, &reader->detached)
+    MQD_LIST_EACH(node, next, &reader->detached)
         destroy(reader, MQD_CONTAINER(node, struct mqd_segment_ref, node));
     free(reader);
 }
 
 void mqd_reader_sweep(struct mqd_reader *reader, uint64_t (*generation_of)(void *context, uint32_t slot), void *context)
 {
-    MQD_LIST_EACH(node, spare, &reader->known) {
+    MQD_LIST_EACH(node, next, &reader->known) {
         struct mqd_reader_slot *slot = MQD_CONTAINER(node, struct mqd_reader_slot, node);
         if (slot->open_count == 0)
             continue;

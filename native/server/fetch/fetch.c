@@ -347,7 +347,7 @@ static int64_t survey(struct mqd_reactor *r, struct mqd_request *request)
     struct mqd_fetch_set *set = request->set;
     int64_t bytes_min = request->bytes_min > 0 ? request->bytes_min : 1, available = 0;
     set->marks_changed = false;
-    MQD_LIST_EACH(node, spare, &set->ready) {
+    MQD_LIST_EACH(node, next, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         available +=
             set->replica_id >= 0 ? follower_survey(r, request, entry) : entry_survey(r, request, entry, bytes_min);
@@ -554,7 +554,7 @@ static void wake_entry(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 
 void mqd_fetch_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
-    MQD_LIST_EACH(node, spare, &r->waiting[slot])
+    MQD_LIST_EACH(node, next, &r->waiting[slot])
         wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
     if (__builtin_expect(r->shares != NULL, 0))
         mqd_share_wake_slot(r, slot);
@@ -568,7 +568,7 @@ void mqd_fetch_wake_set(struct mqd_reactor *r, struct mqd_fetch_set *set)
 
 void mqd_fetch_wake_followers(struct mqd_reactor *r, struct mqd_owned *owned)
 {
-    MQD_LIST_EACH(node, spare, &owned->followers_waiting)
+    MQD_LIST_EACH(node, next, &owned->followers_waiting)
         wake_entry(r, MQD_CONTAINER(node, struct mqd_fetch_entry, waiter));
 }
 

@@ -331,7 +331,7 @@ bool mqd_relay_append(struct mqd_reactor *r, struct mqd_append *append, const st
 void mqd_relay_on_topic_changed(struct mqd_reactor *r, const struct mqd_topic *topic)
 {
     for (uint32_t i = 0; r->relays && i < r->relays->count; i++)
-        MQD_LIST_EACH(node, spare, &r->relays->relay[i]->entries) {
+        MQD_LIST_EACH(node, next, &r->relays->relay[i]->entries) {
             struct mqd_relayed *entry = MQD_CONTAINER(node, struct mqd_relayed, node);
             struct mqd_append *append = entry->append;
             if (!append || memcmp(entry->topic_id, topic->topic_id, sizeof entry->topic_id) != 0)

@@ -346,12 +346,12 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         fetcher->options.lane != MQD_LANE_IN_SYNC
             ? fetcher_find(fetchers, fetcher->options.leader_node, fetcher->options.leader_worker, MQD_LANE_IN_SYNC)
             : NULL;
-    MQD_LIST_EACH(node, spare, &fetchers->unserved) {
+    MQD_LIST_EACH(node, next, &fetchers->unserved) {
         struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
         move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
     }
     if (other)
-        MQD_LIST_EACH(node, spare, &other->members) {
+        MQD_LIST_EACH(node, next, &other->members) {
             struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
             move_to(fetchers, followed, fetcher_for(fetchers, followed->owned));
         }

@@ -74,7 +74,7 @@ static void begin_session(struct mqd_fetcher *fetcher)
 {
     fetcher->session_count = fetcher->forgotten_count = 0;
     fetcher->session_epoch = 0;
-    MQD_LIST_EACH(node, spare, &fetcher->members) {
+    MQD_LIST_EACH(node, next, &fetcher->members) {
         struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, member);
         followed->in_session = 0;
         if (!followed->is_put_off)
@@ -223,7 +223,7 @@ void mqd_fetchers_run(struct mqd_reactor *r)
         struct mqd_fetcher *fetcher = fetchers->fetcher[i];
         if (fetcher->socket.tls && !run_tls(r, fetcher))
             continue;
-        MQD_LIST_EACH(node, spare, &fetcher->put_off) {
+        MQD_LIST_EACH(node, next, &fetcher->put_off) {
             struct mqd_followed *followed = MQD_CONTAINER(node, struct mqd_followed, change);
             if (followed->put_off_ms > r->now_ms)
                 break;

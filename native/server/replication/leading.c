@@ -199,7 +199,7 @@ int16_t mqd_leading_fetch(struct mqd_reactor *r, struct mqd_fetch_entry *entry, 
  * answered in its turn. */
 void mqd_leading_note_positions(struct mqd_reactor *r, struct mqd_fetch_set *set)
 {
-    MQD_LIST_EACH(node, spare, &set->ready) {
+    MQD_LIST_EACH(node, next, &set->ready) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         struct mqd_positions positions;
         uint32_t slot;
@@ -232,7 +232,7 @@ int64_t mqd_leading_next_ms(const struct mqd_reactor *r)
 static void check_slow_members(struct mqd_reactor *r)
 {
     r->slow_checked_ms = r->now_ms;
-    MQD_LIST_EACH(node, spare, &r->with_waiting_records) {
+    MQD_LIST_EACH(node, next, &r->with_waiting_records) {
         struct mqd_owned *owned = MQD_CONTAINER(node, struct mqd_owned, waiting_records_node);
         if (waits_for_member(owned))
             mqd_leading_propose(r, owned);

@@ -31,7 +31,7 @@ static void await(struct mqd_reactor *r, struct mqd_share_part *part) /* H2 */
 
 void mqd_share_wake_slot(struct mqd_reactor *r, uint32_t slot)
 {
-    MQD_LIST_EACH(node, spare, &r->shares->waiting[slot % MQD_SHARE_WAIT_BUCKET_COUNT]) {
+    MQD_LIST_EACH(node, next, &r->shares->waiting[slot % MQD_SHARE_WAIT_BUCKET_COUNT]) {
         struct mqd_share_part *part = MQD_CONTAINER(node, struct mqd_share_part, waiter);
         if (part->slot != slot)
             continue;

@@ -22,7 +22,7 @@ void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     struct mqd_positions positions;
     mqd_partition_positions(owned->partition, &positions);
-    MQD_LIST_EACH(node, spare, &owned->waiting) {
+    MQD_LIST_EACH(node, next, &owned->waiting) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.durable_offset)
             break;

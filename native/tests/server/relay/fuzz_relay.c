@@ -265,7 +265,7 @@ static void check_state(void)
     const struct mqd_relay *relay = r->relays->relay[0];
     uint32_t entries = 0, relaying[CLIENTS] = {0};
     answer_all();
-    MQD_LIST_EACH(node, spare, &relay->entries)
+    MQD_LIST_EACH(node, next, &relay->entries)
         entries++;
     for (uint32_t i = model.oldest; i < model.count; i++)
         relaying[model.requests[i].client] += !model.requests[i].decided;
