@@ -51,7 +51,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Step,
     Wake,
     Woken,
-    parsed_progress,
+    parse_progress,
 )
 from mqd.coordinator.share.letter_records import Copied, Source
 from mqd.coordinator.share.records import core_name, runs_of
@@ -255,7 +255,9 @@ class DeadLetters:
                 writer.timer = loop.call_later(delay_s, self._handle, writer, Woken())
 
     def _archive(self, writer: _Writer, action: Archive) -> None:
-        """Records that cannot be reported are found again by the writer's next LOADING."""
+        """Asks the owner to archive records. If that fails, the writer's next LOADING finds them
+        again.
+        """
         image = self._broker.metadata.by_id(writer.topic_id)
         state = image.partitions[writer.partition] if image and writer.partition < len(image.partitions) else None
         view = self._broker.view(state) if state is not None else None
@@ -384,7 +386,7 @@ class DeadLetters:
 
     async def _progress_end(self, writer: _Writer, text: str | None) -> int | None:
         """Outcome.progress_end: a later leader's log may have other records at the offsets of lost ones."""
-        progress = parsed_progress(text or "")
+        progress = parse_progress(text or "")
         if progress is None or not 0 <= progress.leader_epoch < writer.core.leader_epoch:
             return None
         source, message = self._source(writer), OffsetForLeaderEpochRequest

@@ -343,9 +343,9 @@ class Process:
         shell.start(host, broker, entries, self.registration(entries, devices), clock.boottime_ns())
         ticking = asyncio.get_running_loop().create_task(shell.tick())
         await self._unless_ended(
-            asyncio.wait({shell.present, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED)
+            asyncio.wait({shell.metadata_ready, shell.failed, ticking}, return_when=asyncio.FIRST_COMPLETED)
         )
-        if shell.present.done():
+        if shell.metadata_ready.done():
             await server.start()
         return await self._serve(cluster_id, ticking)
 

@@ -86,7 +86,7 @@ class Quorum:
         self._timer, self._timer_ns = None, NO_DEADLINE
         if clock.boottime_ns() >= self.core.next_deadline_ns:
             self.handle(events.Tick())
-        # after a stop, a passed deadline would be due immediately, again and again
+        # a stopped core does not move its deadline: a timer would fire again and again
         if not self._stopped:
             self._schedule()
 
@@ -110,13 +110,13 @@ class Quorum:
             )
         )
 
-    def change_voters(self, make: Callable[[object], events.Event], ended: Callable[[int, str], None]) -> None:
-        """`make(token)`: AddVoter, RemoveVoter or UpdateVoter; `ended(error, message)` is called
+    def change_voters(self, make: Callable[[object], events.Event], on_end: Callable[[int, str], None]) -> None:
+        """`make(token)`: AddVoter, RemoveVoter or UpdateVoter; `on_end(error, message)` is called
         once.
         """
         self._change_count += 1
         token = self._change_count
-        self._voter_changes[token] = ended
+        self._voter_changes[token] = on_end
         self.handle(make(token))
 
     # -- carrying out ------------------------------------------------------------------------------
@@ -173,9 +173,9 @@ class Quorum:
         self._on_leader()
 
     def _on_voter_change_ended(self, effect: events.VoterChangeEnded) -> None:
-        ended = self._voter_changes.pop(effect.token, None)
-        if ended is not None:
-            ended(effect.error, effect.message)
+        on_end = self._voter_changes.pop(effect.token, None)
+        if on_end is not None:
+            on_end(effect.error, effect.message)
 
     def _on_snapshot_wanted(self, effect: events.SnapshotWanted) -> None:
         self._snapshot()
@@ -203,11 +203,11 @@ class Quorum:
     def _on_outdated(self, effect: events.Outdated) -> None:
         self._stopped = True
         self._fail(
-            f"node {effect.sender} is of generation {effect.generation} of this cluster, which was forced to continue"
+            f"node {effect.sender} belongs to generation {effect.generation} of this cluster, which was forced to continue"
             " without this host: empty this host's data directory, then it joins as a new host"
         )
 
-    def _note(self, effect: events.Note) -> None:
+    def _on_note(self, effect: events.Note) -> None:
         log.info(effect.text, **dict(effect.fields))
 
     @property
@@ -244,5 +244,5 @@ _EFFECTS: dict[type, Callable[[Quorum, Any], None]] = {
     events.VoterChangeEnded: Quorum._on_voter_change_ended,
     events.SnapshotWanted: Quorum._on_snapshot_wanted,
     events.Outdated: Quorum._on_outdated,
-    events.Note: Quorum._note,
+    events.Note: Quorum._on_note,
 }

@@ -73,11 +73,11 @@ class Shell:
         self.core = metadata
         self.node_id = metadata.node_id
         self.server: Server | None = None
-        # Called off the loop, once for each registration.
+        # called in a thread, once for each registration
         self.on_registered: Callable[[int], None] = lambda broker_epoch: None
         # the quorum's leader changed, or this host has become active
         self.on_leader_changed: Callable[[], None] = lambda: None
-        # Called off the loop. A partition is not served: its disk may have lost writes.
+        # called in a thread when a partition is not served, because its disk may have lost writes
         self.on_doubt: Callable[[int], None] = lambda broker_epoch: None
         self.failed: asyncio.Future[str] = loop.create_future()
         self.in_service: asyncio.Future[None] = loop.create_future()
@@ -86,7 +86,7 @@ class Shell:
             quorum,
             metadata,
             store,
-            self.metadata,
+            self.on_metadata,
             self._on_leader_changed,
             self._on_state_loaded,
             self._send_peer,
@@ -101,7 +101,7 @@ class Shell:
         self._started = self._leaving = False
         self._dead_since_ms = -1  # when the other hosts were informed that no worker is alive
         # done when the metadata may be sent to this host's processes
-        self.present: asyncio.Future[None] = loop.create_future()
+        self.metadata_ready: asyncio.Future[None] = loop.create_future()
         self._broker_published: broker_core.SetBroker | None = None
         self._voters = voters.VoterChanges(self.quorum, self.core)
 
@@ -153,14 +153,14 @@ class Shell:
         registration: peer.RegisterBroker,
         process: int,
     ) -> None:
-        """When `present` is done the server may accept subscribers; until then call tick().
+        """When `metadata_ready` is done the server may accept subscribers; until then call tick().
         `process`: a number that no earlier controller process of this host had.
         """
         self.host, self.broker, self.directories = host, broker, log_dirs
         self._measures = directories.Measures(log_dirs)
         self._registration = registration
         self._started = True
-        self.metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
+        self.on_metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
         self.on_host(self._measurement())
         self._publish_quotas()
         self._learn_addresses()
@@ -169,27 +169,27 @@ class Shell:
             self._control.set_broker(0, 0, 0)  # a new segment must not show a lease
         lease_ns = self._control.lease_deadline_ns
         lease_ms = 0 if epoch < 0 else INT64_MAX if lease_ns == INT64_MAX else lease_ns // 1_000_000
-        # now, because the metadata may never change again
+        # reported now, because the metadata may never change again
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
         self.on_broker(broker_core.Started(registration, process, epoch, lease_ms))
         self._on_leader_changed()
-        self._maybe_set_present()
+        self._maybe_set_metadata_ready()
 
-    def _maybe_set_present(self) -> None:
+    def _maybe_set_metadata_ready(self) -> None:
         """This host's processes receive only metadata that include the host's current registration.
         From older metadata a worker would serve partitions that it led before the restart (R10),
         and set aside files whose topic is missing there.
         """
         own = self.core.committed.brokers.get(self.node_id)
         if (
-            self.present.done()
+            self.metadata_ready.done()
             or own is None
             or (own.incarnation, own.directory_id) != (self._registration.incarnation, self._registration.directory_id)
         ):
             return
-        self.present.set_result(None)
+        self.metadata_ready.set_result(None)
         self.on_host(slots.read_slots(self._control, self.core.committed))
-        self.on_host(ControllerChanged(self._leader()))
+        self.on_host(ControllerChanged(self._active_controller()))
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
@@ -232,8 +232,8 @@ class Shell:
             while True:
                 await asyncio.sleep(self._pause_s())
                 self.on_broker(broker_core.Tick())
-                await asyncio.sleep(0)  # delivers messages to itself
-                self.metadata(metadata_core.Tick(clock.now_ms()))
+                await asyncio.sleep(0)  # delivers this host's messages to itself
+                self.on_metadata(metadata_core.Tick(clock.now_ms()))
                 self.on_host(host_core.Tick())
                 self._voters.tick()
                 self._maybe_report_back()
@@ -251,7 +251,7 @@ class Shell:
         """Time until the next tick. A tick is due exactly when a session ends, not up to a tick
         later, because clients' writes wait for it.
         """
-        if self._leaving or not self._in_service():
+        if self._leaving or not self._is_in_service():
             return QUICK_TICK_S
         if self.quorum.core.is_alone and len(self.core.committed.brokers) == 1:
             return TICK_S
@@ -264,7 +264,7 @@ class Shell:
 
     async def _measure(self) -> None:
         self.directories = await self._measures.take()
-        self.metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
+        self.on_metadata(metadata_core.DirectoriesSeen(tuple(self.directories)))
         self.on_host(self._measurement())
         self.on_broker(broker_core.DirectoriesSeen(reports(self.directories)))
         self.quorum.maybe_retry_snapshot()
@@ -279,7 +279,7 @@ class Shell:
     def broker_epoch(self) -> int:
         return self._broker_published.broker_epoch if self._broker_published is not None else -1
 
-    def _in_service(self) -> bool:
+    def _is_in_service(self) -> bool:
         return self._broker_published is not None and self._broker_published.ready and not self._broker_published.fenced
 
     # -- this host's processes ---------------------------------------------------------------------
@@ -315,10 +315,10 @@ class Shell:
         elif isinstance(request.change, _QUORUM_REQUESTS):
             self._voters.request(request, lambda response: self._send(client, response))
         else:
-            self.metadata(metadata_core.ChangeRequested(client, request))
+            self.on_metadata(metadata_core.ChangeRequested(client, request))
 
     def on_end(self, connection: Connection) -> None:
-        self.metadata(metadata_core.ClientGone(connection.number))
+        self.on_metadata(metadata_core.ClientGone(connection.number))
         self.on_broker(broker_core.ClientGone(connection.number))
         self.on_host(host_core.SubscriberLeft(connection.number))
 
@@ -376,7 +376,7 @@ class Shell:
             ):
                 self._on_forwarded(node_id, message)
             else:
-                self.metadata(metadata_core.PeerReceived(node_id, message))  # type: ignore[arg-type]  # by its kind
+                self.on_metadata(metadata_core.PeerReceived(node_id, message))  # type: ignore[arg-type]  # by its kind
         else:
             self.quorum.handle(events.Received(node_id, message))  # type: ignore[arg-type]  # by its kind
 
@@ -409,23 +409,23 @@ class Shell:
 
     def _on_leader_changed(self) -> None:
         """Informs the cores of the leader; also called when voters or this host's role change."""
-        core, leader = self.quorum.core, self._leader()
+        core, leader = self.quorum.core, self._active_controller()
         if leader == self.node_id and not self.core.tail.cluster_id:
-            self.metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
+            self.on_metadata(metadata_core.ClusterFounded(self._cluster_id, clock.now_ms()))
         self._learn_addresses()
         if self._started:
             self.on_broker(broker_core.ControllerKnown(leader, core.epoch, core.is_alone))
             self.on_host(ControllerChanged(leader))
         self.on_leader_changed()
 
-    def _leader(self) -> int:
-        """The active controller; -1 = not known, or not able to answer yet."""
+    def _active_controller(self) -> int:
+        """Node id of the active controller; -1 = not known, or elected but not active yet."""
         leader = self.quorum.core.leader
         return leader if leader != self.node_id or self.core.active else -1
 
     # -- carrying out ------------------------------------------------------------------------------
 
-    def metadata(self, event: metadata_core.Event) -> None:
+    def on_metadata(self, event: metadata_core.Event) -> None:
         for action in self.core.handle(event, boottime_ms()):
             match action:
                 case metadata_core.Persist():
@@ -448,7 +448,7 @@ class Shell:
                         )
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
-            self._maybe_set_present()
+            self._maybe_set_metadata_ready()
             self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
             self._maybe_set_in_service()
 
@@ -475,7 +475,7 @@ class Shell:
             log.info("broker configuration changed", config=str(action.broker_config))
 
     def on_host(self, event: host_core.Event) -> None:
-        if not self.present.done():
+        if not self.metadata_ready.done():
             # the host core receives everything when it starts, including a worker's death in the
             # meantime (from the slots)
             return
@@ -489,7 +489,7 @@ class Shell:
                     self._send(action.client, action.message)
                 case host_core.AppliedEverywhere():
                     self._control.metadata_version = action.version
-                    self.metadata(metadata_core.AppliedByHost(action.version))
+                    self.on_metadata(metadata_core.AppliedByHost(action.version))
                     self.on_broker(broker_core.MetadataApplied(action.version))
                     self._maybe_set_in_service()
                 case host_core.RecordMove():
@@ -535,7 +535,7 @@ class Shell:
                         self.ended.set_result(action)
                 case broker_core.NotYetRegistered():
                     log.warning(
-                        "this host is not in service: another one has its node.id. It waits until that host's session"
+                        "this host is not in service: another host has its node.id. It waits until that host's session"
                         " ends; if that host is to stay, stop this one and give it a node.id of its own, and an empty"
                         " data directory",
                         node_id=self.node_id,
@@ -563,13 +563,13 @@ class Shell:
         ):
             log.info("this broker's state", broker_epoch=action.broker_epoch, ready=action.ready, fenced=action.fenced)
         if action.broker_epoch >= 0 and (before is None or before.broker_epoch != action.broker_epoch):
-            # it queries the log directories, one of which may hang: not awaited at the end
+            # not awaited, because it queries the log directories, one of which may hang
             in_thread(lambda: self.on_registered(action.broker_epoch))
         self._maybe_set_in_service()
 
     def _maybe_set_in_service(self) -> None:
         """Once the workers know that this host is unfenced, they serve its leaderships."""
-        if self.in_service.done() or not self._in_service():
+        if self.in_service.done() or not self._is_in_service():
             return
         registered = self.core.committed.brokers.get(self.node_id)
         if (

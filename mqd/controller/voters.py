@@ -37,12 +37,12 @@ class VoterChanges:
             return
         assert isinstance(change, messages.AddVoter | messages.RemoveVoter)
 
-        def ended(error: int, text: str) -> None:
+        def on_end(error: int, text: str) -> None:
             respond(messages.Response(request.request_id, error, text or None))
 
         if isinstance(change, messages.RemoveVoter):
             removed = self._voter_key(change)
-            self._quorum.change_voters(lambda token: events.RemoveVoter(token, removed), ended)
+            self._quorum.change_voters(lambda token: events.RemoveVoter(token, removed), on_end)
             return
         broker = self._metadata.committed.brokers.get(change.node_id)
         key = promotion.key_of(broker) if broker is not None else None
@@ -52,14 +52,14 @@ class VoterChanges:
             or not broker.controller_host
             or change.directory_id not in (b"", key.directory_id)
         ):
-            ended(
+            on_end(
                 int(ErrorCode.INVALID_REQUEST),
                 f"Node {change.node_id} with this directory is not registered, or no other host can reach its"
                 " controller.",
             )
             return
         voter = Voter(key, broker.controller_host, broker.controller_port)
-        self._quorum.change_voters(lambda token: events.AddVoter(token, voter), ended)
+        self._quorum.change_voters(lambda token: events.AddVoter(token, voter), on_end)
 
     def _voter_key(self, change: messages.RemoveVoter) -> ReplicaKey:
         known = next(
@@ -133,7 +133,7 @@ class VoterChanges:
         log.info(text)
         self._busy = True
 
-        def ended(error: int, message: str) -> None:
+        def on_end(error: int, message: str) -> None:
             self._busy = False
             self._next_try = time.monotonic() + (RETRY_S if error else 0)
             if error:
@@ -144,4 +144,4 @@ class VoterChanges:
                     reason=message,
                 )
 
-        self._quorum.change_voters(make, ended)
+        self._quorum.change_voters(make, on_end)

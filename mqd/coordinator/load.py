@@ -98,7 +98,7 @@ class _State:
             self.written[key] = written
 
     def on_other(self, batch: BatchInfo, data: bytes) -> None:
-        """A transactional, control or compressed batch. Raises CorruptBatch."""
+        """Handles a transactional, control or compressed batch. Raises CorruptBatch."""
         found = [(record.key, record.value) for record in records(batch, data)]
         self.loaded.record_count += len(found)
         self.write_count += 1
@@ -117,7 +117,9 @@ class _State:
                     self.put(key, value, self.write_count)
 
     def _on_marker(self, batch: BatchInfo, found: list[tuple[bytes | None, bytes | None]]) -> None:
-        """Key: version int16, type int16 (0 abort, 1 commit)."""
+        """Ends the producer's transaction. The marker's key: version int16, type int16 (0 abort, 1
+        commit).
+        """
         kind = (
             int.from_bytes(found[0][0][2:4], "big")
             if found and found[0][0] is not None and len(found[0][0]) >= 4
@@ -179,9 +181,7 @@ class _State:
         self.loaded.epochs[producer_id] = epoch
 
     def _unreadable(self, key: bytes, error: Exception) -> None:
-        self.log_problem(
-            "a coordinator's record cannot be read and does not count", key=repr(key[:80]), reason=str(error)
-        )
+        self.log_problem("a coordinator's record cannot be read and is ignored", key=repr(key[:80]), reason=str(error))
 
 
 def load(
@@ -265,7 +265,7 @@ def _take_other(data: bytes, at: int, position: int, state: _State) -> tuple[int
         state.on_other(batch, data[at : at + batch.size_bytes])
     except CorruptBatch as error:
         state.log_problem(
-            "a batch of a coordinator's partition cannot be read and does not count",
+            "a batch of a coordinator's partition cannot be read and is ignored",
             offset=batch.base_offset,
             records=batch.record_count,
             reason=str(error),
@@ -321,7 +321,7 @@ def _skip_damage(
 
 def _log_damage(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
     state.log_problem(
-        "damage in a coordinator's partition; the records in it do not count",
+        "damage in a coordinator's partition; its records are ignored",
         segment=base,
         position=position,
         first_offset=first_offset,

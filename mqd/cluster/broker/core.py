@@ -115,7 +115,7 @@ class BrokerCore(Reports):
         self._controller, self._controller_epoch, self._alone = event.node_id, event.epoch, event.alone
         if not changed:
             return []
-        actions = self._changes_lost()
+        actions = self._give_up_changes()
         if self._controller >= 0:
             # without a report the new controller would consider all directories usable
             self._directories = tuple(self._registration.directories) if self._registration is not None else None
@@ -222,7 +222,7 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        # the response to the next heartbeat has the lease
+        # unfenced according to the metadata: the response to the next heartbeat has a lease
         returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat
@@ -359,7 +359,7 @@ class BrokerCore(Reports):
         response = msgspec.structs.replace(message.response, request_id=change.request.request_id)
         return [Reply(change.client, response, message.topic_name)]
 
-    def _changes_lost(self) -> list[Action]:
+    def _give_up_changes(self) -> list[Action]:
         """Another controller is active, so there will be no responses to these changes: it is not known
         whether they were made.
         """
@@ -413,12 +413,12 @@ class BrokerCore(Reports):
             actions += self._register(now_ms)
         elif now_ms >= self._heartbeat_at_ms:
             actions += self._heartbeat(now_ms)
-        again = [
+        due = [
             key
             for key, entry in self._proposals.items()
             if not entry.refused and (entry.sent_epoch < 0 or now_ms - entry.sent_ms >= self._options.heartbeat_ms // 2)
         ]
-        actions += self._propose(again, now_ms)
+        actions += self._propose(due, now_ms)
         if now_ms >= self._repeat_at_ms:
             actions += self._repeat(now_ms)
         late = [number for number, change in self._changes.items() if now_ms - change.since_ms >= CHANGE_WAIT_MS_MAX]

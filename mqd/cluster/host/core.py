@@ -243,21 +243,17 @@ class HostCore(TopicImages):
         return []
 
     def _publish_withheld(self, actions: list[Action], version: int) -> list[Action]:
-        """Adds messages about withheld topics, which the acceptor must not consider deleted. It learns that
-        a topic is withheld before the changes that depend on the topic, and that it is not withheld any
-        more after the topic itself.
+        """Adds messages about withheld topics, which the acceptor must not consider deleted. A
+        message that a topic is withheld precedes the changes that depend on it; a message that it
+        is no longer withheld follows the topic itself.
         """
         before, now = self._withheld, self._names_waiting()
-        meanwhile = sorted({*before, *now})
+        either = sorted({*before, *now})
         first = (
-            self._broadcast(messages.SettingsPut(version, withheld=meanwhile), role="acceptor")
-            if meanwhile != before
-            else []
+            self._broadcast(messages.SettingsPut(version, withheld=either), role="acceptor") if either != before else []
         )
         last = (
-            self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor")
-            if now != meanwhile
-            else []
+            self._broadcast(messages.SettingsPut(self._version, withheld=now), role="acceptor") if now != either else []
         )
         self._withheld = now
         return [*first, *actions, *last]

@@ -82,7 +82,7 @@ class ActiveController(Maintenance):
             )
 
         try:
-            records = broker_rules.register(state, message, self._unable_in(state))
+            records = broker_rules.register(state, message, self._unable_predicate(state))
         except Refusal as refusal:
             return [], respond(refusal.error, refusal.message)
         first = records[0] if records else None
@@ -112,7 +112,7 @@ class ActiveController(Maintenance):
         if self._phases:
             # retired partitions follow the leaders of other partitions
             self._next_upkeep_ms = now_ms
-        return broker_rules.fence(state, nodes, self._unable_in(state))
+        return broker_rules.fence(state, nodes, self._unable_predicate(state))
 
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
@@ -181,7 +181,7 @@ class ActiveController(Maintenance):
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
-        return broker_rules.unfence(state, node, self._unable_in(state))
+        return broker_rules.unfence(state, node, self._unable_predicate(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15: the broker gets no new leaderships; its leaderships move to other hosts and it leaves all
@@ -204,7 +204,7 @@ class ActiveController(Maintenance):
             )
         )
         records, done = broker_rules.move_away(
-            state, node, self._options.shutdown_moves_max, coming, self._unable_in(state)
+            state, node, self._options.shutdown_moves_max, coming, self._unable_predicate(state)
         )
         if records or not done:
             shutdown.moved_at = -1
@@ -300,9 +300,11 @@ class ActiveController(Maintenance):
         }
         self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
         failed = broker_rules.on_replicas_failed(
-            state, message.node_id, message.partitions, self._unable_in(state, UNABLE_MS)
+            state, message.node_id, message.partitions, self._unable_predicate(state, UNABLE_MS)
         )
-        return failed or broker_rules.on_replicas_full(state, message.node_id, message.full, self._unable_in(state))
+        return failed or broker_rules.on_replicas_full(
+            state, message.node_id, message.full, self._unable_predicate(state)
+        )
 
     # -- in-sync sets ------------------------------------------------------------------------------
 
@@ -328,7 +330,7 @@ class ActiveController(Maintenance):
         seen: set[tuple[bytes, int]] = set()
         for proposal in message.proposals:
             if (proposal.topic_id, proposal.index) in seen:
-                continue  # a duplicate within one message is refused
+                continue  # a duplicate within one message is ignored
             seen.add((proposal.topic_id, proposal.index))
             result, change = self.proposals.decide(view, message.node_id, message.broker_epoch, proposal)
             results.append(result)

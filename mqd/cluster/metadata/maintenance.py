@@ -76,7 +76,7 @@ class Maintenance:
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
         self.proposals = Proposals()
-        self._reported: dict[int, tuple[Directory, ...]] = {}
+        self._reported: dict[int, tuple[Directory, ...]] = {}  # node id -> its directories as last reported
         self._versions: dict[int, int] = {}  # node id -> metadata version applied there
         self._shutdowns: dict[int, Shutdown] = {}
         self._heartbeat_ms: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
@@ -119,9 +119,9 @@ class Maintenance:
         self._unfenced_since[node] = now_ms
 
     def view(self, state: MetadataState) -> View:
-        return View(state, unable=self._unable_in(state))
+        return View(state, unable=self._unable_predicate(state))
 
-    def unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
+    def reported_unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
         """Partition -> live brokers that have recently reported that they do not serve their replica.
         A broker repeats its report twice per heartbeat interval while the replica is in sync or
         eligible, or while there is no leader.
@@ -132,12 +132,12 @@ class Maintenance:
                 found.setdefault(key, set()).add(node)
         return found
 
-    def _unable_in(self, state: MetadataState, within_ms: int = -1) -> Unable:
+    def _unable_predicate(self, state: MetadataState, within_ms: int = -1) -> Unable:
         """Returns a predicate: whether a replica is not served, according to reports about replicas and
         about directories.
         """
         within_ms = within_ms if within_ms >= 0 else UNABLE_HEARTBEATS * self._options.heartbeat_ms
-        reported, directories = self.unable(within_ms), self.directories(state)
+        reported, directories = self.reported_unable(within_ms), self.directories(state)
 
         def unable(topic: TopicState, partition: PartitionState, node: int) -> bool:
             if node in reported.get((topic.topic_id, partition.index), ()):
@@ -224,7 +224,7 @@ class Maintenance:
         )
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:
-        """Hosts that have been lost for long, or are drained."""
+        """Hosts that have been lost for replication_delay_ms, or are drained."""
         delay_ms = self._options.replication_delay_ms
         lost = [
             node
@@ -267,7 +267,7 @@ class Maintenance:
             return []
         known, self._no_space = self._no_space, {}
 
-        def waited(topic: TopicState, partition: PartitionState) -> bool:
+        def has_waited(topic: TopicState, partition: PartitionState) -> bool:
             key = (topic.topic_id, partition.index)
             since = known.get(key, now_ms)
             if now_ms - since < reassign_rules.GROW_ELSEWHERE_MS:
@@ -277,7 +277,7 @@ class Maintenance:
 
         return group_changes(
             reassign_rules.grow_internal_topics(
-                self.view(state), self.directories(state), self._options.drain_moves_max, waited
+                self.view(state), self.directories(state), self._options.drain_moves_max, has_waited
             )
         )
 

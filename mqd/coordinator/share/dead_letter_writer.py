@@ -145,7 +145,7 @@ class DeadLetterWriter:
         self._token = 0
         self._backoff_ms = BACKOFF_MS
         self._due_ms: int | None = None
-        self._is_proven = False  # FENCING, LOADING and READING have succeeded since the last failure
+        self._is_ready = False  # FENCING, LOADING and READING have succeeded since the last failure
         self.letter_count = 0  # committed
 
     # -- events ------------------------------------------------------------------------------------
@@ -212,7 +212,7 @@ class DeadLetterWriter:
             self.since.update((offset, known[offset]) for offset in known.keys() & self.since.keys())
             return [self._step(READING)]
         if self.phase == READING:
-            self._is_proven = True
+            self._is_ready = True
             self.phase = IDLE
             self.to_archive = self._offsets_in_progress(event.progress, event.progress_end)
             return self._archive(now_ms) if self.to_archive else self._next()
@@ -231,7 +231,7 @@ class DeadLetterWriter:
         return self._archive(now_ms) if self.to_archive else self._next()
 
     def _failed(self, now_ms: int) -> list[Action]:
-        self._is_proven = False
+        self._is_ready = False
         self._due_ms = now_ms + self._backoff_ms
         self._backoff_ms = min(self._backoff_ms * 2, BACKOFF_MS_MAX)
         return [Wake(self._due_ms)]
@@ -241,7 +241,7 @@ class DeadLetterWriter:
     def _next(self) -> list[Action]:
         if self.phase != IDLE or not self.pending:
             return []
-        if not self._is_proven:
+        if not self._is_ready:
             return [self._step(FENCING)]
         self.batch = self._next_batch()
         return [self._step(WRITING, self.batch)]
@@ -271,11 +271,13 @@ class DeadLetterWriter:
 
     def _offsets_in_progress(self, text: str | None, end: int | None) -> set[int]:
         """The pending offsets that have a letter according to the progress record."""
-        progress = parsed_progress(text or "")
+        progress = parse_progress(text or "")
         if progress is None or progress.state_epoch != self.state_epoch:  # L3
             return set()
-        named = {offset for offset in self.pending if any(first <= offset <= last for first, last in progress.ranges)}
-        return named if end is None else {offset for offset in named if offset < end}
+        recorded = {
+            offset for offset in self.pending if any(first <= offset <= last for first, last in progress.ranges)
+        }
+        return recorded if end is None else {offset for offset in recorded if offset < end}
 
     def check(self) -> None:
         assert self.to_archive <= self.pending.keys(), "L4"
@@ -310,7 +312,7 @@ class Progress(NamedTuple):
         return f"{PROGRESS_VERSION};{self.state_epoch};{self.leader_epoch};{','.join(parts)}"
 
 
-def parsed_progress(text: str) -> Progress | None:
+def parse_progress(text: str) -> Progress | None:
     """The progress record in the text. None: there is none, or this version does not know its
     format.
     """

@@ -34,7 +34,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Step,
     Wake,
     Woken,
-    parsed_progress,
+    parse_progress,
 )
 from mqd.coordinator.share.records import LOG_END, core_name
 from mqd.coordinator.share.runs import Run
@@ -96,7 +96,7 @@ class LoadsBeforeFencing(Reordered):
 
 class BelievesAnyEpoch(DeadLetterWriter):
     def _offsets_in_progress(self, text, end):
-        progress = parsed_progress(text or "")
+        progress = parse_progress(text or "")
         return super()._offsets_in_progress(
             progress._replace(state_epoch=self.state_epoch).text() if progress else text, end
         )
@@ -357,7 +357,7 @@ class World:
         return Outcome(token)
 
     def progress_end(self, text: str | None) -> int | None:
-        progress = parsed_progress(text or "")
+        progress = parse_progress(text or "")
         if progress is None:
             return None
         return next((start for epoch, start in self.epochs if epoch > progress.leader_epoch), None)

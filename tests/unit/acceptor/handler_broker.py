@@ -189,7 +189,7 @@ class HandlerBroker:
         )
         self.shell.start(host, BrokerCore(NODE, state), settled, registration(NODE, key, settled), 1)
         self._ticking = asyncio.get_running_loop().create_task(self.shell.tick())
-        await self.shell.present
+        await self.shell.metadata_ready
         for index in range(WORKER_COUNT):
             self.control.set_endpoint_state(index, native.ProcessState.RUNNING, 1)
             self.shell.on_message(_Subscriber(index, f"worker-{index}"), messages.Subscribe("worker", index, 0))  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ class Controller:
         self.apply(self.active.tick(self.state, self.now_ms, lease_valid))
 
     def unable(self) -> dict[tuple[bytes, int], set[int]]:
-        return self.active.unable(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
+        return self.active.reported_unable(UNABLE_HEARTBEATS * OPTIONS.heartbeat_ms)
 
     def receive_heartbeat(self, *nodes: int) -> None:
         for node in nodes:

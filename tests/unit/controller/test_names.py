@@ -160,8 +160,8 @@ def test_a_doubt_is_recorded_at_once(resolver: Resolver, caplog: pytest.LogCaptu
         looking = asyncio.ensure_future(loop.getaddrinfo("dead.example", 1))
         await until(lambda: resolver.requested)
         one = object.__new__(Shell)
-        one.present = loop.create_future()
-        one.present.set_result(None)
+        one.metadata_ready = loop.create_future()
+        one.metadata_ready.set_result(None)
         one.host = SimpleNamespace(handle=lambda event, now: [host_core.Report({"t-0": "a flush failed"})])  # type: ignore[assignment]
         one.on_broker = lambda event: None  # type: ignore[method-assign]
         one._broker_published = SimpleNamespace(broker_epoch=7)  # type: ignore[assignment]

@@ -28,7 +28,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     Step,
     Wake,
     Woken,
-    parsed_progress,
+    parse_progress,
     ranges_of,
 )
 from mqd.coordinator.share.letter_records import (
@@ -97,7 +97,7 @@ def test_records_rejected_meanwhile_are_in_the_next_transaction() -> None:
     writer.observe(dead(20, 20))
     assert writer.actions == []
     writer.done()
-    assert parsed_progress(writer.expect(WRITING_PROGRESS).progress) == Progress(4, 7, [(5, 6), (9, 9)])
+    assert parse_progress(writer.expect(WRITING_PROGRESS).progress) == Progress(4, 7, [(5, 6), (9, 9)])
     writer.done()
     writer.expect(COMMITTING)
     writer.done()

@@ -282,11 +282,14 @@ def _never(_topic: TopicState, _partition: PartitionState) -> bool:
 
 
 def grow_internal_topics(
-    view: View, directories: Directories, moves_max: int, waited: Callable[[TopicState, PartitionState], bool] = _never
+    view: View,
+    directories: Directories,
+    moves_max: int,
+    has_waited: Callable[[TopicState, PartitionState], bool] = _never,
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Adds replicas to internal topics, which may be older than most hosts, up to the default replication
     factor of a new topic. No replica is added on a full host. A new replica is placed on another host
-    if its disk has failed, or if `waited` returns True (the disk has had no space for
+    if its disk has failed, or if `has_waited` returns True (the disk has had no space for
     GROW_ELSEWHERE_MS). Without the wait, a disk that the copy itself has filled would be chosen again
     and again, since it has space when the copy is deleted.
     """
@@ -308,7 +311,7 @@ def grow_internal_topics(
                     stuck
                     and others
                     and not partition.removing_replicas
-                    and (_has_failed_directory(partition, directories) or waited(topic, partition))
+                    and (_has_failed_directory(partition, directories) or has_waited(topic, partition))
                 ):
                     replicas = without(replicas, stuck)
             if len(replicas) >= factor or (in_progress(partition) and replicas == partition.replicas):
