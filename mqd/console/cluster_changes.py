@@ -11,7 +11,7 @@ from mqd.cli.cluster_view import ClusterState
 from mqd.cli.common import CliError, Settings
 from mqd.cli.kafka_request import Broker
 from mqd.cli.moves import Partition, Plan
-from mqd.cli.verbs.group import lasting, ranges
+from mqd.cli.verbs.group import duration_text, ranges
 from mqd.console.changing import BadForm, Change, Form, Row, command_of, required
 
 MOVES: tuple[str, dict[str, str]] = ("/moves", {})
@@ -44,7 +44,7 @@ def abort(settings: Settings, form: Form) -> Change:
             f"It belongs to {owner.transactional_id}: it is aborted in all of its partitions, and its producer fenced."
         )
     else:
-        effects.append(f"It has written nothing for {lasting(one.idle_ms)}, and no coordinator will end it.")
+        effects.append(f"It has written nothing for {duration_text(one.idle_ms)}, and no coordinator will end it.")
     if txns.maybe_committed(owner, one):
         assert owner is not None
         effects.append(
@@ -86,7 +86,7 @@ def _abort_by_id(settings: Settings, name: str) -> Change:
         f"Abort the transaction of {name}?",
         command_of(settings, "txn", "abort", name, "--execute"),
         [
-            f"It has been open for {lasting(found.open_ms or 0)}. Its records are never seen by readers of committed"
+            f"It has been open for {duration_text(found.open_ms or 0)}. Its records are never seen by readers of committed"
             " records.",
             f"Its producer (id {found.producer_id}, epoch {found.producer_epoch}) is fenced: it fails at its next"
             " request, and its application must start again.",

@@ -61,7 +61,7 @@ def moment(milliseconds: int | None) -> str:
         return f"{milliseconds} ms"  # an implausible time from a client
 
 
-def lasting(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     return "–" if seconds is None else "under 1 s" if 0 < seconds < 1 else duration(int(max(0, seconds)))
 
 
@@ -75,7 +75,7 @@ def environment() -> jinja2.Environment:
         auto_reload=False,
     )
     filters: dict[str, Any] = {
-        "visible": visible, "number": number, "size": size, "moment": moment, "lasting": lasting,
+        "visible": visible, "number": number, "size": size, "moment": moment, "duration": duration_text,
         "counted": counted,
     }  # fmt: skip
     made.filters |= filters

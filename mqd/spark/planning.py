@@ -68,10 +68,10 @@ def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]
     total = sum(weights)
     counts = [max(1, min(one.size, int(target * weight / total))) for one, weight in zip(ranges, weights, strict=True)]
     while sum(counts) < target:
-        place = max(range(len(ranges)), key=lambda i: weights[i] / counts[i] if counts[i] < ranges[i].size else -1.0)
-        if counts[place] >= ranges[place].size:
+        largest = max(range(len(ranges)), key=lambda i: weights[i] / counts[i] if counts[i] < ranges[i].size else -1.0)
+        if counts[largest] >= ranges[largest].size:
             break
-        counts[place] += 1
+        counts[largest] += 1
     return counts
 
 

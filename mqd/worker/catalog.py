@@ -57,7 +57,7 @@ class Owned(msgspec.Struct, frozen=True):
     slot: int
     log_dir: int
     leader_epoch: int
-    # it has an assignment; also the only replica of a host that does not serve yet
+    # it gets assignments (W6): it has several replicas, or its only replica does not lead yet
     replicated: bool = False
     has_other_replicas: bool = False  # other hosts have replicas of it
 
@@ -110,7 +110,9 @@ class Catalog:
         return self._incarnation is None or (own is not None and own.incarnation == self._incarnation)
 
     def left_behind(self, topic_id: bytes, index: int) -> bool:
-        """Whether, according to the metadata, this host has no such replica of an existing topic."""
+        """Whether the topic exists and, according to the metadata, this host has no replica of the
+        partition, so that files of it may be deleted (W5).
+        """
         topic = self.topics.get(topic_id)
         return (
             topic is not None
@@ -301,8 +303,9 @@ class Catalog:
         self.assigned.pop(key, None)
 
     def _is_deleted(self, topic: TopicImage, key: Key) -> bool:
-        """Whether this host's replica is deleted (W5): otherwise the partition only belongs to another
-        worker, or its directory is offline."""
+        """Whether this host has no replica of the partition any more (W5). If it has one, another worker
+        owns the partition, or its log directory is offline.
+        """
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
         if key[1] < len(topic.partitions):

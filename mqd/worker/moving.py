@@ -84,8 +84,8 @@ class Mover:
     # -- beginning ---------------------------------------------------------------------------------
 
     async def begin(self, opened: OpenPartition, target: int) -> tuple[int, str]:
-        """(Kafka error code, text): 0 if the move has started, otherwise why it has not. A move to the
-        present directory cancels the move in progress. Called with the lock of changes held.
+        """Returns (Kafka error code, text): code 0 if the move has started, else the reason why not. A
+        move to the current directory cancels the move in progress. Called with the lock of changes held.
         """
         owned = opened.owned
         if not 0 <= target < len(self._log_dirs):

@@ -114,7 +114,7 @@ def _plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
-def lasting(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -145,13 +145,13 @@ def _member_lines(advice: Advice, catch_up_s: float) -> list[str]:
     gain = advice.records_read_s - advice.records_in_s
     lines = [f"a member that is busy all the time reads {advice.member_reads_s:,.0f} records/s"]
     if gain > 0:
-        lines.append(f"at these rates the lag is gone in {lasting(advice.lag / gain)}")
+        lines.append(f"at these rates the lag is gone in {duration_text(advice.lag / gain)}")
     else:
         lines.append(f"the lag grows by {-gain:,.0f} records/s")
     lines.append(f"{_plural(advice.to_hold, 'member')} would keep up with the present rate")
     if advice.to_catch_up > advice.to_hold:
         lines.append(
-            f"{_plural(advice.to_catch_up, 'member')} would also read the backlog within {lasting(catch_up_s)}"
+            f"{_plural(advice.to_catch_up, 'member')} would also read the backlog within {duration_text(catch_up_s)}"
         )
     return lines
 

@@ -21,7 +21,7 @@ WAITED_FOR = {
     "assignment": "to assign partitions: it leads",
     "first join": "to join with the id it was given",
     "revocation": "to release partitions",
-    "return": "to return: a static member, away",
+    "return": "to return: an absent static member",
     "heartbeat": "to send a heartbeat",
 }
 
@@ -38,15 +38,15 @@ def complete_group(bootstrap: str) -> Iterable[str]:
     return names(bootstrap)
 
 
-def lasting(milliseconds: int) -> str:
-    """ "12 s", "3 min 2 s"; "?" when it is not known."""
+def duration_text(milliseconds: int) -> str:
+    """Such as "12 s" or "3 min 2 s"; "?" if the time is not known."""
     from mqd.cli.verbs.status import duration
 
     return "?" if milliseconds < 0 else duration(milliseconds // 1000)
 
 
 def ranges(indexes: list[int]) -> str:
-    """0-3,5"""
+    """Formats partition numbers, such as "0-3,5"."""
     parts: list[list[int]] = []
     for index in sorted(indexes):
         if parts and index == parts[-1][1] + 1:
@@ -58,7 +58,7 @@ def ranges(indexes: list[int]) -> str:
 
 def assignment_text(assignment: dict[str, list[int]] | None) -> str:
     if assignment is None:
-        return "(in a format of the clients' own)"
+        return "(in the clients' own format)"
     return " ".join(f"{topic}:{ranges(indexes)}" for topic, indexes in sorted(assignment.items())) or "-"
 
 
@@ -188,24 +188,24 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
             click.echo("\nrebalancing; this broker does not report which members delay it")
         return
     about = group.rebalance
-    since = f" since {lasting(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
-    click.echo(f"\nrebalancing{since}{': ' + about.reason if about.reason else ''}")
+    how_long = f" for {duration_text(about.lasting_ms)}" if about.lasting_ms >= 0 else ""
+    click.echo(f"\nrebalancing{how_long}{': ' + about.reason if about.reason else ''}")
     if not about.held_up_by:
         click.echo("no member delays it: it waits a moment for more members to join, or is about to end")
         return
     click.echo("held up by:")
 
     def row(one: "DelayingMember") -> tuple[str, ...]:
-        silent = "-" if one.silent_ms < 0 else lasting(one.silent_ms) + " ago"
+        silent = "-" if one.silent_ms < 0 else duration_text(one.silent_ms) + " ago"
         return (
             labels.get(one.member_id, one.instance_id or one.client_id),
             one.host,
             WAITED_FOR.get(one.waited_for, one.waited_for),
-            lasting(one.waited_ms),
+            duration_text(one.waited_ms),
             silent,
         )
 
-    emit_table(("MEMBER", "HOST", "WAITED FOR", "SINCE", "LAST HEARD"), [row(one) for one in about.held_up_by])
+    emit_table(("MEMBER", "HOST", "WAITED FOR", "FOR", "LAST HEARD"), [row(one) for one in about.held_up_by])
     click.echo("a member that exceeds its rebalance time-out (max.poll.interval.ms) is removed from the group")
 
 
@@ -312,7 +312,7 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 # -- advise ----------------------------------------------------------------------------------------
 
 
-@command.command(short_help="Compute how many members or partitions GROUP needs for the present rate.")
+@command.command(short_help="Compute how many members or partitions GROUP needs for the current rate.")
 @options
 @click.argument("name", metavar="GROUP", shell_complete=complete_group)
 @click.option(
@@ -368,9 +368,8 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
         emit_json({"group": name, **found._asdict(), "hot": [list(one) for one in found.hot]})
         return
     click.echo(
-        f"group {name}: {_plural(found.members, 'member')}, {_plural(found.partitions, 'partition')}, lag"
-        f" {found.lag:,};"
-        f" {found.records_in_s:,.0f} records/s written, {found.records_read_s:,.0f} read"
+        f"group {name}: {_plural(found.members, 'member')}, {_plural(found.partitions, 'partition')},"
+        f" lag {found.lag:,}; {found.records_in_s:,.0f} records/s written, {found.records_read_s:,.0f} read"
     )
     for line in found.lines:
         click.echo(line)
@@ -380,7 +379,7 @@ def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: floa
 
 
 def parse_target(text: str) -> tuple[str, set[int] | None]:
-    """TOPIC, TOPIC:PARTITION, TOPIC:0,3-5. Raises click.UsageError."""
+    """Parses TOPIC, TOPIC:PARTITION or TOPIC:0,3-5. Raises click.UsageError."""
     topic, colon, which = text.partition(":")
     indexes: set[int] = set()
     for part in which.split(",") if colon else ():
@@ -420,10 +419,10 @@ def seek_refusal(group: "Group") -> str:
 def seek(
     settings: Settings, name: str, targets: tuple[str, ...], where: str | None, shift_by: int | None, execute: bool
 ) -> None:
-    """Move the committed offsets of GROUP; of a share group, its start offsets.
+    """Move the committed offsets of GROUP, or the start offsets of a share group.
 
-    In all partitions it has committed in, or in those of the topics named. Shows what would change;
-    --execute does it.
+    This applies to all partitions with offsets of the group, or to those of the given topics. Without
+    --execute it only shows what would change.
     """
     from datetime import datetime
 

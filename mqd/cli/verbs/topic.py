@@ -81,7 +81,7 @@ def create(
 
 @command.command("list")
 @options
-@click.option("--internal", is_flag=True, help="Also those that begin with two underscores.")
+@click.option("--internal", is_flag=True, help="Also list topics that begin with two underscores.")
 def list_(settings: Settings, internal: bool) -> None:
     """List the topics: names when piped, a table on a terminal."""
     import sys
@@ -303,11 +303,11 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
 @command.command("retire-partitions")
 @options
 @click.argument("name", shell_complete=complete_topic)
-@click.option("--to", "total", type=click.IntRange(1), help="How many remain: a divisor of the present number.")
+@click.option("--to", "total", type=click.IntRange(1), help="How many remain: a divisor of the current number.")
 @click.option(
     "--allow-moved-keys",
     is_flag=True,
-    help="Any number: keys of the partitions that remain move to others, and lose their order there.",
+    help="Allow any number in --to: keys also move between the partitions that remain, and lose their order.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the partitions are removed, which takes as long as retention.")
 @click.option(
@@ -315,7 +315,7 @@ def add_partitions(settings: Settings, name: str, total: int) -> None:
     is_flag=True,
     help="Do not check what groups have read: the producers' pause ends by time (partition.retire.barrier.ms).",
 )
-@click.option("--release", is_flag=True, help="End the producers' pause now, whatever groups have left to read.")
+@click.option("--release", is_flag=True, help="End the producers' pause now, even if groups have not read everything.")
 @click.option("--status", is_flag=True, help="Show the progress.")
 def retire_partitions(
     settings: Settings,
@@ -327,17 +327,15 @@ def retire_partitions(
     release: bool,
     status: bool,
 ) -> None:
-    """Give the topic NAME fewer partitions. The others stay readable until retention has emptied
-    them, then they are removed.
+    """Give the topic NAME fewer partitions. The retired partitions stay readable until retention has
+    emptied them; then they are removed.
 
-    Records that producers send to them, because of their keys, are appended to the partitions that
-    remain, where these keys go from then on. Before that producers wait for a moment, until the
-    consumers of all groups have read what the retired partitions hold, so that no consumer sees the
-    records of a key out of order. Groups that are too far behind are listed. No transaction may be
-    open in the partitions.
+    From now on, records with a key of a retired partition are appended to a partition that remains.
+    Before that producers wait for a moment, until the consumers of all groups have read the retired
+    partitions, so that no consumer sees the records of a key out of order. Groups that are too far
+    behind are listed. No transaction may be open in the retired partitions.
 
-    --wait may take as long as retention does. Interrupting it, or not giving it, does not affect the
-    retirement.
+    --wait can take as long as retention does. The retirement continues if it is interrupted.
     """
     from mqd.cli import retirement as retiring
     from mqd.cli.broker_lookup import Cluster
@@ -433,7 +431,7 @@ def _behind(readers: Any) -> str:
 @command.command()
 @options
 @click.argument("name", shell_complete=complete_topic)
-@click.option("--brokers", metavar="ID,...", help="Move the topic to these brokers, over their racks first.")
+@click.option("--brokers", metavar="ID,...", help="Move the topic to these brokers, spread over their racks.")
 @click.option(
     "--replication-factor",
     "-r",
@@ -467,7 +465,7 @@ def reassign(
     have them all the time.
 
     --plan FILE --status moves nothing and shows for each partition of the plan whether it is done,
-    under way (how far), or not done. Exit status: 0 all is done, 1 it is not.
+    in progress (with its share copied), or not done. Exit status: 0 if all are done, else 1.
     """
     from mqd.cli import moves, verifying
     from mqd.cli.kafka_request import Broker
@@ -516,7 +514,7 @@ def _broker_ids(text: str) -> list[int]:
 
 
 def _show_plan(settings: Settings, name: str, found: list[Any]) -> int:
-    """The exit status."""
+    """Shows the state of a plan. Returns the exit status."""
     from mqd.cli import verifying
 
     if settings.json:

@@ -44,9 +44,9 @@ def _complete_id(bootstrap: str) -> Iterable[str]:
 
 
 def _open_for(milliseconds: int | None) -> str:
-    from mqd.cli.verbs.group import lasting
+    from mqd.cli.verbs.group import duration_text
 
-    return "-" if milliseconds is None else lasting(milliseconds)
+    return "-" if milliseconds is None else duration_text(milliseconds)
 
 
 def _partitions(partitions: dict[str, list[int]]) -> str:

@@ -136,10 +136,10 @@ class GroupCore:
     @property
     def generation(self) -> int:
         """generation_id_or_member_epoch of a commit; -1: not a member."""
-        stands = self.state is State.MEMBER or (
+        is_valid = self.state is State.MEMBER or (
             self.state is State.LEAVING and self._was_member and not self._is_leaving_sent
         )
-        return self.epoch if stands and self.epoch > 0 else -1
+        return self.epoch if is_valid and self.epoch > 0 else -1
 
     @property
     def has_lost(self) -> bool:
@@ -172,7 +172,7 @@ class GroupCore:
                 self._on_leave(actions)
             case TopicsKnown(names):
                 self.names.update(names)
-                self._resolve_ms = None if self._unknown_topics() <= set() else now_ms + RESOLVE_AGAIN_MS
+                self._resolve_ms = None if not self._unknown_topics() else now_ms + RESOLVE_AGAIN_MS
             case Polled():
                 self._on_polled(now_ms)
             case Tick(is_polling):

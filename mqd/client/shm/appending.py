@@ -79,7 +79,7 @@ class Appender:
             self._producer.transactions.note_write()
             if not parts:
                 parts.extend(self._producer.outcomes.parts(batch_of, rows, first_index))
-            self._producer.outcomes.appended(stage.number, parts)
+            self._producer.outcomes.add_records(stage.number, parts)
 
     def append_batch(self, stage: Stage, partition: int, batch: bytes) -> int:
         """Passes an encoded batch to the C core. Returns the batch's number, 0 = no room now. Raises

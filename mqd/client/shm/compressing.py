@@ -220,7 +220,7 @@ class Compressor:
 
     def _register(self, batch: _Batch, number: int) -> None:
         """Registers the batch that the C core has accepted. May be called again after an interrupt."""
-        self._producer.outcomes.appended_whole(batch.stage.number, number, batch.parts, batch.opened)
+        self._producer.outcomes.add_batch(batch.stage.number, number, batch.parts, batch.opened)
         if self._ready and self._ready[0] is batch:
             self.records -= batch.count
             self._ready.popleft()
@@ -253,7 +253,7 @@ class Compressor:
         if not expired:
             return 0
         self._ready = collections.deque(batch for batch in self._ready if batch.opened > opened_by)
-        self._open = {place: batch for place, batch in self._open.items() if batch.opened > opened_by}
+        self._open = {key: batch for key, batch in self._open.items() if batch.opened > opened_by}
         return self._give_up(expired, error)
 
     def _give_up(self, batches: list[_Batch], error: KafkaError) -> int:

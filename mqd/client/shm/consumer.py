@@ -354,13 +354,13 @@ class ShmConsumer:
         for part in parts:
             part.start, part.reported_error = first[part.key], 0
         again = {part.key for part in parts}
-        had = [
+        kept = [
             event
             for event in messages
             if event.error() is not None and not will_be_read_again(event, first if is_end(event) else again)
         ]
         self._fetcher.events = deque(
-            [*had, *(event for event in self._fetcher.events if not will_be_read_again(event, again))]
+            [*kept, *(event for event in self._fetcher.events if not will_be_read_again(event, again))]
         )
         self._fetcher.start(parts)
         return parts

@@ -5,7 +5,7 @@ reports.
    event is queued, once.
 2. A retried batch keeps its place: the C core holds back later batches of its partition. This keeps
    the order even without idempotence.
-3. Errors are handled as in librdkafka: `Verdict`.
+3. Errors are handled as in librdkafka: `ErrorAction`.
 Concurrency: with the attachment's lock held.
 """
 
@@ -40,8 +40,8 @@ _LOST_IDENTITY = frozenset(
 _FENCED = frozenset({ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED})
 
 
-class Verdict(enum.Enum):
-    """The consequence of a broker's error for a batch."""
+class ErrorAction(enum.Enum):
+    """What is done with a batch after a broker's error."""
 
     RETRY = enum.auto()
     RENEW = enum.auto()  # sent again with a new producer id
@@ -49,19 +49,19 @@ class Verdict(enum.Enum):
     FATAL = enum.auto()  # the producer cannot continue
 
 
-def verdict_on(error: int, idempotent: bool, transactional: bool, renewing: bool) -> Verdict:
+def action_after(error: int, idempotent: bool, transactional: bool, renewing: bool) -> ErrorAction:
     """`renewing`: a new producer id has been requested, so a gap in the old one's sequences is not fatal."""
     if transactional:
         if error in _FENCED:
-            return Verdict.FATAL
+            return ErrorAction.FATAL
         if error in _LOST_IDENTITY or error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            return Verdict.FAIL
+            return ErrorAction.FAIL
     elif idempotent:
         if error in _LOST_IDENTITY or (renewing and error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER):
-            return Verdict.RENEW
+            return ErrorAction.RENEW
         if error == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER:
-            return Verdict.FATAL
-    return Verdict.RETRY if is_retriable(error) or error == ErrorCode.CORRUPT_MESSAGE else Verdict.FAIL
+            return ErrorAction.FATAL
+    return ErrorAction.RETRY if is_retriable(error) or error == ErrorCode.CORRUPT_MESSAGE else ErrorAction.FAIL
 
 
 class DeliveryOutcomes:
@@ -71,15 +71,14 @@ class DeliveryOutcomes:
         config = producer.config
         self._producer = producer
         self.batches: dict[int, Batch] = {}
-        self._reported: collections.deque[NativeDelivery] = (
-            collections.deque()
-        )  # reported by the C core, not processed yet
+        # outcomes that the C core has reported and that are not processed yet
+        self._reported: collections.deque[NativeDelivery] = collections.deque()
         self.records_written = 0
         self.records_failed = 0
         self.batches_retried = 0
         self._tracking = False
-        self._parked: list[int] = []
-        self._retries: list[tuple[float, int]] = []
+        self._parked: list[int] = []  # batches that wait for a new producer id
+        self._retries: list[tuple[float, int]] = []  # heap of (time, batch number)
         self._retries_max = config["retries"]
         self._backoff_s = config["retry.backoff.ms"] / 1000
         self._backoff_max_s = max(config["retry.backoff.max.ms"] / 1000, self._backoff_s)
@@ -126,7 +125,7 @@ class DeliveryOutcomes:
             found.append((int(ordered[start]), (rows, indices, end - start)))
         return found
 
-    def appended(self, topic: int, parts: list[tuple[int, Part]]) -> None:
+    def add_records(self, topic: int, parts: list[tuple[int, Part]]) -> None:
         """Adds records that are in the C core. Called again with the same parts after Ctrl-C; completed
         steps are not repeated.
         """
@@ -137,7 +136,7 @@ class DeliveryOutcomes:
             if self._tracking and not (batch.parts and batch.parts[-1] is part):
                 batch.parts.append(part)
 
-    def appended_whole(self, topic: int, number: int, parts: list[Part], opened: float) -> None:
+    def add_batch(self, topic: int, number: int, parts: list[Part], opened: float) -> None:
         """Adds a batch that was built elsewhere since `opened` (time.monotonic)."""
         batch = self.batches[number] = Batch(opened, topic)
         batch.parts = parts
@@ -181,12 +180,12 @@ class DeliveryOutcomes:
 
     def _on_failure(self, batch: Batch, outcome: NativeDelivery, now: float) -> None:
         producer, identity, code = self._producer, self._producer.identity, outcome.error
-        verdict = verdict_on(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
-        if verdict is Verdict.RENEW:
+        action = action_after(code, identity.idempotent, producer.transactions.enabled, identity.renewing)
+        if action is ErrorAction.RENEW:
             self._parked.append(outcome.batch)
             identity.renew()
             return
-        if verdict is Verdict.FATAL:
+        if action is ErrorAction.FATAL:
             text = f"{producer.topics[batch.topic].topic} [{outcome.partition}]: {broker_error(code).str()}"
             producer.set_fatal(
                 local_error(KafkaError._FENCED if code in _FENCED else code, text, fatal=True),
@@ -195,14 +194,14 @@ class DeliveryOutcomes:
             return
         age = now - batch.created
         limit = self._topic_timeout_s if code in _MISSING_TOPIC else _NEVER
-        if verdict is Verdict.RETRY and batch.attempts < self._retries_max and age < min(self._timeout_s, limit):
+        if action is ErrorAction.RETRY and batch.attempts < self._retries_max and age < min(self._timeout_s, limit):
             backoff = min(self._backoff_s * 2 ** min(batch.attempts, 16), self._backoff_max_s)
             batch.attempts += 1
             self.batches_retried += 1
             heapq.heappush(self._retries, (now + backoff, outcome.batch))
             producer.attachment.metadata.expire()
             return
-        timed_out = verdict is Verdict.RETRY and age >= self._timeout_s
+        timed_out = action is ErrorAction.RETRY and age >= self._timeout_s
         self.give_up(
             outcome.batch,
             outcome.partition,

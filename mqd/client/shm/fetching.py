@@ -3,7 +3,7 @@ while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
 read, one Fetch is sent to the broker, for positions without records, with all partitions that are
-read to their end (parking.py). The broker responds when one of them has grown. This Fetch may wait
+read to their end (parking.py). The broker responds when one of them has grown. This Fetch can wait
 for a long time and responses keep their order, so it has its own connection (`data`).
 
     F1  at most one Fetch for positions is in flight. `covered` lists its partitions; while a caller
@@ -104,6 +104,7 @@ class Fetcher:
         )
         self.on_restarted: Callable[[Part], None] = lambda part: None  # F6: its earlier records are from another topic
         self.events: deque[Message] = deque()  # errors and ends of partitions, for the application
+        # the positions in the Fetch in flight (F1): (topic id, partition) -> offset; None: none in flight
         self._covered: dict[tuple[bytes, int], int] | None = None
         self._fetch_serial = 0
         self._session = PositionSession(config.isolation_level, config["client.rack"])
@@ -182,7 +183,7 @@ class Fetcher:
             part.phase = Phase.COMMITTED
 
     def _restart(self, part: Part) -> None:
-        """The topic was recreated (F6)."""
+        """Resets a partition whose topic was recreated (F6)."""
         if part.reader is not None:
             self._close_reader(part)
         self.on_restarted(part)
@@ -192,9 +193,9 @@ class Fetcher:
         part.fetched = offset
         part.eof_reported = -1
         try:
-            if part.remote_view is not None and part.remote_view != self._view_of(part):
+            if part.remote_replicas is not None and part.remote_replicas != self._current_replicas(part):
                 self._close_reader(part)
-            if part.reader is None and part.remote_view is not None:
+            if part.reader is None and part.remote_replicas is not None:
                 part.reader = self._remote.open(part.topic, part.index, offset)
             elif part.reader is None:
                 with self._data.lock:  # so that `native` is not closed meanwhile
@@ -206,7 +207,7 @@ class Fetcher:
             return
         part.phase, part.is_unknown = Phase.ACTIVE, False
 
-    def _view_of(self, part: Part) -> object:
+    def _current_replicas(self, part: Part) -> object:
         info = self._control.metadata.topics.get(part.topic)
         return (
             None
@@ -216,23 +217,23 @@ class Fetcher:
 
     def _close_reader(self, part: Part) -> None:
         part.reader.close()
-        part.reader = part.remote_view = None
+        part.reader = part.remote_replicas = None
 
     def _read_remotely(self, part: Part) -> None:
         self._close_reader(part)
-        part.remote_view = self._view_of(part) or ()
+        part.remote_replicas = self._current_replicas(part) or ()
         self._activate(part, part.fetched)
 
     def on_metadata(self) -> None:
         """Handles new metadata: a partition that is read from another host may have a replica here now."""
         for part in self._parts:
-            if part.phase is not Phase.ACTIVE or (part.remote_view is None and not part.paused):
+            if part.phase is not Phase.ACTIVE or (part.remote_replicas is None and not part.paused):
                 continue
             info = self._control.metadata.topics.get(part.topic)
             # the reader requests by name, or is not used, so it cannot detect the change (F6)
             if info is not None and not info.error and info.topic_id != part.topic_id:
                 part.phase, part.start, self._starting = Phase.TOPIC, part.fetched, True
-            elif part.remote_view is not None and part.remote_view != self._view_of(part):
+            elif part.remote_replicas is not None and part.remote_replicas != self._current_replicas(part):
                 self._activate(part, part.fetched)
 
     def _request(
@@ -523,7 +524,7 @@ class Fetcher:
         if self._covered is not None:
             return (
                 _INFINITY
-                if all(self._covered.get(place) == offset for place, offset in requested.items())
+                if all(self._covered.get(key) == offset for key, offset in requested.items())
                 else now + UNCOVERED_WAIT_S
             )
         if not requested:
@@ -559,9 +560,9 @@ class Fetcher:
                 self._pause_s = min(max(2 * self._pause_s, PAUSE_MIN_S), PAUSE_MAX_S)
             return
         has_grown = False
-        by_place = {(part.topic_id or b"", part.index): part for part in self._parts}
+        by_key = {(part.topic_id or b"", part.index): part for part in self._parts}
         for topic_id, index, data in outcome:
-            part = by_place.get((topic_id, index))
+            part = by_key.get((topic_id, index))
             if (
                 part is None
                 or part.phase is not Phase.ACTIVE

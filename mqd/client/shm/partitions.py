@@ -29,6 +29,8 @@ class Phase(enum.IntEnum):
 
 
 class Part:
+    """An assigned partition: its position in the log, and the state of its start."""
+
     __slots__ = (
         "committed",
         "eof_reported",
@@ -41,7 +43,7 @@ class Part:
         "phase",
         "position",
         "reader",
-        "remote_view",
+        "remote_replicas",
         "retry_at",
         "serial",
         "requested_start",
@@ -66,9 +68,10 @@ class Part:
         self.stored_metadata: str | None = None
         self.timestamp = 0  # for LIST: the timestamp in the ListOffsets request
         self.retry_at = 0.0
-        # the replicas when none on this host could be read; None: a replica on this host is read
-        self.remote_view: object = None
+        # if the partition is read from another host: its replicas at that time; None: it is read here
+        self.remote_replicas: object = None
         self.serial = 0
+        # since when the metadata has lacked the partition (time.monotonic); None: it has it
         self.unknown_since: float | None = None
         # the start that the application requested; None: none, or a record was read since
         self.requested_start = None if start == OFFSET_INVALID else start

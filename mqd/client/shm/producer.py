@@ -34,7 +34,7 @@ from mqd.client.shm import closing
 from mqd.client.shm.batch_call import BatchCall
 from mqd.client.shm.delivering import CallReport
 from mqd.client.shm.producer_driver import NEVER, ProducerDriver
-from mqd.client.shm.staging import STAGE_MAX, Chunk, Entry, Stage, checked
+from mqd.client.shm.staging import STAGE_MAX, Chunk, Entry, Stage, chunk_of_arguments
 from mqd.native.client import INT64_MAX
 
 _log = logging.getLogger("mqd.client")
@@ -207,7 +207,7 @@ class ShmProducer(ProducerDriver):
         stage = self.stages.get(topic) or self._new_stage(topic)
         if on_delivery is not None and not callable(on_delivery):
             raise TypeError("expected on_delivery to be callable")
-        records = checked(values, keys, headers, partition, timestamps, self.config["message.max.bytes"])
+        records = chunk_of_arguments(values, keys, headers, partition, timestamps, self.config["message.max.bytes"])
         if self.config.partitioner is not None and records.partitions is None and records.partition < 0:
             records = self._partitioned(stage, records)
         self.require_usable()

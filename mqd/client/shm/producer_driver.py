@@ -163,8 +163,8 @@ class ProducerDriver:
                     self.topics.append(stage)
             return True
         now = time.monotonic()
-        if now >= stage.requested_by:
-            stage.requested_by = now + 0.1
+        if now >= stage.next_request_at:
+            stage.next_request_at = now + 0.1
             metadata.refresh([stage.topic], allow_auto_create=self.config["allow.auto.create.topics"])
         return False
 
@@ -191,7 +191,7 @@ class ProducerDriver:
         if stage.entries and self.transactions.is_broken:  # the transaction failed meanwhile
             self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):
-            return self._unresolved(stage, now)
+            return self._on_unknown_topic(stage, now)
         if self._flushing or now >= stage.due:
             # before `armed` is cleared: a thread that arms the stage after that adds it again
             self.active.discard(stage)
@@ -205,12 +205,13 @@ class ProducerDriver:
             stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
-    def _unresolved(self, stage: Stage, now: float) -> float:
+    def _on_unknown_topic(self, stage: Stage, now: float) -> float:
+        """Fails the stage's records if its topic has been unknown for too long or has another error."""
         info = self.attachment.metadata.topics.get(stage.topic)
         limit = stage.unresolved_since + self.config["topic.metadata.propagation.max.ms"] / 1000
-        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: the topic may still be being created
-        hopeless = info is not None and info.error and info.error not in (3, 5)
-        if hopeless or now >= limit:
+        # UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE: the topic may not have been created yet
+        is_final = info is not None and info.error and info.error not in (3, 5)
+        if is_final or now >= limit:
             code = info.error if info is not None and info.error else KafkaError._UNKNOWN_TOPIC
             self.fail_entries(stage, len(stage.entries), local_error(code))
             stage.unresolved_since = now
@@ -268,8 +269,8 @@ class ProducerDriver:
         for stage in self.stages.values():
             stage.limit = 0
 
-    def set_fatal(self, error: KafkaError, of_batch: tuple[int, int, KafkaError] | None = None) -> None:
-        """Fails the producer: outstanding records fail, and no more are accepted. `of_batch`: (number,
+    def set_fatal(self, error: KafkaError, failed_batch: tuple[int, int, KafkaError] | None = None) -> None:
+        """Fails the producer: outstanding records fail, and no more are accepted. `failed_batch`: (number,
         partition, error) of the batch that caused it.
         """
         if self.fatal is not None:
@@ -283,8 +284,8 @@ class ProducerDriver:
                     self.config["error_cb"], local_error(KafkaError._FATAL, f"Fatal error: {error.str()}", fatal=True)
                 )
             )
-        if of_batch is not None:
-            self.outcomes.give_up(*of_batch)
+        if failed_batch is not None:
+            self.outcomes.give_up(*failed_batch)
         purged = local_error(KafkaError._PURGE_QUEUE)
         self.outcomes.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
         for stage in self.stages.values():

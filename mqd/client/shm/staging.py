@@ -33,8 +33,8 @@ STAGE_MAX = 1024  # records passed on in one call: more would not fit the CPU's 
 
 
 class Entry(NamedTuple):
-    """A record with more than a value, key and partition. `headers` are encoded; `began` is time.monotonic() at produce(), for the
-    latency in a delivery report.
+    """A record with more than a value, key and partition. `headers` are encoded; `began` is
+    time.monotonic() at produce(), for the latency in a delivery report.
     """
 
     value: bytes | None
@@ -85,7 +85,7 @@ class Stage:
         "taken",
         "topic",
         "unresolved_since",
-        "requested_by",
+        "next_request_at",
     )
 
     def __init__(self, topic: str) -> None:
@@ -99,8 +99,8 @@ class Stage:
         self.taken = 0  # records ever handed over
         self.number = -1
         self.partition_count = 0
-        self.unresolved_since = 0.0
-        self.requested_by = 0.0
+        self.unresolved_since = 0.0  # time.monotonic; the topic's metadata is not known since then
+        self.next_request_at = 0.0  # time.monotonic; no metadata is requested for the topic before
 
     def mark(self, now_ms: int) -> None:
         """Sets the timestamp of the following entries."""
@@ -162,9 +162,9 @@ class Chunk(NamedTuple):
         )
 
 
-def checked(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any, bytes_max: int) -> Chunk:
-    """The arguments of produce_batch as columns. Raises TypeError, ValueError, KafkaException
-    (MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION).
+def chunk_of_arguments(values: Any, keys: Any, headers: Any, partition: Any, timestamps: Any, bytes_max: int) -> Chunk:
+    """Checks the arguments of produce_batch and returns them as columns. Raises TypeError, ValueError,
+    KafkaException (MSG_SIZE_TOO_LARGE, _UNKNOWN_PARTITION).
     """
     packed = columns.pack(values, "values")
     count = packed.count
@@ -205,8 +205,8 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
 
 def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
     count = len(entries)
-    of_each = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
-    rows = [entry if type(entry) is Entry else _entry(entry, of_each[index]) for index, entry in enumerate(entries)]
+    times_ms = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
+    rows = [entry if type(entry) is Entry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)]
     values, keys, partitions, times, headers, callbacks, _, _ = zip(*rows, strict=True)
     return Chunk(
         _column(values),

@@ -94,7 +94,7 @@ class _TransactionState:
 
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
-        self.wrote = False
+        self.wrote = False  # records or offsets may have reached the broker
         self.added_topics: set[str] = set()  # version 1
         self.topics_being_added: set[str] = set()
         self.groups: set[str] = set()
@@ -107,7 +107,7 @@ class _TransactionState:
         # the coordinator has ended the transaction, by a commit (True) or an abort (False)
         self.ended: bool | None = None
         # the identity for the next transaction; None = not known yet, or unchanged
-        self.next: tuple[int, int] | None = None
+        self.next_identity: tuple[int, int] | None = None
 
 
 class Transactions:
@@ -277,8 +277,8 @@ class Transactions:
                 self._producer.purge()
             self._end_transaction(commit, deadline)
             with self._producer.attachment.lock:
-                if self._current.next is not None:
-                    self._set_identity(*self._current.next)
+                if self._current.next_identity is not None:
+                    self._set_identity(*self._current.next_identity)
                 self._stop_staging()
                 self.state = State.READY
         except BaseException as problem:
@@ -300,9 +300,9 @@ class Transactions:
         """Carries out the steps with the coordinator that have not been done yet."""
         if not (self._current.wrote or self._current.added_topics):
             return
-        # set before _drained(), which makes the C core discard the sequences
+        # set before _wait_until_drained(), which makes the C core discard the sequences
         self._current.renews |= not commit
-        if not commit and not self._drained(deadline):
+        if not commit and not self._wait_until_drained(deadline):
             raise failure(
                 KafkaError._TIMED_OUT,
                 "the broker has not responded to all batches: call abort_transaction() again",
@@ -311,12 +311,12 @@ class Transactions:
         if self._current.ended is None:
             response = self._request_end(commit, deadline)
             if self._version_2:
-                self._current.next = response.producer_id, response.producer_epoch
+                self._current.next_identity = response.producer_id, response.producer_epoch
             self._current.ended = commit
         elif self._current.ended is not commit:
             raise _too_late() if self._current.ended else failure(KafkaError._STATE, "the transaction has been aborted")
-        if self._current.renews and self._current.next is None:
-            self._current.next = self._init_identity(self._producer_id, self._producer_epoch, deadline)
+        if self._current.renews and self._current.next_identity is None:
+            self._current.next_identity = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
     def _request_end(self, commit: bool, deadline: float) -> Any:
         self._current.commit_requested |= commit
@@ -332,13 +332,15 @@ class Transactions:
             raise _too_late()
         return response
 
-    def _drained(self, deadline: float) -> bool:
+    def _wait_until_drained(self, deadline: float) -> bool:
         """Waits until all sent batches have a response; returns False at the deadline. A batch that the
         broker receives later could become part of the next transaction.
         """
         producer = self._producer
         return producer.attachment.wait_for(
-            lambda: not producer.attachment.attached or self._set_native(self._producer_id, self._producer_epoch),
+            lambda: (
+                not producer.attachment.attached or self._set_native_identity(self._producer_id, self._producer_epoch)
+            ),
             _remaining_s(deadline),
         )
 
@@ -356,11 +358,12 @@ class Transactions:
 
     def _set_identity(self, producer_id: int, producer_epoch: int) -> None:
         self._producer_id, self._producer_epoch = producer_id, producer_epoch
-        self._set_native(producer_id, producer_epoch)
+        self._set_native_identity(producer_id, producer_epoch)
         self._producer.hold(None)
         self._stop_staging()
 
-    def _set_native(self, producer_id: int, producer_epoch: int) -> bool:
+    def _set_native_identity(self, producer_id: int, producer_epoch: int) -> bool:
+        """Sets the C core's identity. False: not set, because a batch has no response yet."""
         try:
             self._producer.native.set_identity(producer_id, producer_epoch)
         except NativeError:
@@ -418,8 +421,8 @@ class Transactions:
                 if not problem.retriable():
                     raise
             code = _first_error(response) if response is not None else 0
-            is_gone = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
-            is_given_up = api_key == requests.TXN_OFFSET_COMMIT and self._is_given_up(response, problem)
+            is_unknown_topic = code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and api_key == requests.TXN_OFFSET_COMMIT
+            is_given_up = api_key == requests.TXN_OFFSET_COMMIT and self._is_unknown_too_long(response, problem)
             if response is not None and code in (0, expected):
                 return response
             if (problem is None and code not in _RETRIED) or is_given_up:
@@ -428,7 +431,7 @@ class Transactions:
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_given_up and code in _RETRIED else code, api_key
                     )
                 )
-            retry_s = _UNKNOWN_TOPIC_RETRY_S if is_gone else _RETRY_S
+            retry_s = _UNKNOWN_TOPIC_RETRY_S if is_unknown_topic else _RETRY_S
             if time.monotonic() + retry_s >= deadline:
                 reason = problem.str() if problem is not None else broker_error(code).str()
                 raise failure(
@@ -436,7 +439,7 @@ class Transactions:
                 )
             attachment.wait_for(lambda: False, retry_s)
 
-    def _is_given_up(self, response: Any, problem: KafkaError | None) -> bool:
+    def _is_unknown_too_long(self, response: Any, problem: KafkaError | None) -> bool:
         """Whether, after a TxnOffsetCommit, one of its topics has been unknown for too long."""
         if response is None:
             if problem is not None and problem.code() != KafkaError._TIMED_OUT:

@@ -43,19 +43,19 @@ def due(archive: Archive, file_bytes: int, from_files: int, without: Collection[
 
 
 def _balanced(files: list[ArchivedFile]) -> list[ArchivedFile]:
-    """The smallest files, up to the last that is no larger than those before it together."""
+    """The smallest files, up to the last one that is not larger than all smaller ones together."""
     ordered = sorted(files, key=lambda file: (file.size_bytes, file.path))
     before = count = 0
-    for place, file in enumerate(ordered):
+    for index, file in enumerate(ordered):
         if file.size_bytes <= before:
-            count = place + 1
+            count = index + 1
         before += file.size_bytes
     return ordered[:count]
 
 
 def _is_worth(group: list[ArchivedFile], file_bytes: int) -> bool:
-    """Whether the resulting file is large enough not to be compacted again, or twice as large as
-    any of the group: packing may have separated a large file from the small ones.
+    """Whether the resulting file is large enough not to be compacted again, or at least twice as large
+    as each file of the group. It may be neither: packing may have separated a large file from the small ones.
     """
     together = sum(file.size_bytes for file in group)
     return together >= file_bytes / 2 or together >= 2 * max(file.size_bytes for file in group)

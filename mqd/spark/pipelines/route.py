@@ -51,7 +51,7 @@ def _headers(records: DataFrame):
 def _reasons():
     from pyspark.sql import functions as f
 
-    place = f.concat_ws(
+    origin = f.concat_ws(
         "",
         f.col(f"{RECORD}.topic"),
         f.lit("-"),
@@ -63,6 +63,6 @@ def _reasons():
     return f.array(
         *[
             f.struct(f.lit(name).alias("key"), text.cast("binary").alias("value"))
-            for name, text in ((REASON_HEADER, reason), (FROM_HEADER, place))
+            for name, text in ((REASON_HEADER, reason), (FROM_HEADER, origin))
         ]
     )

@@ -89,15 +89,15 @@ class _Pipeline(_Strict, frozen=True, kw_only=True, tag_field="pipeline"):
     spark: dict[str, str] = {}
     """Configuration of Spark."""
 
-    places: ClassVar[tuple[str, ...]] = ("source", "sink", "left", "right")
+    nested_fields: ClassVar[tuple[str, ...]] = ("source", "sink", "left", "right")
     streams: ClassVar[bool] = True
 
     def problems(self) -> list[str]:
         """Errors other than types, each beginning with its field."""
         found = []
-        for place in self.places:
-            one = getattr(self, place, None)
-            found += [f"[{place}] {problem}" for problem in one.problems()] if one is not None else []
+        for field in self.nested_fields:
+            one = getattr(self, field, None)
+            found += [f"[{field}] {problem}" for problem in one.problems()] if one is not None else []
         return found
 
 

@@ -19,7 +19,7 @@ from mqd.client.config import read
 from mqd.client.messages import KafkaError, KafkaException, Message
 from mqd.client.producer import Producer
 from mqd.client.shm import compressing
-from mqd.client.shm.delivery_outcomes import Verdict, verdict_on
+from mqd.client.shm.delivery_outcomes import ErrorAction, action_after
 from mqd.client.tcp.producer import TcpProducer
 from mqd.protocol.errors import ErrorCode
 from tests.unit.client.client_broker import FakeBroker
@@ -329,27 +329,27 @@ def test_out_of_order_sequences_are_fatal(make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "idempotent", "transactional", "renewing", "verdict"),
+    ("error", "idempotent", "transactional", "renewing", "action"),
     [
-        (ErrorCode.NOT_LEADER_OR_FOLLOWER, False, False, False, Verdict.RETRY),
-        (ErrorCode.KAFKA_STORAGE_ERROR, True, False, False, Verdict.RETRY),
-        (ErrorCode.MESSAGE_TOO_LARGE, False, False, False, Verdict.FAIL),
-        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, Verdict.FATAL),
-        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, True, Verdict.RENEW),
-        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, True, False, Verdict.FAIL),
-        (ErrorCode.UNKNOWN_PRODUCER_ID, True, False, False, Verdict.RENEW),
-        (ErrorCode.UNKNOWN_PRODUCER_ID, True, True, False, Verdict.FAIL),
-        (ErrorCode.INVALID_PRODUCER_EPOCH, True, True, False, Verdict.FATAL),
-        (ErrorCode.PRODUCER_FENCED, True, True, False, Verdict.FATAL),
-        (ErrorCode.INVALID_PRODUCER_EPOCH, True, False, False, Verdict.RENEW),
-        (ErrorCode.TRANSACTION_ABORTABLE, True, True, False, Verdict.FAIL),
-        (ErrorCode.CONCURRENT_TRANSACTIONS, True, True, False, Verdict.RETRY),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, False, False, False, ErrorAction.RETRY),
+        (ErrorCode.KAFKA_STORAGE_ERROR, True, False, False, ErrorAction.RETRY),
+        (ErrorCode.MESSAGE_TOO_LARGE, False, False, False, ErrorAction.FAIL),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, False, ErrorAction.FATAL),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, False, True, ErrorAction.RENEW),
+        (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, True, True, False, ErrorAction.FAIL),
+        (ErrorCode.UNKNOWN_PRODUCER_ID, True, False, False, ErrorAction.RENEW),
+        (ErrorCode.UNKNOWN_PRODUCER_ID, True, True, False, ErrorAction.FAIL),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, True, True, False, ErrorAction.FATAL),
+        (ErrorCode.PRODUCER_FENCED, True, True, False, ErrorAction.FATAL),
+        (ErrorCode.INVALID_PRODUCER_EPOCH, True, False, False, ErrorAction.RENEW),
+        (ErrorCode.TRANSACTION_ABORTABLE, True, True, False, ErrorAction.FAIL),
+        (ErrorCode.CONCURRENT_TRANSACTIONS, True, True, False, ErrorAction.RETRY),
     ],
 )
 def test_the_treatment_of_each_error(
-    error: int, idempotent: bool, transactional: bool, renewing: bool, verdict: Verdict
+    error: int, idempotent: bool, transactional: bool, renewing: bool, action: ErrorAction
 ) -> None:
-    assert verdict_on(error, idempotent, transactional, renewing) is verdict
+    assert action_after(error, idempotent, transactional, renewing) is action
 
 
 # -- full, lost, closed ----------------------------------------------------------------------------

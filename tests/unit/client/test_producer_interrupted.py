@@ -252,8 +252,8 @@ def test_an_end_of_transaction_interrupted_after_the_response_can_be_repeated(
         ("transactions", "note_write", True),
         ("outcomes", "parts", False),
         ("outcomes", "parts", True),
-        ("outcomes", "appended", False),
-        ("outcomes", "appended", True),
+        ("outcomes", "add_records", False),
+        ("outcomes", "add_records", True),
     ],
 )
 @pytest.mark.parametrize("partition", [0, -1])
@@ -286,8 +286,8 @@ def test_a_part_of_a_batch_is_accounted_for_once(make) -> None:
     outcomes, rows = producer.outcomes, [Reports()] * 4
     outcomes.before_append(rows)
     parts = outcomes.parts(np.array([1, 2, 1, 2], np.uint64), rows, 0)
-    outcomes.appended(0, parts[:1])
-    outcomes.appended(0, parts)
+    outcomes.add_records(0, parts[:1])
+    outcomes.add_records(0, parts)
     assert [(number, batch.parts) for number, batch in outcomes.batches.items()] == [
         (1, [(rows, [0, 2], 2)]),
         (2, [(rows, [1, 3], 2)]),
@@ -322,7 +322,7 @@ def test_outcomes_left_unprocessed_by_ctrl_c_are_reported(make, interrupt) -> No
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("outcomes", "appended_whole")]
+    ("owner", "name"), [("native", "append_batch"), ("appender", "append_batch"), ("outcomes", "add_batch")]
 )
 def test_a_compressed_batch_accepted_during_ctrl_c_is_written_once(make, interrupt, owner: str, name: str) -> None:
     producer, native = make(compression_type="lz4", linger_ms=60_000)

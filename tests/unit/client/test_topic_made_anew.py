@@ -104,7 +104,7 @@ def test_a_remote_reader_learns_of_it_from_the_metadata(world: ConsumerWorld) ->
     consumer = world.consumer
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part: Any = consumer.parts.get((TOPIC, 0))
-    part.remote_view = consumer._fetcher._view_of(part)
+    part.remote_replicas = consumer._fetcher._current_replicas(part)
     world.recreate(NEW, 100)
     world.readers[0].problem = None
     look_again(world)
@@ -115,7 +115,7 @@ def test_a_remote_reader_learns_of_it_from_the_metadata(world: ConsumerWorld) ->
 def read_elsewhere(world: ConsumerWorld) -> Any:
     """Reads from another host, whose reader uses names."""
     part: Any = world.consumer.parts.get((TOPIC, 0))
-    part.remote_view = world.consumer._fetcher._view_of(part)
+    part.remote_replicas = world.consumer._fetcher._current_replicas(part)
     world.readers[0].is_remote = True
     return part
 

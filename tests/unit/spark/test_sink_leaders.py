@@ -146,7 +146,7 @@ def test_a_silent_leader_delays_only_its_own_partitions_until_the_delivery_timeo
     writing = producer(delivery_timeout_s=3.0)
     cluster.silent = {1}
     began = cluster.now
-    with pytest.raises(MqdWriteError, match="partition 0: 1 rows were not acknowledged within 3 s .*has not answered"):
+    with pytest.raises(MqdWriteError, match="partition 0: 1 rows were not acknowledged within 3 s .*has not responded"):
         writing.send(batches(0, 1, 1, 1, 3, 3))
         writing.flush()
     assert 3 <= cluster.now - began < 3.1
