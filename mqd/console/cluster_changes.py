@@ -131,7 +131,7 @@ def balance(settings: Settings, form: Form) -> Change:
         effects.append(f"{summary.copies} replica{'s' * (summary.copies != 1)} would be copied to other brokers first.")
     if max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
         effects.append(
-            f"A plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it."
+            f"A plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan."
         )
 
     def do() -> None:

@@ -111,8 +111,8 @@ class Connections:
 
 
 def connections(options: SinkOptions) -> Connections:
-    """The connections of this process, never a parent's. Beyond CONNECTIONS_MAX the least recently
-    used are closed, unless they are in use.
+    """Returns the connections of this process with these options, never a parent's. If there are more
+    than CONNECTIONS_MAX, the least recently used are closed, unless they are in use.
     """
     process = os.getpid()
     key = (process, msgspec.json.encode(options.kafka, order="sorted"))
@@ -198,7 +198,7 @@ class Producer:
             self._leaders[topic.name] = topic.topic_id, (leaders if topic_id == topic.topic_id else {}) | topic.leaders
 
     def _leader(self, key: Key) -> int:
-        """-1: none at present."""
+        """Returns the leader's node id; -1: the partition has no leader at present."""
         self._topic(key[0])
         return self._leaders[key[0]][1].get(key[1], -1)
 
@@ -237,7 +237,7 @@ class Producer:
             self._queued_bytes += len(batch.data)
             while self._queued_bytes > QUEUED_BYTES_MAX:
                 self._step()
-        self._launch()
+        self._send_due()
 
     def flush(self) -> None:
         """Returns when everything is acknowledged. Raises MqdWriteError."""
@@ -255,7 +255,7 @@ class Producer:
         self._flights = {}
 
     def _step(self) -> None:
-        self._launch()
+        self._send_due()
         if self._flights:
             self._complete(self._wait_for_flight())
         else:
@@ -275,7 +275,7 @@ class Producer:
             _has_response(flights[0], max(0, left if len(flights) == 1 else min(left, POLL_S)))
             flights.rotate()
 
-    def _launch(self) -> None:
+    def _send_due(self) -> None:
         """Sends a request to every leader that has none in flight."""
         now = time.monotonic()
         by_node: dict[int, list[Batch]] = {}
@@ -327,7 +327,7 @@ class Producer:
             )
             self._flights[node_id] = _InFlight(node_id, link, version, number, chosen, deadline)
         except OSError as error:
-            self._lost(node_id, chosen, str(error))
+            self._on_connection_lost(node_id, chosen, str(error))
 
     def _prepare(self, batch: Batch) -> None:
         if batch.sequence < 0:
@@ -350,7 +350,7 @@ class Producer:
                 raise ConnectionError(f"a response to request {number} where {flight.number} was expected")
         except (OSError, ProtocolError) as error:
             del self._flights[flight.node_id]
-            self._lost(flight.node_id, flight.batches, str(error))
+            self._on_connection_lost(flight.node_id, flight.batches, str(error))
             return
         del self._flights[flight.node_id]
         responses = {(topic.name, one.index): one for topic in response.responses for one in topic.partition_responses}
@@ -368,7 +368,7 @@ class Producer:
     def _handle_result(self, batch: Batch, code: int, message: str | None) -> None:
         key = (batch.topic, batch.partition)
         if code in _WRITTEN:
-            self._done(key)
+            self._remove_first(key)
             self.record_count += batch.count
             self.byte_count += len(batch.data)
             return
@@ -395,7 +395,7 @@ class Producer:
                 f"topic {batch.topic}, partition {batch.partition}: {batch.count} rows are refused: {text}"
             )
 
-    def _done(self, key: Key) -> None:
+    def _remove_first(self, key: Key) -> None:
         queue = self._queues[key]
         self._queued_bytes -= len(queue.popleft().data)
         self._not_before.pop(key, None)
@@ -430,7 +430,7 @@ class Producer:
             )
         self._not_before[key] = now + RETRY_S
 
-    def _lost(self, node_id: int, batches: list[Batch], problem: str) -> None:
+    def _on_connection_lost(self, node_id: int, batches: list[Batch], problem: str) -> None:
         self._connections.drop(node_id)
         size = sum(len(batch.data) for batch in batches)
         if size > _LARGE_BYTES:

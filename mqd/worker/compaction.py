@@ -15,8 +15,8 @@ W3  recovery undoes or finishes the work that a stop or a crash interrupts
 W4  an unreadable log is reported once, and in the metrics, and left alone until its log start moves
     or the worker restarts; everything else continues.
 W5  records that were read before the log was truncated never replace anything, and no truncation
-    begins while a group is swapped in (segments_hold). Only after an unclean election is a
-    follower's log truncated so far back.
+    begins while a group is swapped in (segments_hold). A follower's log is truncated that far back
+    only after an unclean election.
 
 Concurrency: everything runs on the event loop except the steps, which run one after the other on
 the cleaner's thread. Bound: one partition, one table of keys (log.cleaner.dedupe.buffer.size is
@@ -103,14 +103,14 @@ class Compactor:
         self._on_replaced = on_replaced
         self._thread_pool = ThreadPoolExecutor(1, "cleaner", initializer=_lower_priority)
         self._checkpoints: dict[int, CleanerCheckpoint] = {}
-        self._idle: dict[Key, tuple] = {}  # log ends with which nothing was dirty
+        self._idle: dict[Key, tuple] = {}  # partition -> log ends when nothing was dirty
         self._retry_at: dict[Key, float] = {}
         # log start at the time of the failure, reason
         self._uncleanable: dict[Key, tuple[int, str]] = {}
         self._report = reports.Report()
-        self._cleaned: dict[Key, reports.PartitionReport] = {}
+        self._reports: dict[Key, reports.PartitionReport] = {}
         self._current: OpenPartition | None = None
-        self._hurry = asyncio.Event()  # interrupts the throttle's sleep
+        self._skip_pause = asyncio.Event()  # interrupts the throttle's sleep
         self._ended = asyncio.Event()  # the current partition is released
         self._log = logging.get("worker.compaction")
         partitions.before_close = self.release
@@ -130,9 +130,9 @@ class Compactor:
         set.
         """
         while self._current is opened:
-            self._hurry.set()
+            self._skip_pause.set()
             await self._ended.wait()
-        for known in (self._idle, self._retry_at, self._uncleanable, self._cleaned):
+        for known in (self._idle, self._retry_at, self._uncleanable, self._reports):
             known.pop(opened.owned.key, None)
 
     async def _run(self) -> None:
@@ -215,7 +215,7 @@ class Compactor:
         )
 
     async def _first_dirty(self, opened: OpenPartition) -> int | None:
-        """The partition's cleaner checkpoint."""
+        """The first offset that is not cleaned, from the cleaner checkpoint; None: nothing is cleaned yet."""
         return (await self._checkpoint_of(opened)).get(opened.owned.topic, opened.owned.index, opened.owned.topic_id)
 
     async def _checkpoint_of(self, opened: OpenPartition) -> CleanerCheckpoint:
@@ -235,7 +235,7 @@ class Compactor:
     async def _compact(self, chosen: _Candidate) -> None:
         opened, began = chosen.opened, time.monotonic()
         self._current = opened
-        self._hurry.clear()
+        self._skip_pause.clear()
         self._ended.clear()
         compaction: native.Compaction | None = None
         try:
@@ -246,13 +246,13 @@ class Compactor:
             options = await self._run_in_thread(self._options, chosen)
             compaction = await self._run_in_thread(native.Compaction, opened.path, chosen.plan.bases, options)
             await self._carry_out(chosen, compaction, truncation_count)
-            self._account(opened, compaction.figures(), time.monotonic() - began)
+            self._record_run(opened, compaction.figures(), time.monotonic() - began)
         except _Released:
             pass
         except Uncleanable as error:
             self._give_up(opened, str(error))
         except OSError as error:
-            self._failed(opened, error)
+            self._on_failure(opened, error)
         finally:
             if compaction is not None:
                 self._thread_pool.submit(compaction.close)  # after the step that may be running
@@ -314,7 +314,7 @@ class Compactor:
             if pause > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):  # wait_for loses a cancellation that comes with the event
-                        await self._hurry.wait()
+                        await self._skip_pause.wait()
 
     async def _swap(
         self, opened: OpenPartition, bases: list[int], end_offset: int, has_transactions: bool, truncation_count: int
@@ -355,14 +355,14 @@ class Compactor:
         self._on_replaced(opened.owned.key)
 
     async def _complete(self, step: Callable[[Path, int], None], opened: OpenPartition, base: int) -> None:
-        def failed(error: OSError) -> None:
+        def on_failure(error: OSError) -> None:
             self._log.error(
                 "compacted segments cannot be put in place; readers of committed records wait; retrying",
                 partition=opened.owned.name,
                 reason=str(error),
             )
 
-        await until_done(lambda: self._run_in_thread(step, opened.path, base), lambda: opened.closing, failed)
+        await until_done(lambda: self._run_in_thread(step, opened.path, base), lambda: opened.closing, on_failure)
 
     async def _reload_segments(self, opened: OpenPartition, base: int) -> None:
         await self._commands.run(self._reactor.segments_replaced, opened.owned.slot, base, base)
@@ -370,11 +370,11 @@ class Compactor:
     # -- outcomes ----------------------------------------------------------------------------------
 
     def _report_of(self, opened: OpenPartition) -> reports.PartitionReport:
-        return self._cleaned.setdefault(
+        return self._reports.setdefault(
             opened.owned.key, reports.PartitionReport(opened.owned.topic, opened.owned.index)
         )
 
-    def _account(self, opened: OpenPartition, figures: native.CompactFigures, seconds: float) -> None:
+    def _record_run(self, opened: OpenPartition, figures: native.CompactFigures, seconds: float) -> None:
         own, total = self._report_of(opened), self._report
         own.runs += 1
         own.finished_ms = clock.now_ms()
@@ -411,7 +411,7 @@ class Compactor:
             reason=reason,
         )
 
-    def _failed(self, opened: OpenPartition, error: OSError) -> None:
+    def _on_failure(self, opened: OpenPartition, error: OSError) -> None:
         if error.errno in _UNREADABLE:
             self._give_up(opened, str(error))
             return
@@ -421,7 +421,7 @@ class Compactor:
             self._log.warning("compaction failed; retrying", partition=opened.owned.name, reason=str(error))
 
     async def _publish(self) -> None:
-        self._report.partitions = list(self._cleaned.values())
+        self._report.partitions = list(self._reports.values())
         try:
             await self._run_in_thread(reports.write, self._run_dir, self._worker, self._report)
         except OSError as error:
@@ -431,10 +431,10 @@ class Compactor:
 async def until_done(
     attempt: Callable[[], Awaitable[None]],
     is_closing: Callable[[], bool],
-    failed: Callable[[OSError], None],
+    on_failure: Callable[[OSError], None],
     pause_s: float = SWAP_PAUSE_S,
 ) -> None:
-    """Repeats `attempt` while a disk refuses it: a swap that has begun is completed. Calls `failed` at
+    """Repeats `attempt` while a disk refuses it: a swap that has begun is completed. Calls `on_failure` at
     the first refusal. Raises OSError when the partition is being closed; recovery then completes the
     swap.
     """
@@ -448,7 +448,7 @@ async def until_done(
             if number > 0 and error.errno == errno.ENOENT:
                 return  # the swap's list is already removed: only the sync of its directory had failed
             if number == 0:
-                failed(error)
+                on_failure(error)
         await asyncio.sleep(pause_s)
 
 

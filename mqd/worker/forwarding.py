@@ -73,7 +73,7 @@ class Forwarding:
         for node_id, incarnation in list(self._incarnations.items()):
             if self._incarnation(node_id) != incarnation:
                 del self._incarnations[node_id]
-                self._later(self._run(self._reactor.relay_remove, node_id))
+                self._start_task(self._run(self._reactor.relay_remove, node_id))
 
     def _incarnation(self, node_id: int) -> tuple[int, str, int] | None:
         broker = self._cluster.brokers.get(node_id)
@@ -168,7 +168,7 @@ class Forwarding:
                 int(backoff_ms * random.uniform(0.5, 1.0)),
             )
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)

@@ -89,7 +89,9 @@ class PartitionSet(OpenPartitions):
             self._log.warning("reactor did not know a removed topic", reason=str(error))
 
     async def _put_brokers(self, brokers: list[BrokerImage]) -> None:
-        """A single host has no other broker to direct clients to."""
+        """Passes the brokers to the reactor. A host that has never known another broker has no need of it:
+        clients are not directed elsewhere.
+        """
         node_id = self._catalog.cluster.node_id
         if self._clustered or any(broker.node_id != node_id for broker in brokers):
             self._clustered = True
@@ -209,7 +211,7 @@ class PartitionSet(OpenPartitions):
     def _check_missing(
         self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, known_start: int
     ) -> None:
-        """N6. Blocking."""
+        """Reports missing records, and refuses a gap if there are other replicas (N6). Blocking."""
         if recovery.log_start_offset > known_start and recovery.missing_from < 0:
             self._log.error(
                 "records are missing: the first segments are gone",
@@ -246,7 +248,7 @@ class PartitionSet(OpenPartitions):
         view: native.SlotView,
         known: int,
     ) -> None:
-        """N5."""
+        """Marks a log that is shorter than it was known to be (N5). Blocking."""
         is_same_partition = view.topic_id == owned.topic_id and view.partition_index == owned.index
         published = view.log_end_offset if is_same_partition else 0
         if recovery.log_end_offset >= max(known, published):
@@ -298,8 +300,8 @@ class PartitionSet(OpenPartitions):
         return log_dir.high_watermarks.get((owned.topic, owned.index, owned.topic_id), 0)
 
     async def _make_durable(self, opened: list[_Opened]) -> None:
-        """N1, N2. If the write fails, new partitions of the directory fail too: they might be lost
-        in a power cut, together with their records.
+        """Makes new directories and the checkpoints durable (N1, N2). If the write fails, new partitions of
+        the directory fail too: they might be lost in a power cut, together with their records.
         """
         for log_dir in self.log_dirs:
             here = [result for result in opened if result.owned.log_dir == log_dir.index]

@@ -43,7 +43,7 @@ CONNECT_S_MAX = 3.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
 STABLE_S = 5.0  # a connection that lasted this long resets the back-off
 IN_SYNC, CATCH_UP, THROTTLED = range(3)  # enum mqd_fetcher_lane
-_FORGOTTEN_MAX = 1024
+_ENDED_MAX = 1024
 _NOT_REGISTERED = "this host is not registered"
 
 
@@ -164,22 +164,22 @@ class Replication:
         self._throttle(dynamic_config, own.worker_count if own is not None else 1)
 
     def _throttle(self, dynamic_config: Mapping[str, str], worker_count: int) -> None:
-        """An equal share for each worker: they have no common budget, and partitions are
-        distributed over them.
+        """Sets this worker's share of the configured rate. All workers have equal shares: they have no
+        common budget, and partitions are distributed over them.
         """
         rate = broker_number({**self._config, **dynamic_config}, "follower.replication.throttled.rate")
         rate = 0 if rate >= 1 << 62 else max(1, rate // max(1, worker_count))
         if rate != self._rate:
             self._rate = rate
-            self._later(self._run(self._reactor.fetcher_rate, rate))
+            self._start_task(self._run(self._reactor.fetcher_rate, rate))
 
     def _drop(self, route: Route) -> None:
         connection = self._connections.pop(route)
         assert connection.task is not None
         connection.task.cancel()
-        self._later(self._run(self._reactor.fetcher_remove, route.leader, route.leader_worker, route.lane))
+        self._start_task(self._run(self._reactor.fetcher_remove, route.leader, route.leader_worker, route.lane))
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
@@ -201,7 +201,7 @@ class Replication:
                 )
                 return
         self._ended[event.token] = event.text
-        while len(self._ended) > _FORGOTTEN_MAX:
+        while len(self._ended) > _ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
     async def close(self) -> None:

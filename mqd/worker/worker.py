@@ -340,8 +340,8 @@ class Worker:
         )
 
     def _give_up(self) -> None:
-        """Something in a log directory blocks this process's end. Whatever is not closed now has no
-        marker, so the next start checks it.
+        """Exits although a log directory blocks the clean end. Logs that are not closed yet have no marker,
+        so the next start checks them.
         """
         paths = sorted(
             {str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())}
@@ -441,7 +441,7 @@ class Worker:
         )
 
     async def _set_aside_left_behind(self) -> None:
-        """W5 of the catalog: replicas that left this host before it started."""
+        """Sets aside the directories of replicas that left this host before it started (W5 of the catalog)."""
         self._checked_left_behind = True
         if self._catalog.cluster.node_id >= 0:
             to_delete = await self._background.urgent(

@@ -83,7 +83,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("--format", "output_format", type=click.Choice(["text", "json"]), help="json is -J.")
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
 @click.option("-q", "quiet", is_flag=True, help="No remarks.")
-@click.option("-v", "_verbose", count=True, help="Accepted.")
+@click.option("-v", "_verbose", count=True, help="Accepted, without effect.")
 @click.option("-E", "_stay", is_flag=True, help="Accepted, without effect: transient errors never end it.")
 @click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
 @click.option("-Z", "null", is_flag=True, help="Producer: empty is null. Consumer: print NULL.")
@@ -91,7 +91,9 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-l", "lines", is_flag=True, help="Split the file by the delimiter.")
 @click.option("-T", "tee", is_flag=True, help="Print what is sent.")
 @click.option("-z", "compression", metavar="CODEC", help="gzip, snappy, lz4 or zstd.")
-@click.option("-m", "timeout_s", type=float, default=5.0, metavar="SECONDS", help="Time limit of metadata and queries.")
+@click.option(
+    "-m", "timeout_s", type=float, default=5.0, metavar="SECONDS", help="Time limit for metadata and queries."
+)
 @click.option("-X", "properties", multiple=True, metavar="PROP=VALUE", help="Any property of librdkafka.")
 @click.option("-F", "config_file", type=click.Path(exists=True, dir_okay=False), help="File of properties.")
 @click.option("-d", "debug", metavar="CONTEXTS", help="librdkafka's debug contexts.")

@@ -335,8 +335,8 @@ def forget(settings: Settings, node: int) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would move, move nothing.")
 @click.option("--no-wait", is_flag=True, help="Do not wait until all has moved.")
 def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait: bool) -> None:
-    """Spread replicas and leaderships of all topics, or of those named, evenly over the brokers:
-    after a host has joined.
+    """Spread replicas and leaderships of all topics, or of the given ones, evenly over the brokers, for
+    example after a host has joined.
 
     The active controller remembers the remaining moves. If another one becomes active, it only
     completes the moves in progress: run this again then, and it continues from there.
@@ -379,7 +379,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 " run mqd cluster balance again then, it continues from there"
             )
     if plan and not settings.json and max(summary.copies, summary.preferred_leader_changed) >= BALANCE_MOVES_MAX:
-        click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; the controller continues with the next one after it")
+        click.echo(f"a plan has {BALANCE_MOVES_MAX} moves at most; when it is done, the controller makes the next plan")
 
 
 def _done(settings: Settings, text: str) -> None:
@@ -452,7 +452,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     help="Data directory of the host that continues; its broker must not run.  [env: MQD_DATA_DIR]",
 )
-@click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Without it nothing is done.")
+@click.option("--i-accept-data-loss", "accepted", is_flag=True, help="Required: without it nothing is done.")
 def force_standalone(data_dir: Path | None, accepted: bool) -> None:
     """Let one host continue alone after most voters of the quorum were lost permanently.
 
@@ -495,7 +495,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
 
 
 @command.command("local")
-@click.option("--brokers", "count", type=click.IntRange(1, 9), default=3, show_default=True, help="How many.")
+@click.option("--brokers", "count", type=click.IntRange(1, 9), default=3, show_default=True, help="Number of brokers.")
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -520,8 +520,8 @@ def local(
 ) -> None:
     """Start a cluster on this machine, in the foreground, for trying things out.
 
-    Each broker has an address and a data directory of its own, and is an ordinary one: stop, kill
-    or restart any of them meanwhile. Ctrl-C stops all.
+    Each broker has its own address and data directory, and is an ordinary broker: any of them can be
+    stopped, killed or restarted meanwhile. Ctrl-C stops all.
     """
     import shlex
     import signal

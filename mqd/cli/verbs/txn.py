@@ -84,7 +84,9 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
     from mqd.cli.broker_lookup import Cluster, report_left_out
 
     if hanging and (states or longer_than is not None):
-        raise click.UsageError("--hanging goes with --idle only: no coordinator knows the state of such a transaction")
+        raise click.UsageError(
+            "--hanging can only be combined with --idle: no coordinator knows the state of such a transaction"
+        )
     with Cluster(settings.bootstrap) as cluster:
         if hanging:
             _show_hanging(settings, txns.hanging(cluster, idle))
@@ -163,7 +165,7 @@ def _show_hanging(settings: Settings, found: "list[OpenProducer]") -> None:
 def describe(settings: Settings, name: str) -> None:
     """Show the transaction of TRANSACTIONAL_ID.
 
-    Its state, age and producer, and where it begins in each partition.
+    This includes its state, age and producer, and its first offset in each partition.
     """
     from mqd.cli import transactions as txns
     from mqd.cli.broker_lookup import Cluster

@@ -40,8 +40,8 @@ def _load(
     secured: bool,
     token: Token | None = None,
 ) -> tuple[Settings, set[str]]:
-    """The settings, and the variables of the environment that their secrets come from. The file is
-    read once: it may be a pipe. Raises ConfigError, CliError.
+    """Returns the settings, and the environment variables that contain secrets. Reads the file once,
+    because it may be a pipe. Raises ConfigError, CliError.
     """
     from mqd.base import cluster_config
     from mqd.base.config import load_broker
@@ -73,7 +73,7 @@ def _load(
 
 
 def _token(text: str, overrides: dict[str, str]) -> Token:
-    """Adds the settings of this host that are in the token. Raises CliError."""
+    """Parses the token of --join and adds its settings to `overrides`. Raises CliError."""
     from mqd.cli import joining
 
     token = joining.parse(sys.stdin.readline() if text == "-" else text)
@@ -229,7 +229,7 @@ def _print_supervisord(
     help="Properties file with Kafka's names.",
 )
 @click.option("--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One property; may be repeated.")
-@click.option("--node-id", type=click.IntRange(0), help="Number of this broker, its own in the cluster.  [default: 1]")
+@click.option("--node-id", type=click.IntRange(0), help="Number of this broker, unique in the cluster.  [default: 1]")
 @click.option(
     "--cluster-seeds",
     metavar="HOST:PORT,...",
@@ -239,7 +239,7 @@ def _print_supervisord(
     "--secure",
     "secured",
     is_flag=True,
-    help="Certificates, users and rights: made in DATA_DIR/secure, unless they are there.",
+    help="Use TLS, users and rights; their files are created in DATA_DIR/secure if they do not exist.",
 )
 @click.option(
     "--join",
@@ -305,7 +305,7 @@ def command(
         del os.environ[name]
     confinement.hide_memory(settings.config)
     os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))
-    places.supervisor_socket.unlink(missing_ok=True)  # of one that was killed; supervisord would wait for it
+    places.supervisor_socket.unlink(missing_ok=True)  # left by a killed supervisord; the new one would wait for it
 
     from mqd.keeper.supervise import ReadyBroker, run
 

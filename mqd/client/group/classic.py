@@ -254,12 +254,12 @@ class ClassicCore:
     def _on_topics(self, counts: dict[str, int], now_ms: int, actions: list[Action]) -> None:
         self.counts = counts
         if self.state is State.LEADING:
-            self._lead(actions)
+            self._assign(actions)
         elif self.state is State.STABLE:
-            stale = self._assigned_counts is not None and any(
+            has_changed = self._assigned_counts is not None and any(
                 counts.get(topic, 0) != count for topic, count in self._assigned_counts.items()
             )
-            if stale or self._topics() != self._joined_topics:
+            if has_changed or self._topics() != self._joined_topics:
                 self._rejoin()
 
     def _topics(self) -> frozenset[str]:
@@ -285,7 +285,7 @@ class ClassicCore:
     def _on_response(self, message: Any, now_ms: int, actions: list[Action]) -> None:
         code, sent = message.error_code, self._sent
         if self.state is State.LEAVING:
-            self._left(now_ms, actions)
+            self._finish_leaving(now_ms, actions)
         elif self.state not in (State.JOINING, State.SYNCING, State.STABLE):
             return
         elif code:
@@ -347,7 +347,7 @@ class ClassicCore:
         self.state, self._due_ms = State.LEADING, now_ms + self.settings.heartbeat_interval_ms
         actions.append(Resolve((), tuple(sorted({topic for one in self._members.values() for topic in one.topics}))))
 
-    def _lead(self, actions: list[Action]) -> None:
+    def _assign(self, actions: list[Action]) -> None:
         topics = {topic for one in self._members.values() for topic in one.topics}
         self._assigned_counts = {topic: self.counts.get(topic, 0) for topic in topics}
         known = {topic: count for topic, count in self._assigned_counts.items() if count}
@@ -373,7 +373,7 @@ class ClassicCore:
         )
         self._send(SYNC, request, actions)
 
-    def _left(self, now_ms: int, actions: list[Action]) -> None:
+    def _finish_leaving(self, now_ms: int, actions: list[Action]) -> None:
         self.state, self.epoch, self.target, self.member_id = State.IDLE, -1, None, ""
         actions.append(Left())
         if self.subscription is not None:
@@ -390,7 +390,7 @@ class ClassicCore:
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
             else:
-                self._left(now_ms, actions)
+                self._finish_leaving(now_ms, actions)
         elif (
             self.state is State.JOINING
             and self._must_join

@@ -191,7 +191,7 @@ class GroupCore:
         elif self.state is State.LEAVING and self.callback is None:
             # a leave request under way is handled before the join request, which uses the same
             # connection
-            self._left(now_ms, actions)
+            self._finish_leaving(now_ms, actions)
 
     def _begin(self, now_ms: int) -> None:
         self.state, self.epoch, self.target = State.JOINING, 0, None
@@ -286,14 +286,14 @@ class GroupCore:
             if message.error_code in _RETRIED:
                 self._retry_later(now_ms)
                 return
-            self._left(now_ms, actions)
+            self._finish_leaving(now_ms, actions)
         elif self.state in (State.JOINING, State.MEMBER):
             if message.error_code:
                 self._on_error(message.error_code, message.error_message, now_ms, actions)
             else:
                 self._on_success(message, now_ms)
 
-    def _left(self, now_ms: int, actions: list[Action]) -> None:
+    def _finish_leaving(self, now_ms: int, actions: list[Action]) -> None:
         self.state, self.epoch, self.target = State.IDLE, 0, None
         actions.append(Left())
         if self.subscription is not None:
@@ -373,7 +373,7 @@ class GroupCore:
                 self.owned |= added
                 self._start_callback(Assign, added, actions)
         if self.state is State.LEAVING and self.callback is None and not self.owned and not self._was_member:
-            self._left(now_ms, actions)
+            self._finish_leaving(now_ms, actions)
         elif self.state is State.FATAL and self.callback is None and self._must_report_left:
             self._must_report_left = False
             actions.append(Left())

@@ -46,8 +46,8 @@ def throttled() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:
         return False, 1 << 30
 
     compactor = object.__new__(Compactor)
-    vars(compactor).update(_hurry=asyncio.Event(), _run_in_thread=thread, _value=lambda name: 1, _worker_count=1)
-    return compactor._work(SimpleNamespace(closing=False), SimpleNamespace()), compactor._hurry.set  # type: ignore[arg-type]
+    vars(compactor).update(_skip_pause=asyncio.Event(), _run_in_thread=thread, _value=lambda name: 1, _worker_count=1)
+    return compactor._work(SimpleNamespace(closing=False), SimpleNamespace()), compactor._skip_pause.set  # type: ignore[arg-type]
 
 
 def goodbye() -> tuple[Coroutine[Any, Any, None], Callable[[], None]]:

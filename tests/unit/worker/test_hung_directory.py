@@ -278,13 +278,13 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
     hung = next(opened for opened in here.set.open.values() if opened.owned.log_dir == 0)
     vars(compactor).update(
         _thread_pool=ThreadPoolExecutor(1),
-        _hurry=asyncio.Event(),
+        _skip_pause=asyncio.Event(),
         _ended=asyncio.Event(),
         _current=None,
         _idle={},
         _retry_at={},
         _uncleanable={},
-        _cleaned={},
+        _reports={},
         _commands=SimpleNamespace(run=nothing),
         _reactor=SimpleNamespace(segments_hold=None),
         _options=options,
