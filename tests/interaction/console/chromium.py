@@ -15,7 +15,7 @@ import pytest
 from selenium import webdriver
 from selenium.common.exceptions import WebDriverException
 
-from perf.peers.debian import program, unpacked
+from perf.peers.debian import program, unpack
 from perf.peers.maven import CACHE
 from perf.peers.peer import Unavailable
 
@@ -47,7 +47,7 @@ def _root(may_fetch: bool) -> Path:
         return complete.parent
     if not may_fetch:
         raise Unavailable("it is neither installed nor unpacked; the slow tier unpacks it")
-    return unpacked(_missing())
+    return unpack(_missing())
 
 
 def find(may_fetch: bool = True) -> tuple[str, str, dict[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mqd.cli.verbs.monitoring import RULES, scrape
-from perf.peers.debian import program, unpacked
+from perf.peers.debian import program, unpack
 from perf.peers.peer import Unavailable
 
 
@@ -20,7 +20,7 @@ def find(name: str) -> str:
     if installed:
         return installed
     try:
-        return program(unpacked(["prometheus"]), str(Path("usr/bin") / name))
+        return program(unpack(["prometheus"]), str(Path("usr/bin") / name))
     except Unavailable as error:
         pytest.skip(f"{name}: {error}; apt-get install prometheus")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mqd.cli import secure
-from perf.peers.debian import program, unpacked
+from perf.peers.debian import program, unpack
 from perf.peers.peer import Unavailable
 from tests.broker import Broker
 from tests.kafka_connection import KafkaConnection
@@ -40,7 +40,7 @@ def installed_or_unpacked(folder: Path) -> tuple[str, dict[str, str]]:
     if installed := shutil.which("testssl") or shutil.which("testssl.sh"):
         return installed, environment
     try:
-        root = unpacked(["testssl.sh"])
+        root = unpack(["testssl.sh"])
         script = program(root, "usr/bin/testssl")
     except Unavailable as error:
         pytest.skip(f"testssl.sh: {error}; apt-get install testssl.sh")
