@@ -31,8 +31,8 @@ _elected = partitions._elect
 
 
 def _elects_uncleanly(target: partitions.Target, *given: Any) -> tuple[int, bool]:
-    if target.elect == partitions.ONLINE:
-        target.elect = partitions.UNCLEAN
+    if target.election == partitions.ONLINE:
+        target.election = partitions.UNCLEAN
     return _elected(target, *given)
 
 
@@ -49,7 +49,7 @@ RULES: dict[str, list[tuple[Any, str, Any]]] = {
     "R6": [(in_sync, "_stale", _of_any_state)],
     "R6b": [(in_sync, "_is_comparable", _false), (ActiveController, "_is_addressed", _true)],
     "R8": [(partitions, "_eligible", lambda *_: ((), ()))],
-    "R9": [(brokers, "_lost", lambda *_: (-1, frozenset()))],
+    "R9": [(brokers, "_find_losses", lambda *_: (-1, frozenset()))],
     "R10": [(brokers, "has_applied_registration", _true), (BrokerCore, "_check_registered", lambda _: None)],
     "R13": [(partitions, "_elect", _elects_uncleanly)],
     "R14": [(partitions, "_may_complete", _true)],

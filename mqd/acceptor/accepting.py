@@ -180,9 +180,9 @@ class Acceptor:
         except OSError:
             connection.close()  # reset in the meantime
             return
-        self.hand(connection, message)
+        self.hand_over(connection, message)
 
-    def hand(self, connection: socket.socket, message: bytes) -> None:
+    def hand_over(self, connection: socket.socket, message: bytes) -> None:
         """Passes the connection to a worker, now or when one has room. Takes over the socket."""
         self.accepted_count += 1
         if self._waiting or not self._handoff.send(connection, message):

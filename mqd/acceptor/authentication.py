@@ -122,7 +122,7 @@ class MetadataUsers:
 
 
 def load_seed(file: Path) -> bytes:
-    """A secret that outlives this process. Raises OSError."""
+    """Reads the secret of the file, which outlives this process; creates it at first. Raises OSError."""
     if not file.exists():
         new_file = file.with_suffix(".new")
         fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -157,7 +157,7 @@ class Step(msgspec.Struct, frozen=True):
     is_token: bool = False  # it authenticated by a delegation token
 
 
-class _Underway(msgspec.Struct):
+class _Running(msgspec.Struct):
     mechanism: str
     exchange: Exchange
     began_s: float  # time.monotonic()
@@ -210,7 +210,7 @@ class Authentication:
         self._users = users
         self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
-        self._underway: OrderedDict[Connection, _Underway] = OrderedDict()  # the oldest first
+        self._running: OrderedDict[Connection, _Running] = OrderedDict()  # the oldest first
         # (address, user) -> failures in a row, and when the last one was
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
@@ -236,14 +236,14 @@ class Authentication:
         if mechanism not in options.mechanisms:
             raise UnsupportedMechanism(mechanism)
         now_s = time.monotonic()
-        self._underway.pop(connection, None)
-        self._underway[connection] = _Underway(mechanism, self._exchange(options, mechanism), now_s)
+        self._running.pop(connection, None)
+        self._running[connection] = _Running(mechanism, self._make_exchange(options, mechanism), now_s)
         # the oldest ones: most belong to connections that have ended
-        while len(self._underway) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
-            self._underway.popitem(last=False)
+        while len(self._running) > EXCHANGES_MAX or self._oldest_s() < now_s - EXCHANGE_S_MAX:
+            self._running.popitem(last=False)
 
     def _oldest_s(self) -> float:
-        return next(iter(self._underway.values())).began_s
+        return next(iter(self._running.values())).began_s
 
     async def step(self, connection: Connection, listener_id: int, address: str, current: str, token: bytes) -> Step:
         """Handles one token of the client. `address`: the client's; `current`: the connection's
@@ -253,34 +253,34 @@ class Authentication:
         the token meanwhile.
         """
         options = self._options_of(listener_id)
-        underway = self._underway.get(connection)
-        if options is None or underway is None or underway.busy:
+        running = self._running.get(connection)
+        if options is None or running is None or running.busy:
             raise IllegalState("no SaslHandshake has come before this token, or its exchange is lost")
-        underway.busy = True
+        running.busy = True
         try:
-            return await self._step(options, underway, connection, current, token)
+            return await self._step(options, running, connection, current, token)
         except AuthenticationFailed as error:
-            self._underway.pop(connection, None)
-            delay_s = self._on_failed(error, underway, connection, address)
+            self._running.pop(connection, None)
+            delay_s = self._on_failed(error, running, connection, address)
             raise Refused(
                 f"Authentication failed during authentication due to invalid credentials with SASL mechanism"
-                f" {underway.mechanism}",
+                f" {running.mechanism}",
                 delay_s,
             ) from None
         finally:
-            underway.busy = False
+            running.busy = False
 
     def close(self) -> None:
         for threads in (self._threads, self._issuers):
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _step(
-        self, options: ListenerOptions, underway: _Underway, connection: Connection, current: str, token: bytes
+        self, options: ListenerOptions, running: _Running, connection: Connection, current: str, token: bytes
     ) -> Step:
-        exchange = underway.exchange
+        exchange = running.exchange
         if len(token) > options.token_bytes_max:
             raise AuthenticationFailed(f"a token of {len(token)} bytes (sasl.server.max.receive.size)")
-        if time.monotonic() > underway.began_s + EXCHANGE_S_MAX:
+        if time.monotonic() > running.began_s + EXCHANGE_S_MAX:
             raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
         if self._waiting_bytes + len(token) > WAITING_BYTES_MAX:
             raise AuthenticationFailed("too many large tokens are being checked; retry later", user=exchange.user)
@@ -291,14 +291,14 @@ class Authentication:
             self._waiting_bytes -= len(token)
         if not exchange.done:
             return Step(response)
-        self._underway.pop(connection, None)
+        self._running.pop(connection, None)
         principal, expires_ms, is_token = self._proven_principal(exchange)
         if current and principal != current:
             raise AuthenticationFailed(
                 f"the connection belongs to {current} and cannot change its principal", user=exchange.user
             )
         self.succeeded_count += 1
-        log.info("authenticated", connection=connection[1], principal=principal, mechanism=underway.mechanism)
+        log.info("authenticated", connection=connection[1], principal=principal, mechanism=running.mechanism)
         return Step(response, principal, _lifetime_ms(options, expires_ms), is_token)
 
     def _proven_principal(self, exchange: Exchange) -> tuple[str, int, bool]:
@@ -312,24 +312,22 @@ class Authentication:
         expires_ms = exchange.expires_ms if isinstance(exchange, OauthExchange) else 0
         return f"User:{exchange.user}", expires_ms, False
 
-    def _on_failed(
-        self, error: AuthenticationFailed, underway: _Underway, connection: Connection, address: str
-    ) -> float:
+    def _on_failed(self, error: AuthenticationFailed, running: _Running, connection: Connection, address: str) -> float:
         """Records the failure. Returns how long the response is delayed, in seconds."""
         self.failed_count += 1
-        user = error.user or underway.exchange.user
+        user = error.user or running.exchange.user
         log.warning(
             "authentication failed",
             connection=connection[1],
             address=address,
-            mechanism=underway.mechanism,
+            mechanism=running.mechanism,
             user=user[:255],
             reason=str(error),
         )
-        name, now = (address, user), time.monotonic()
-        count, last_s = self._failures.pop(name, (0, now))
+        key, now = (address, user), time.monotonic()
+        count, last_s = self._failures.pop(key, (0, now))
         count = count + 1 if now < last_s + FAILURES_FORGET_S else 1
-        self._failures[name] = count, now
+        self._failures[key] = count, now
         while len(self._failures) > FAILURES_MAX:
             self._failures.popitem(last=False)
         return min(self._failure_delay_s * 2 ** min(count - 1, 16), FAILURE_DELAY_S_MAX)
@@ -339,7 +337,7 @@ class Authentication:
     def _options_of(self, listener_id: int) -> ListenerOptions | None:
         return self._options[listener_id] if listener_id < len(self._options) else None
 
-    def _exchange(self, options: ListenerOptions, mechanism: str) -> Exchange:
+    def _make_exchange(self, options: ListenerOptions, mechanism: str) -> Exchange:
         if mechanism in scram.MECHANISMS:
             return ScramExchange(
                 mechanism,

@@ -244,7 +244,7 @@ def _encode(header: RequestHeader, response: object) -> bytes:
 
 
 def _cut_messages(response: object) -> bool:
-    """Returns whether a message was longer than MESSAGE_CHARS_MAX."""
+    """Cuts messages to MESSAGE_CHARS_MAX. Returns whether one was longer."""
     found = False
     todo: list[Any] = [response]
     while todo:

@@ -100,11 +100,11 @@ class Appends(Protocol):
 
 
 def _compression(check: Descriptor) -> Compression | None:
-    """The topic's compression, as in a CHECK of struct mqd_descriptor; None: the batch stays as it
+    """Decodes the topic's compression from a CHECK (struct mqd_descriptor); None: the batch stays as it
     is."""
-    named = check.a >> 16 & 0xFF
+    codec = check.a >> 16 & 0xFF
     level = (check.c & 0xFFFFFFFF ^ 1 << 31) - (1 << 31)  # the low half, with its sign
-    return Compression(named - 1, level, check.c >> 32) if named else None
+    return Compression(codec - 1, level, check.c >> 32) if codec else None
 
 
 class ShareStates(Protocol):
@@ -144,9 +144,9 @@ class Link:
         self._share_work: list[set[Work]] = [set() for _ in range(worker_count)]
         # by worker: token -> the caller's future
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
-        self._described = self._archived = 0
+        self._describe_count = self._archive_count = 0
         self._tasks: set[asyncio.Task[None] | Work] = set()
-        self._young: list[_Pending] = []  # requests that arrived after the last _on_park()
+        self._newer: list[_Pending] = []  # requests that arrived after the last _on_park()
         self._older: list[_Pending] = []  # requests that arrived before it
         # by worker: token -> slow requests, which may be abandoned
         self._parked: list[dict[int, _Pending]] = [{} for _ in range(worker_count)]
@@ -290,7 +290,7 @@ class Link:
             task = self._loop.create_task(coroutine)
             self._keep(task)
         waits_for_members = api_key in WAIT_FOR_MEMBERS
-        self._young.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
+        self._newer.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
         if self._park is None:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
@@ -307,8 +307,8 @@ class Link:
         task.add_done_callback(self._tasks.discard)
 
     def _on_park(self) -> None:
-        """Requests that wait for something outside this process (a JoinGroup for other members)
-        must not hold the worker's arena.
+        """Releases the worker's arena memory of slow requests: those that wait for something
+        outside this process (a JoinGroup for other members) must not hold it.
         """
         for pending in self._older:
             if pending.task.done():
@@ -320,22 +320,22 @@ class Link:
                     pending.task.add_done_callback(partial(self._unpark, pending))
             elif pending.waits_for_members:
                 pending.task.cancel()  # K3
-        self._older, self._young = self._young, []
+        self._older, self._newer = self._newer, []
         assert self._loop is not None
         self._park = self._loop.call_later(PARK_S, self._on_park) if self._older else None
         self._send_waiting()
         self._endpoint.flush()
 
     def _on_cancel(self, worker: int, token: int) -> None:
-        """A JoinGroup or SyncGroup that waits for other members, and whose client has gone: its
-        state changes stay, but its response is not needed.
+        """Cancels a JoinGroup or SyncGroup that waits for other members and whose client has gone:
+        its state changes stay, but its response is not needed.
         """
         pending = self._parked[worker].get(token)
         if pending is not None:
             pending.task.cancel()
 
     def _unpark(self, pending: _Pending, _task: asyncio.Task[None] | Work) -> None:
-        """The request is done. A successor of its worker may use the same token again."""
+        """Forgets a request that is done. A successor of its worker may use the same token again."""
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]
 
@@ -379,7 +379,7 @@ class Link:
     # -- checks ------------------------------------------------------------------------------------
 
     def _on_check(self, worker: int, descriptor: Descriptor) -> None:
-        """A check before a batch is written. The payload is lent until CHECKED."""
+        """Starts a check of a batch or transaction. The payload is lent until CHECKED."""
         payload = self._payload(worker, descriptor)
         if payload is None or self.checks is None:
             self._put(
@@ -414,7 +414,7 @@ class Link:
     # -- states of share groups ----------------------------------------------------------------------
 
     def _on_share_state(self, worker: int, descriptor: Descriptor) -> None:
-        """READ or WRITE of a share-partition. The body is lent until SHARE_STATE_RESPONSE."""
+        """Starts a READ or WRITE of a share-partition. The body is lent until SHARE_STATE_RESPONSE."""
         self._taken += 1
         body = bytes(self._payload(worker, descriptor) or b"")
         work = self._begin(self._share_state(worker, descriptor, body))
@@ -436,9 +436,9 @@ class Link:
         self._flush_soon()
 
     def archive(self, owner: int, slot: int, payload: bytes, owner_generation: int) -> None:
-        """MQD_SHARE_REQUEST_ARCHIVE for the worker that owns the slot. The outcome arrives as a WRITE."""
-        self._archived += 1
-        token = ARCHIVE_TOKENS | self._archived
+        """Sends MQD_SHARE_REQUEST_ARCHIVE to the worker that owns the slot. The outcome arrives as a WRITE."""
+        self._archive_count += 1
+        token = ARCHIVE_TOKENS | self._archive_count
         self._put(owner, _Piece(token, payload, DescriptorKind.SHARE, 0, 0, slot, owner_generation))
         self._flush_soon()
 
@@ -448,7 +448,7 @@ class Link:
         self._waiting[worker].append(piece)
 
     def _send_waiting(self) -> None:
-        """Sends as many pieces as arena and rings take; the rest when space is released."""
+        """Sends as many pieces as the arena and the rings have room for; the rest follows when space is released."""
         blocked = False
         for worker, waiting in enumerate(self._waiting):
             while waiting and self._send(worker, waiting[0]):
@@ -498,13 +498,13 @@ class Link:
         if descriptor.token >= BATCH_TOKENS:
             self._take_back_batch(worker, descriptor.token)
             return
-        name = (descriptor.token, descriptor.offset)
-        if name in self._lent[worker]:  # K1
-            self._lent[worker].discard(name)
+        lent = (descriptor.token, descriptor.offset)
+        if lent in self._lent[worker]:  # K1
+            self._lent[worker].discard(lent)
             self._arena.release(descriptor.offset)
 
     def on_worker_death(self, worker: int) -> None:
-        """Proof of death from the keeper: everything in flight to it is obsolete."""
+        """The keeper has proof of the death: everything in flight to the worker is obsolete."""
         self._waiting[worker].clear()
         for _, offset in self._lent[worker]:
             self._arena.release(offset)
@@ -535,8 +535,8 @@ class Link:
         response. The caller sets a timeout.
         """
         assert self._loop is not None
-        self._described += 1
-        token = DESCRIBE_TOKENS | self._described
+        self._describe_count += 1
+        token = DESCRIBE_TOKENS | self._describe_count
         future = self._descriptions[owner][token] = self._loop.create_future()
         self._put(owner, _Piece(token, b"", DescriptorKind.DESCRIBE, 0, 0, slot))
         self._flush_soon()

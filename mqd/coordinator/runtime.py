@@ -163,7 +163,7 @@ class Coordinator:
         """Returns the response that the core replied with. Raises CoordinatorError. On timeout the
         code is COORDINATOR_NOT_AVAILABLE and the outcome is unknown.
         """
-        state, shard = self._active(name)
+        state, shard = self._find_shard(name)
         if len(self._futures) >= REQUESTS_MAX:
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._number += 1
@@ -192,7 +192,7 @@ class Coordinator:
 
     def post(self, name: str, event: object) -> None:
         """Passes an event that needs no response to a core. Raises CoordinatorError."""
-        state, shard = self._active(name)
+        state, shard = self._find_shard(name)
         self._handle(state, shard, name, event)
 
     def post_all(self, event: object, concerns: Callable[[Core], bool]) -> None:
@@ -223,7 +223,7 @@ class Coordinator:
         if shard is not None:
             for name in names(shard):
                 if name not in failed and state.shard is shard:
-                    self._handle(state, shard, name, event, known=True)
+                    self._handle(state, shard, name, event, only_existing=True)
                     failed = failed if state.shard is shard else failed | {name}
             if state.shard is shard:
                 if not shard.waiting_count:
@@ -235,7 +235,7 @@ class Coordinator:
         """The core of this name, for reading only; its state may not be written yet. None: there is
         no such core. Raises CoordinatorError while the partition is not loaded.
         """
-        return self._active(name)[1].core(name)
+        return self._find_shard(name)[1].core(name)
 
     def items(self) -> Iterator[tuple[str, Core]]:
         """All cores of all loaded partitions, for reading only. See check_loaded()."""
@@ -254,7 +254,7 @@ class Coordinator:
 
     def leader_epoch(self, name: str) -> int:
         """The leader epoch in which the name's partition was loaded. Raises CoordinatorError."""
-        return self._active(name)[1].leader_epoch
+        return self._find_shard(name)[1].leader_epoch
 
     async def write_marker(
         self,
@@ -280,7 +280,7 @@ class Coordinator:
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def done(error: int | None) -> None:
+        def on_done(error: int | None) -> None:
             if not future.done():
                 if error is None:
                     future.set_result(None)
@@ -289,7 +289,7 @@ class Coordinator:
 
         try:
             state.shard.end_transaction(
-                producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), done, is_bumped
+                producer_id, producer_epoch, coordinator_epoch, commit, self._now_ms(), on_done, is_bumped
             )
         except Exception:
             log.exception(
@@ -299,10 +299,10 @@ class Coordinator:
                 producer_id=producer_id,
             )
             self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), "the end of a transaction failed")
-            done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # unless _unload() has called it
+            on_done(int(ErrorCode.COORDINATOR_NOT_AVAILABLE))  # unless _unload() has called it
         await future
 
-    def _active(self, name: str) -> tuple[PartitionState, Shard]:
+    def _find_shard(self, name: str) -> tuple[PartitionState, Shard]:
         partition = self.partition_for(name)
         if partition >= len(self.partition_states):
             self.check_partitions()
@@ -327,9 +327,11 @@ class Coordinator:
             else ErrorCode.NOT_COORDINATOR
         )
 
-    def _handle(self, state: PartitionState, shard: Shard, name: str, event: object, known: bool = False) -> None:
+    def _handle(
+        self, state: PartitionState, shard: Shard, name: str, event: object, only_existing: bool = False
+    ) -> None:
         try:
-            (shard.handle_known if known else shard.handle)(name, event, self._now_ms())
+            (shard.handle_known if only_existing else shard.handle)(name, event, self._now_ms())
         except TooLarge as error:
             self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), f"{name} cannot be written: {error}")
         except Exception:
@@ -389,12 +391,12 @@ class Coordinator:
             self._log.append_nowait(self.topic, state.index, batch.encode(now_ms), shard.leader_epoch)
             for batch in unit.batches
         ]
-        work = state.writing = Work(self._turn, self._written(state, shard, unit, futures))
+        work = state.writing = Work(self._turn, self._finish_write(state, shard, unit, futures))
         self._tasks.add(work)
         work.add_done_callback(self._tasks.discard)
         work.start()
 
-    async def _written(
+    async def _finish_write(
         self, state: PartitionState, shard: Shard, unit: Unit, futures: list[asyncio.Future[int]]
     ) -> None:
         results = [await outcome(future) for future in futures]
@@ -435,7 +437,7 @@ class Coordinator:
             for timer in shard.timers.take_due(now_ms):
                 name = shard.fire(timer)
                 if name is not None and state.shard is shard:
-                    self._handle(state, shard, name, TimerFired(timer[1]), known=True)
+                    self._handle(state, shard, name, TimerFired(timer[1]), only_existing=True)
 
     def _on_armed(self, at_ms: int) -> None:
         """A timer was set. It is nearly always later than the current alarm."""
@@ -482,7 +484,7 @@ class Coordinator:
             self._check_partition(partition, state)
             waiting = waiting or (state.shard is None and not self._partitions.is_elsewhere(partition))
         self._next_check = self._loop.call_later(self._poll_s if waiting else POLL_IDLE_S, self._check_partitions)
-        # a directory that has failed stays failed
+        # polls less and less often: a failed directory rarely recovers
         self._poll_s = min(1.1 * self._poll_s, POLL_SLOW_S) if waiting else POLL_S
 
     def _check_partition(self, partition: int, state: PartitionState) -> None:
@@ -517,10 +519,10 @@ class Coordinator:
             began = self._loop.time()
             loaded = await self._partitions.load(partition, source.end_offset, self._cores)
             while True:
-                now = self._partitions.source(partition)
-                if now is None or not now.is_same_term_as(source) or now.end_offset != source.end_offset:
+                current = self._partitions.source(partition)
+                if current is None or not current.is_same_term_as(source) or current.end_offset != source.end_offset:
                     return  # another append happened or the owner changed: try again
-                if now.high_watermark >= source.end_offset:
+                if current.high_watermark >= source.end_offset:
                     break
                 await asyncio.sleep(POLL_S)  # R4
             shard = Shard(

@@ -116,13 +116,13 @@ def a_changed_topic_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def owned_partitions_are_not_persisted(patch: pytest.MonkeyPatch) -> None:
-    original = ConsumerGroup.hold
+    original = ConsumerGroup.set_current
 
-    def hold(self: ConsumerGroup, member: Member, current: Current) -> None:
+    def set_current(self: ConsumerGroup, member: Member, current: Current) -> None:
         original(self, member, current)
         self.pending.pop()
 
-    patch.setattr(ConsumerGroup, "hold", hold)
+    patch.setattr(ConsumerGroup, "set_current", set_current)
 
 
 @planted

@@ -41,8 +41,8 @@ import msgspec
 from mqd.base.cluster_config import format_address, parse_address
 
 SEED_COUNT_MAX = 32
-ASK_MS_MIN = 100  # between two queries to one seed; doubled after each query without a decision
-ASK_MS_MAX = 2_000
+QUERY_WAIT_MS_MIN = 100  # between two queries to one seed; doubled after each query without a decision
+QUERY_WAIT_MS_MAX = 2_000
 RESPONSE_MS_MAX = 3_000
 ADVISE_MS = 10_000  # by then all hosts that were started together are running
 ADVICE = (
@@ -186,9 +186,9 @@ class _Seed(msgspec.Struct):
     answered_ms: int = 0
     reason: str = "has not answered yet"
     ask_id: int = 0  # id of the query in flight; 0 = none
-    asked_ms: int = 0
+    sent_ms: int = 0
     next_ms: int = 0
-    wait_ms: int = ASK_MS_MIN
+    wait_ms: int = QUERY_WAIT_MS_MIN
 
 
 class FormationCore:
@@ -220,7 +220,7 @@ class FormationCore:
             case Start() | Tick():
                 return self._step(now_ms)
 
-    # -- answering ---------------------------------------------------------------------------------
+    # -- responding ---------------------------------------------------------------------------------
 
     def _response(self, query: FormationQuery) -> FormationResponse:
         if self.decided is not None:
@@ -251,7 +251,7 @@ class FormationCore:
             state.response, ask_id=0
         ) != msgspec.structs.replace(event.response, ask_id=0)
         state.response, state.answered_ms, state.ask_id = event.response, now_ms, 0
-        state.wait_ms = ASK_MS_MIN if changed else min(ASK_MS_MAX, state.wait_ms * 2)
+        state.wait_ms = QUERY_WAIT_MS_MIN if changed else min(QUERY_WAIT_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
         return self._step(now_ms)
 
@@ -264,7 +264,7 @@ class FormationCore:
     @staticmethod
     def _on_unanswered(state: _Seed, reason: str, now_ms: int) -> None:
         state.response, state.reason, state.ask_id = None, reason, 0
-        state.wait_ms = min(ASK_MS_MAX, state.wait_ms * 2)
+        state.wait_ms = min(QUERY_WAIT_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
 
     def _step(self, now_ms: int) -> list[Effect]:
@@ -276,11 +276,11 @@ class FormationCore:
             return [decided]
         effects: list[Effect] = []
         for seed, state in self._states.items():
-            if state.ask_id and now_ms - state.asked_ms >= RESPONSE_MS_MAX:
+            if state.ask_id and now_ms - state.sent_ms >= RESPONSE_MS_MAX:
                 self._on_unanswered(state, f"has not answered within {RESPONSE_MS_MAX / 1000:.0f} s", now_ms)
             if not state.ask_id and now_ms >= state.next_ms:
                 self._query_count += 1
-                state.ask_id, state.asked_ms = self._query_count, now_ms
+                state.ask_id, state.sent_ms = self._query_count, now_ms
                 effects.append(QuerySeed(seed, FormationQuery(self._query_count)))
         reasons, advice = self._reasons(), self._advice(now_ms)
         if reasons != self._logged or advice:
@@ -308,13 +308,13 @@ class FormationCore:
     def _decide(self) -> Found | Join | None:
         if not self.seeds and not self._lost:
             return Found(set_digest([self.own]), (self.own,))
-        of_clusters = [
+        of_members = [
             state.response
             for state in self._states.values()
             if state.response is not None and state.response.cluster_id
         ]
-        if of_clusters:
-            return self._join(of_clusters)
+        if of_members:
+            return self._join(of_members)
         seen = self._complete_set()
         if seen is None or not any(self._is_own(member) for member in seen):
             return None
@@ -331,8 +331,10 @@ class FormationCore:
         newest = max(responses, key=lambda response: (response.generation, len(response.voters)))
         # Only a founding voter may join as a voter: the cluster's id is derived from these. A voter
         # that was added later already has the log.
-        founder = set_digest(newest.voters) == newest.cluster_id and any(self._is_own(voter) for voter in newest.voters)
-        return Join(newest.cluster_id, newest.generation, newest.voters, founder)
+        is_founder = set_digest(newest.voters) == newest.cluster_id and any(
+            self._is_own(voter) for voter in newest.voters
+        )
+        return Join(newest.cluster_id, newest.generation, newest.voters, is_founder)
 
     def _is_own(self, member: Member) -> bool:
         return (member.node_id, member.directory_id) == (self.own.node_id, self.own.directory_id)

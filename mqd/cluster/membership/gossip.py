@@ -15,8 +15,8 @@ Invariants (asserted by check() and the simulator, in addition to those of the p
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
     G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
         gossip round gossip_fanout, responses limited by their token buckets
-    G7  a datagram that is not sealed, not addressed to this incarnation of this host, or a replay
-        changes only a counter (a ping of an unknown host gets a response, within its bucket)
+    G7  a datagram that is not sealed, not addressed to this host in its current life, or a
+        replay changes only a counter (a ping of an unknown host gets a response, within its bucket)
 Time: milliseconds of any clock that does not go back. A late tick means that this process was
 stopped. Then the core's own time stops, too, so that no member is suspected because of messages that
 this process could not receive.
@@ -238,7 +238,7 @@ class GossipCore:
             and (effect.member.node_id, effect.member.directory_id) == self._reconnecting
         ):
             self._reconnecting = None
-            self.after(0, self._on_back, (effect.member.profile.host, effect.member.profile.port))
+            self.after(0, self._on_reconnected, (effect.member.profile.host, effect.member.profile.port))
 
     def after(self, wait_ms: int, run: Callable[[Any], None], argument: Any = None) -> None:
         self.at_time(self.at + wait_ms, run, argument)
@@ -480,7 +480,7 @@ class GossipCore:
                 self._seed_tried_ms = self.at
                 self._exchange(self.rng.choice(missing))
 
-    def _on_back(self, address: Address) -> None:
+    def _on_reconnected(self, address: Address) -> None:
         """Sends this host's state to a host that was considered dead and has responded. It may have lost
         its state, and would otherwise be updated only by the next regular exchange.
         """

@@ -277,7 +277,7 @@ class ActiveController(Maintenance):
             if enough and node in partition.in_sync_replicas:
                 target.in_sync = others
             elif led:
-                target.stays = target.new_epoch = True
+                target.keeps_leader = target.new_epoch = True
             else:
                 continue
             yield topic, target

@@ -72,8 +72,8 @@ class View:
         only if no other replica may lead. A replica that cannot be served is never elected.
         """
         leader = target.old.leader
-        leaving = -1 if target.stays else leaving
-        target.held = held(topic, target)
+        leaving = -1 if target.keeps_leader else leaving
+        target.keeps_reassignment = held(topic, target)
 
         def able(node: int) -> bool:
             return node == leader or not self.unable(topic, target.old, node)

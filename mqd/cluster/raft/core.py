@@ -80,7 +80,7 @@ class QuorumCore(QuorumTransitions):
         self._doubted_epoch = self._ended_epoch = -1
         self.election_deadline_ns = NO_DEADLINE  # an unattached voter's election timeout
         self._discover_at_ns = NO_DEADLINE
-        self._discovered = 0
+        self._discover_count = 0
         self._fetch_sequence = 0
         self._emitted_leader = (-1, self.epoch)
         self._emitted_voters: Voters | None = None
@@ -157,11 +157,11 @@ class QuorumCore(QuorumTransitions):
 
     def _on_received(self, event: events.Received, now_ns: int) -> None:
         message = event.message
-        if not self._same_generation(event.sender, message):
+        if not self._is_same_generation(event.sender, message):
             return
         _MESSAGES[type(message)](self, event.sender, message, now_ns)
 
-    def _same_generation(self, sender: int, message: QuorumMessage) -> bool:
+    def _is_same_generation(self, sender: int, message: QuorumMessage) -> bool:
         if message.generation == self.generation:
             return True
         # a joining host sends a Fetch, and gets a snapshot
@@ -174,7 +174,7 @@ class QuorumCore(QuorumTransitions):
         return False
 
     def _on_disk_done(self, event: events.DiskDone, now_ns: int) -> None:
-        installed = self.disk_done(event.sequence)
+        installed = self.complete_writes(event.sequence)
         if self.leading is not None:
             self.leading.advance(now_ns)
         self._apply()
@@ -185,7 +185,7 @@ class QuorumCore(QuorumTransitions):
 
     def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
         """Handles a refused write: the disk is in its state before `sequence`."""
-        end, truncated = self.disk_refused(now_ns)
+        end, truncated = self.drop_refused_writes(now_ns)
         self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
         if self.leading is not None:
             self.leading.on_disk_refused(end, event.reason, now_ns)
@@ -273,7 +273,7 @@ class QuorumCore(QuorumTransitions):
         if request.epoch < self.epoch or self.is_bound(now_ns):
             return False
         if request.epoch > self.epoch:
-            self.adopt(request.epoch, now_ns)
+            self.adopt_epoch(request.epoch, now_ns)
         if self.leader >= 0 or not self._is_up_to_date(request):
             return False
         if self.vote.voted_for is None:
@@ -302,7 +302,7 @@ class QuorumCore(QuorumTransitions):
             return
         self.promise.release(message.epoch)
         if message.epoch > self.epoch:
-            self.adopt(message.epoch, now_ns)
+            self.adopt_epoch(message.epoch, now_ns)
         elif message.epoch < self.epoch or self.leading is not None or self.leader not in (-1, sender):
             return
         self.end_epoch()
@@ -327,7 +327,7 @@ class QuorumCore(QuorumTransitions):
             return
         self.promise.release(event.epoch)
         if event.epoch > self.epoch:
-            self.adopt(event.epoch, now_ns)
+            self.adopt_epoch(event.epoch, now_ns)
         elif self.election is not None:
             return
         again = self._ended_epoch == self.epoch and self.leader < 0
@@ -353,7 +353,7 @@ class QuorumCore(QuorumTransitions):
         """
         if self.leading is not None:
             self.leading.resign(f"a replica is already in epoch {epoch}", now_ns, campaign_again=True)
-        self.adopt(epoch, now_ns)
+        self.adopt_epoch(epoch, now_ns)
         if self.may_stand:
             self.election_deadline_ns = min(
                 self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.random_backoff())
@@ -392,7 +392,7 @@ class QuorumCore(QuorumTransitions):
         if epoch > self.epoch:
             if self.leading is not None:
                 self.leading.resign(f"epoch {epoch} has begun", now_ns)
-            self.adopt(epoch, now_ns)
+            self.adopt_epoch(epoch, now_ns)
         if leader >= 0 and self.leader < 0:
             self._leave_role()
             self.leader = leader
@@ -400,18 +400,18 @@ class QuorumCore(QuorumTransitions):
             self.following.maybe_fetch(now_ns)
 
     def doubt_leader(self) -> None:
-        """The leader of this epoch is silent. Until it sends a message itself, other replicas' reports
+        """Notes that the leader of this epoch is silent. Until it sends a message itself, other replicas' reports
         about it are ignored; otherwise replicas would keep referring each other to it.
         """
         self._doubted_epoch = self.epoch
 
     def end_epoch(self) -> None:
-        """The leader of this epoch has resigned. It never leads this epoch again, even if messages from it
+        """Notes that the leader of this epoch has resigned. It never leads this epoch again, even if messages from it
         are still in flight.
         """
         self._ended_epoch = self.epoch
 
-    def adopt(self, epoch: int, now_ns: int) -> None:
+    def adopt_epoch(self, epoch: int, now_ns: int) -> None:
         """Moves to a newer epoch whose leader is not known."""
         if self.leading is not None:
             self.leading.resign(f"epoch {epoch} has begun", now_ns)
@@ -441,7 +441,7 @@ class QuorumCore(QuorumTransitions):
             self.election = self.election_class(self, now_ns)
             self.election.begin(now_ns)
 
-    def elected(self, now_ns: int) -> None:
+    def become_leader(self, now_ns: int) -> None:
         if self.high_watermark > self.log.end_offset:
             raise QuorumBroken(
                 f"elected in epoch {self.epoch} with a log that ends at {self.log.end_offset}; {self.high_watermark}"
@@ -462,8 +462,8 @@ class QuorumCore(QuorumTransitions):
             else NO_DEADLINE
         )
         if nodes:
-            self._discovered += 1
-            self._request(nodes[self._discovered % len(nodes)])
+            self._discover_count += 1
+            self._request(nodes[self._discover_count % len(nodes)])
 
     def _request(self, node: int) -> None:
         self.send(node, self.make_fetch(0))

@@ -72,7 +72,7 @@ class Election:
         if self.is_pre_vote:
             self.become_candidate(now_ns)
         else:
-            core.elected(now_ns)
+            core.become_leader(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
         """Handles the timeout. While this replica's own vote is being written to disk, no request for

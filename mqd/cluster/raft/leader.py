@@ -222,12 +222,12 @@ class Leadership:
 
     def on_fetch(self, fetch: Fetch, now_ns: int) -> None:
         log = self.core.log
-        replica = self._replica(fetch.replica)
+        replica = self._track(fetch.replica)
         replica.heard_ns = now_ns
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         parked = self._parked.get(fetch.replica)
         if parked is not None and parked[0].sequence > fetch.sequence:
-            return  # overtaken in flight
+            return  # a later Fetch has overtaken it
         self._parked.pop(fetch.replica, None)
         if fetch.generation == 0 or fetch.offset < log.start_offset:
             self._offer_snapshot(fetch, now_ns)
@@ -258,13 +258,13 @@ class Leadership:
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns
 
-    def _replica(self, key: ReplicaKey) -> Replica:
+    def _track(self, key: ReplicaKey) -> Replica:
         replica = self.replicas.get(key)
         if replica is None:
             if len(self.replicas) >= REPLICAS_MAX:
-                votes = {voter.key for voter in self.core.voters}
+                voter_keys = {voter.key for voter in self.core.voters}
                 silent = min(
-                    (known for known in self.replicas.values() if known.key not in votes),
+                    (known for known in self.replicas.values() if known.key not in voter_keys),
                     key=lambda known: known.heard_ns,
                 )
                 del self.replicas[silent.key]
@@ -307,7 +307,7 @@ class Leadership:
         self._respond(fetch, now_ns, snapshot=self.core.log.snapshot, snapshot_bytes=self.core.log.snapshot_bytes)
 
     def on_fetch_snapshot(self, fetch: FetchSnapshot, now_ns: int) -> None:
-        replica = self._replica(fetch.replica)
+        replica = self._track(fetch.replica)
         replica.heard_ns = now_ns
         self.note_stamp(replica, fetch.stamp_ns, now_ns)
         snapshot = self.core.log.snapshot
@@ -396,11 +396,13 @@ class Leadership:
 
     def describe(self, now_ns: int) -> QuorumView:
         core = self.core
-        votes = {voter.key for voter in core.voters}
+        voter_keys = {voter.key for voter in core.voters}
         voters = [self.replicas.get(voter.key, Replica(voter.key)) for voter in core.voters]
         own = Replica(core.key, core.durable_offset, 0, now_ns, now_ns)
         shown = tuple((own if replica.key == core.key else replica).view(now_ns) for replica in voters)
-        observers = tuple(replica.view(now_ns) for key, replica in sorted(self.replicas.items()) if key not in votes)
+        observers = tuple(
+            replica.view(now_ns) for key, replica in sorted(self.replicas.items()) if key not in voter_keys
+        )
         return QuorumView(core.key.node_id, self.epoch, core.high_watermark, shown, observers)
 
     def check(self) -> None:

@@ -206,8 +206,8 @@ class QuorumReplica:
 
     # -- results of disk writes -------------------------------------------------------------------
 
-    def disk_done(self, sequence: int) -> bool:
-        """Returns whether this completes the installation of a snapshot."""
+    def complete_writes(self, sequence: int) -> bool:
+        """Marks the writes up to `sequence` as durable. Returns whether one of them was the installation of a snapshot."""
         self._disk_done = max(self._disk_done, sequence)
         installed = False
         while self._disk and self._disk[0][0] <= sequence:
@@ -223,7 +223,7 @@ class QuorumReplica:
                 self.emit(self._outbox.popleft())
         return installed
 
-    def disk_refused(self, now_ns: int) -> tuple[int, bool]:
+    def drop_refused_writes(self, now_ns: int) -> tuple[int, bool]:
         """Drops the refused writes. Returns (new end of the log, whether the disk must be truncated
         there). The vote is retried later.
         """
@@ -298,7 +298,7 @@ class QuorumTransitions(QuorumReplica, abc.ABC):
     def campaign(self, now_ns: int) -> None: ...
 
     @abc.abstractmethod
-    def elected(self, now_ns: int) -> None: ...
+    def become_leader(self, now_ns: int) -> None: ...
 
     @abc.abstractmethod
     def end_epoch(self) -> None: ...

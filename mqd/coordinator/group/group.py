@@ -8,11 +8,12 @@ committed offsets.
     share     members that joined by ShareGroupHeartbeat (KIP-932); no offsets; never converted
     streams   members that joined by StreamsGroupHeartbeat (KIP-1071)
 
-Members and offsets change only through `handle`. Invariants (check(), in
-addition to those of the parts)
+Members and offsets change only through `handle`.
+
+Invariants (check(), in addition to those of the parts)
     GG1  a group has one kind: while it is a consumer, share or streams group, its classic part is
          in its initial state; a share group has no offsets
-    GG2  a group that is_empty has nothing in the log
+    GG2  an empty group (is_empty) has nothing in the log
     GG3  an Empty group with an epoch or generation in the log but no offsets is checked again:
          EXPIRE_TIMER or the timer of its offsets is armed
     GG4  a refused change of kind changes nothing
@@ -153,10 +154,10 @@ class Group:
     @property
     def size_bytes(self) -> int:
         """Approximate size in memory; data whose size clients choose is counted exactly."""
-        members = self.classic.members.size_bytes + self.offsets.size_bytes
+        parts_bytes = self.classic.members.size_bytes + self.offsets.size_bytes
         if self._modern is not None:
-            members += self._modern.size_bytes
-        return GROUP_BYTES + len(self.group_id) + members
+            parts_bytes += self._modern.size_bytes
+        return GROUP_BYTES + len(self.group_id) + parts_bytes
 
     @property
     def _modern(self) -> ConsumerGroup | ShareGroup | StreamsGroup | None:
@@ -186,7 +187,7 @@ class Group:
 
     @property
     def rebalance_since_ms(self) -> int:
-        """-1: none is under way. O(members)."""
+        """When the current rebalance began; -1 if there is none. O(members)."""
         return (self.consumer or self.classic).rebalance_since_ms
 
     def rebalance(self) -> Rebalance | None:
@@ -205,7 +206,7 @@ class Group:
         )
 
     def describe(self) -> DescribeGroupsResponse.Group | None:
-        """The entry of DescribeGroups. None: no such classic group."""
+        """The entry of DescribeGroups; None if this is not a classic group, or does not exist."""
         if not self.is_shown or self._modern is not None:
             return None
         classic = self.classic
@@ -279,7 +280,7 @@ class Group:
     # -- the consumer protocol ---------------------------------------------------------------------
 
     def _on_first_heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> list[Action]:
-        """A heartbeat for a group that is not a consumer group. The group becomes one if it has no
+        """Handles a heartbeat for a group that is not a consumer group. The group becomes one if it has no
         members or may convert its members, and the sender joins it.
         """
         classic = self.classic
@@ -328,8 +329,8 @@ class Group:
         """The group becomes a streams group if it has no members, and the sender joins it."""
         streams, epoch = self.streams, event.message.member_epoch
         if streams is None:
-            deserted = self.consumer is None and self.share is None and self.classic.state is EMPTY
-            if epoch != 0 or not deserted:
+            is_deserted = self.consumer is None and self.share is None and self.classic.state is EMPTY
+            if epoch != 0 or not is_deserted:
                 return [self._not_found(event)]
             streams = StreamsGroup(self.group_id, self.cluster)
             if self.classic.is_persisted:
@@ -498,13 +499,13 @@ class Group:
         if self.streams is not None and not self.streams.is_persisted:
             self.streams = None
         if self.streams is not None and (self.share or self.consumer or self.classic.is_persisted):
-            # a damaged log: the group changed its kind since
+            # a damaged log: after these records the group changed its kind
             records = self.streams.delete_all()
             self.streams = None
             return [*persists(records), *self.on_loaded(now_ms)]
         if self.share is not None and not (self.consumer is not None or self.classic.is_persisted):
             return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
-        self.share = None  # a damaged log: the group changed its kind since
+        self.share = None  # a damaged log: after these records the group changed its kind
         members = (self.consumer or self.streams or self.classic).on_loaded(now_ms)
         return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
 
@@ -593,5 +594,5 @@ class Group:
             assert self.streams.is_persisted and self.consumer is None and self.share is None, "GG1"
             assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
         assert not self.is_empty or not self.classic.is_persisted, "GG2"
-        lonely = self._is_deserted() and self.offsets.is_empty
-        assert not lonely or self._expire_armed, "GG3"
+        may_expire = self._is_deserted() and self.offsets.is_empty
+        assert not may_expire or self._expire_armed, "GG3"

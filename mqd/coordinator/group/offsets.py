@@ -153,7 +153,7 @@ class Membership(Protocol):
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int: ...
 
     def delete_error(self) -> int:
-        """Error for the whole OffsetDelete: NON_EMPTY_GROUP ..."""
+        """The error for a whole OffsetDelete, for example NON_EMPTY_GROUP."""
 
     def is_subscribed(self, topic: str) -> bool:
         """False if the subscription cannot be known (for a protocol type other than "consumer",
@@ -167,7 +167,7 @@ class Membership(Protocol):
         """
 
     def on_committed(self, event: CommitOffsets, now_ms: int) -> list[Action]:
-        """A member has committed, which shows that it is alive."""
+        """Called when a member has committed, which shows that it is alive."""
 
 
 class Offsets:
@@ -178,7 +178,7 @@ class Offsets:
         # producer id -> partition -> (write counter, value); None: superseded, never counts
         self._pending: dict[int, dict[tuple[str, int], tuple[int, bytes | None]]] = {}
         # The write counter of each record that counts, or of its deletion. Kept only while
-        # something is pending; a missing key is older.
+        # something is pending; a record without an entry is older.
         self._written: dict[tuple[str, int], int] = {}
         self._write_count = 0
         self._armed = False
@@ -247,7 +247,7 @@ class Offsets:
                 errors.append(int(ErrorCode.OFFSET_METADATA_TOO_LARGE))
                 continue
             errors.append(0)
-            value = self._value(one, event.retention_ms, now_ms)
+            value = self._encode_value(one, event.retention_ms, now_ms)
             records.append((encode_offset_key(self.group_id, one.topic, one.partition), value))
             self._write_count += 1
             if event.is_transactional:
@@ -276,7 +276,7 @@ class Offsets:
         return int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE) if size > self._settings.commit_bytes_max else 0
 
     @staticmethod
-    def _value(one: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
+    def _encode_value(one: CommittedOffset, retention_ms: int, now_ms: int) -> bytes:
         if retention_ms >= 0:
             return encode_expiring_offset_value(
                 one.offset, one.metadata, now_ms, min(now_ms + retention_ms, TIME_MAX_MS)
@@ -334,12 +334,12 @@ class Offsets:
         return OffsetsFetched(
             0,
             tuple(
-                (topic, tuple(self._fetched_offset(topic, one, event.require_stable) for one in partitions))
+                (topic, tuple(self._fetch_one(topic, one, event.require_stable) for one in partitions))
                 for topic, partitions in topics
             ),
         )
 
-    def _fetched_offset(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
+    def _fetch_one(self, topic: str, partition: int, require_stable: bool) -> FetchedOffset:
         if require_stable and self._pending and self._is_pending(topic, partition):
             return FetchedOffset(partition, error=int(ErrorCode.UNSTABLE_OFFSET_COMMIT))
         found = self.get(topic, partition)
@@ -363,7 +363,7 @@ class Offsets:
                 (topic, tuple(int(ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC) if subscribed else 0 for _ in partitions))
             )
             if not subscribed:
-                records += self._tombstones((topic, partition) for partition in dict.fromkeys(partitions))
+                records += self._delete((topic, partition) for partition in dict.fromkeys(partitions))
         return [*persists(records), Reply(event.request, OffsetsDeleted(0, tuple(errors)))]
 
     def _on_partitions_gone(self, event: PartitionsGone) -> list[Action]:
@@ -379,10 +379,10 @@ class Offsets:
             for topic, partition in pending
             if partition >= event.left.get(topic, partition + 1)
         ]
-        return list(persists(self._tombstones(dict.fromkeys(gone))))
+        return list(persists(self._delete(dict.fromkeys(gone))))
 
-    def _tombstones(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
-        """Removes these partitions, committed and pending; returns the tombstones."""
+    def _delete(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
+        """Deletes the offsets of these partitions, committed and pending; returns the tombstones."""
         records: list[KeyValue] = []
         for topic, partition in names:
             known = partition in self._committed.get(topic, ())
@@ -400,10 +400,10 @@ class Offsets:
         """Removes everything with the group (DeleteGroups); returns the records for the caller's
         Persist.
         """
-        records = self._tombstones(
+        records = self._delete(
             [(topic, partition) for topic, partitions in self._committed.items() for partition in partitions]
         )
-        return records + self._tombstones(dict.fromkeys(name for pending in self._pending.values() for name in pending))
+        return records + self._delete(dict.fromkeys(name for pending in self._pending.values() for name in pending))
 
     # -- expiration --------------------------------------------------------------------------------
 
@@ -430,7 +430,7 @@ class Offsets:
         """
         self._armed = False
         before = len(self)
-        records = self._tombstones(self._expired_offsets(group, now_ms))
+        records = self._delete(self._expired_offsets(group, now_ms))
         return [*persists(records), *self._arm(now_ms)], before > 0 and self.is_empty
 
     def _expired_offsets(self, group: Membership, now_ms: int) -> list[tuple[str, int]]:

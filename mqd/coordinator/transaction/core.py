@@ -92,7 +92,7 @@ class Transaction(TransactionState):
         if not 0 < event.timeout_ms <= self._settings.max_timeout_ms:
             actions.append(Reply(event.request, Identity(INVALID_TIMEOUT)))
         elif self.producer_id < 0:
-            self._rotate(event, now_ms, actions, last_epoch=-1)
+            self._assign_new_id(event, now_ms, actions, last_epoch=-1)
         elif not self._is_expected_producer(event):
             actions.append(Reply(event.request, Identity(FENCED)))
         elif self.state in PREPARING:
@@ -133,13 +133,13 @@ class Transaction(TransactionState):
         if expected is not None and expected != epoch and not is_repeated:
             actions.append(Reply(event.request, Identity(FENCED)))
         elif epoch == EPOCH_MAX or (epoch == EPOCH_MAX - 1 and not is_repeated):
-            self._rotate(event, now_ms, actions, last_epoch=-1 if expected is None else expected)
+            self._assign_new_id(event, now_ms, actions, last_epoch=-1 if expected is None else expected)
         elif is_repeated:
             self._initialize(event, now_ms, actions, self.producer_id, epoch, self.last_producer_epoch)
         else:
             self._initialize(event, now_ms, actions, self.producer_id, epoch + 1, -1 if expected is None else epoch)
 
-    def _rotate(self, event: events.InitProducerId, now_ms: int, actions: list[Action], last_epoch: int) -> None:
+    def _assign_new_id(self, event: events.InitProducerId, now_ms: int, actions: list[Action], last_epoch: int) -> None:
         if event.spare_producer_id < 0:
             actions.append(Reply(event.request, Identity(NEED_PRODUCER_ID)))
         else:
@@ -242,7 +242,7 @@ class Transaction(TransactionState):
         if self.state in PREPARING:
             self._hold(event, now_ms, actions)  # belongs to the next transaction
             return None
-        return INVALID_STATE if event.committed else self._abort_nothing(event, now_ms, actions)
+        return INVALID_STATE if event.committed else self._abort_without_transaction(event, now_ms, actions)
 
     def _is_ended(self, producer_id: int, epoch: int) -> bool:
         """Whether a client with this identity ended its transaction, and the current identity is
@@ -283,7 +283,7 @@ class Transaction(TransactionState):
         self._hold(event, now_ms, actions)
         return None
 
-    def _abort_nothing(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
+    def _abort_without_transaction(self, event: events.EndTransaction, now_ms: int, actions: list[Action]) -> int:
         """Handles an abort without a transaction: a client of version 2 does not know whether any
         of its records arrived. From now on they are refused.
         """

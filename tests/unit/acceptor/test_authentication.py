@@ -152,7 +152,7 @@ def test_exchanges_of_disconnected_clients_are_dropped(monkeypatch):
         found.begin((7, number), SASL, "SCRAM-SHA-256")
     now[0] += authentication.EXCHANGE_S_MAX + 1
     found.begin((7, 100), SASL, "SCRAM-SHA-256")
-    assert list(found._underway) == [(7, 100)]
+    assert list(found._running) == [(7, 100)]
 
 
 def test_waiting_large_tokens_have_a_memory_budget(monkeypatch):

@@ -65,7 +65,7 @@ def _targets_without(
     unless `keeps_disk`. `fresh`: directories of `node` that were emptied.
     """
     for topic in state.topics.values():
-        forget = (
+        lost_memory = (
             frozenset((lost,))
             if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost))
             else frozenset()
@@ -79,15 +79,15 @@ def _targets_without(
                     for replica, name in zip(partition.replicas, partition.directories)
                 )
             )
-            gone = frozenset((node,)) if emptied else forget
+            gone = frozenset((node,)) if emptied else lost_memory
             if not nodes.isdisjoint(partition.in_sync_replicas) or (
                 gone and not gone.isdisjoint(partition.eligible_leader_replicas)
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
                 # it has the only copy, so no other replica can have more records
-                only = keeps_disk and partition.replicas == (lost,)
-                target.forget = frozenset() if only else gone
+                is_only_copy = keeps_disk and partition.replicas == (lost,)
+                target.lost_memory = frozenset() if is_only_copy else gone
                 yield topic, target
 
 
@@ -118,8 +118,8 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
     _check_features(state, message)
     same_directory = old is not None and old.directory_id in ("", message.directory_id)
     if old is not None and same_directory and old.incarnation == message.incarnation:
-        again = _registered(message, old.epoch, old)
-        return [] if again == old else [BrokerRegistered(again)]
+        renewed = _make_broker(message, old.epoch, old)
+        return [] if renewed == old else [BrokerRegistered(renewed)]
     if old is not None and same_directory and old.incarnation > message.incarnation:
         raise Refusal(
             ErrorCode.DUPLICATE_BROKER_REGISTRATION, f"A newer incarnation of broker {message.node_id} is registered."
@@ -130,9 +130,9 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
             f"Another broker with node.id {message.node_id} is registered and alive; give this host another node.id.",
         )
     view = View(state, gone=frozenset((message.node_id,)), unable=unable)
-    new = _registered(message, state.version, old)
-    clean = old is not None and same_directory and message.clean_epoch == old.epoch
-    lost, fresh = _lost(message, clean)
+    new = _make_broker(message, state.version, old)
+    is_clean = old is not None and same_directory and message.clean_epoch == old.epoch
+    lost, fresh = _find_losses(message, is_clean)
     changes = view.changes(
         _targets_without(state, frozenset((message.node_id,)), lost, same_directory, message.node_id, fresh)
     )
@@ -141,13 +141,13 @@ def register(state: MetadataState, message: RegisterBroker, unable: Unable = nev
     return [BrokerRegistered(msgspec.structs.replace(new, fenced=True, in_controlled_shutdown=False)), *changes]
 
 
-def _lost(message: RegisterBroker, clean: bool) -> tuple[int, frozenset[str]]:
+def _find_losses(message: RegisterBroker, is_clean: bool) -> tuple[int, frozenset[str]]:
     """R9: returns (the node if its logs may have lost records, else -1; its directories that are empty)."""
     fresh = frozenset(entry.directory_id for entry in message.directories if entry.fresh)
-    return -1 if clean else message.node_id, fresh
+    return -1 if is_clean else message.node_id, fresh
 
 
-def _registered(message: RegisterBroker, epoch: int, old: BrokerState | None) -> BrokerState:
+def _make_broker(message: RegisterBroker, epoch: int, old: BrokerState | None) -> BrokerState:
     same_directory = old is not None and old.directory_id in ("", message.directory_id)
     paths = dict(old.directories) if old is not None and same_directory else {}
     paths.update({entry.directory_id: entry.path for entry in message.directories if entry.directory_id})
@@ -234,7 +234,7 @@ def unfence(state: MetadataState, node: int, unable: Unable = never_unable) -> l
 def on_replicas_failed(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
-    """The broker is alive but cannot serve these partitions. If another replica may lead, that one takes
+    """Handles partitions that a living broker cannot serve. If another replica may lead, that one takes
     over. Otherwise the broker stays in sync, because its copy is the only one, but the partition has no
     leader until elections.restored_leaders finds that it can be served again.
     """
@@ -250,7 +250,7 @@ def on_replicas_failed(
             others = without(partition.in_sync_replicas, (node,)) or partition.eligible_leader_replicas
             if any(view.may_take_over(topic, partition, other) for other in others if other != node):
                 target.in_sync = without(partition.in_sync_replicas, (node,))
-                target.forget = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
+                target.lost_memory = frozenset() if _counts_flushed(state, topic, node) else frozenset((node,))
             elif partition.leader != node or len(state.brokers) == 1:
                 # a single host without a quorum is skipped: it serves the partition again as soon as it can
                 continue
@@ -262,7 +262,7 @@ def on_replicas_failed(
 def on_replicas_full(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
-    """The broker cannot write to its replicas of these partitions now, because its disk is full. It
+    """Handles partitions to whose replicas the broker cannot write now, because its disk is full. It
     leaves an in-sync set if enough other replicas are in sync. Otherwise it stays, because acks=all
     would be refused without it, too. It has lost no records: once there is space it fetches and
     rejoins. It cannot rejoin before that, because in a new leader epoch a follower's offset is

@@ -31,7 +31,7 @@ def elect_preferred(view: View, topic: TopicState, partition: PartitionState) ->
             f"The preferred replica {preferred} is not in sync, or not available.",
         )
     target = Target(partition)
-    target.elect = PREFERRED
+    target.election = PREFERRED
     change = view.change_to(topic, target)
     if change is None:
         raise Refusal(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, f"The preferred replica {preferred} cannot lead now.")
@@ -46,7 +46,7 @@ def elect_unclean(view: View, topic: TopicState, partition: PartitionState) -> P
     if not _is_unserved(view, topic, partition):
         raise Refusal(ErrorCode.ELECTION_NOT_NEEDED, f"Broker {partition.leader} leads the partition.")
     target = Target(partition)
-    target.elect = UNCLEAN
+    target.election = UNCLEAN
     change = view.change_to(topic, target, leaving=partition.leader)
     if change is None or change.leader is None or change.leader < 0:
         raise Refusal(
@@ -114,7 +114,7 @@ def unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, Partitio
             if partition.leader >= 0 or not any(map(view.is_unfenced, partition.replicas)):
                 continue
             target = Target(partition)
-            target.elect = UNCLEAN
+            target.election = UNCLEAN
             if (change := view.change_to(topic, target)) is not None and change.leader is not None:
                 found.append((topic, change))
     return found

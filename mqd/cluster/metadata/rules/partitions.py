@@ -68,13 +68,13 @@ class Target:
         "redirect",
         "replacing",
         "astray",
-        "forget",
+        "lost_memory",
         "new_epoch",
-        "elect",
-        "stays",
+        "election",
+        "keeps_leader",
         "target_leader",
         "last_known",
-        "held",
+        "keeps_reassignment",
     )
 
     def __init__(self, old: PartitionState) -> None:
@@ -88,12 +88,12 @@ class Target:
             old.redirect,
             old.replacing,
         )
-        self.forget: frozenset[int] = frozenset()  # replicas that lost their memory (R9)
+        self.lost_memory: frozenset[int] = frozenset()  # replicas that lost their memory (R9)
         self.new_epoch = False
-        self.elect = ONLINE
-        self.stays = False  # the leader stays, even if it is leaving
+        self.election = ONLINE
+        self.keeps_leader = False  # the leader stays, even if it is leaving
         self.target_leader = -1  # this replica leads if it may, even if it is being removed
-        self.held = False  # the reassignment must not end now, even if it could
+        self.keeps_reassignment = False  # the reassignment must not end now, even if it could
         self.last_known = old.last_known_eligible
 
 
@@ -125,8 +125,8 @@ def compose_change(target: Target, configured_min: int, live: Callable[[int], bo
         in_sync, eligible = (leader,), without(eligible, (leader,))
         if minimum <= 1:
             eligible, last_known = (), ()
-    shrunk = target.replicas is not old.replicas and any(node not in target.replicas for node in old.replicas)
-    new_epoch = target.new_epoch or leader != old.leader or shrunk
+    loses_replica = target.replicas is not old.replicas and any(node not in target.replicas for node in old.replicas)
+    new_epoch = target.new_epoch or leader != old.leader or loses_replica
     return _difference(old, target, in_sync, eligible, last_known, leader, recovering, new_epoch)
 
 
@@ -143,7 +143,7 @@ def _difference(
     def if_changed(new, before):
         return None if new == before else new
 
-    placed = target.replicas != old.replicas or target.directories != old.directories
+    is_placed_anew = target.replicas != old.replicas or target.directories != old.directories
     change = PartitionChange(
         index=old.index,
         new_epoch=new_epoch,
@@ -151,8 +151,8 @@ def _difference(
         in_sync_replicas=if_changed(in_sync, old.in_sync_replicas),
         eligible_leader_replicas=if_changed(eligible, old.eligible_leader_replicas),
         last_known_eligible=if_changed(last_known, old.last_known_eligible),
-        replicas=target.replicas if placed else None,
-        directories=target.directories if placed else None,
+        replicas=target.replicas if is_placed_anew else None,
+        directories=target.directories if is_placed_anew else None,
         adding_replicas=if_changed(target.adding, old.adding_replicas),
         removing_replicas=if_changed(target.removing, old.removing_replicas),
         recovering=if_changed(recovering, old.recovering),
@@ -169,10 +169,10 @@ def _eligible(target: Target, in_sync: tuple[int, ...], minimum: int) -> tuple[t
     if len(in_sync) >= minimum:
         return (), ()
     old = target.old
-    were = old.eligible_leader_replicas + old.in_sync_replicas
-    candidates = [node for node in dict.fromkeys(were) if node in target.replicas and node not in in_sync]
-    eligible = tuple(node for node in candidates if node not in target.forget)
-    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.forget)))
+    former = old.eligible_leader_replicas + old.in_sync_replicas
+    candidates = [node for node in dict.fromkeys(former) if node in target.replicas and node not in in_sync]
+    eligible = tuple(node for node in candidates if node not in target.lost_memory)
+    known = dict.fromkeys((*target.last_known, *(node for node in candidates if node in target.lost_memory)))
     return eligible, tuple(
         node for node in known if node in target.replicas and node not in in_sync and node not in eligible
     )
@@ -186,7 +186,7 @@ def _elect(
     """
     order, leader = target.replicas, target.old.leader
     if (
-        target.elect != PREFERRED
+        target.election != PREFERRED
         and target.target_leader < 0
         and leader in in_sync
         and leader in order
@@ -194,23 +194,23 @@ def _elect(
     ):
         return leader, False
     candidates = in_sync or eligible
-    may = [node for node in order if node in candidates and live(node) and node not in target.removing] or [
+    electable = [node for node in order if node in candidates and live(node) and node not in target.removing] or [
         node for node in order if node in candidates and live(node)
     ]
     if target.target_leader in order and target.target_leader in candidates and live(target.target_leader):
         return target.target_leader, False
     preferred = without(order, target.removing or ())[:1]
-    if target.elect == PREFERRED and preferred and preferred[0] in may:
+    if target.election == PREFERRED and preferred and preferred[0] in electable:
         return preferred[0], False
-    if leader in may or (leader in in_sync and leader in order and live(leader)):
+    if leader in electable or (leader in in_sync and leader in order and live(leader)):
         return leader, False
-    if may:
-        return may[0], False
-    if target.elect == UNCLEAN:
+    if electable:
+        return electable[0], False
+    if target.election == UNCLEAN:
         last = [node for node in target.last_known if node in order and live(node)]
-        anyone = last or [node for node in order if live(node)]
-        if anyone:
-            return anyone[0], True
+        survivors = last or [node for node in order if live(node)]
+        if survivors:
+            return survivors[0], True
     return -1, False
 
 
@@ -223,7 +223,7 @@ def _may_complete(target: Target, replicas: tuple[int, ...], in_sync: tuple[int,
 
 
 def _maybe_complete_reassignment(target: Target, configured_min: int) -> None:
-    if target.held or (not target.adding and not target.removing):
+    if target.keeps_reassignment or (not target.adding and not target.removing):
         return
     replicas = without(target.replicas, target.removing)
     in_sync = without(target.in_sync, target.removing)

@@ -15,9 +15,10 @@ from mqd import native
 from mqd.base.config import broker_number
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
-# A log directory counts as full below this fraction (1/100) of the largest free space on any host.
+# A log directory counts as full if its free space is below 1/FULL_SHARE of the largest one of any host.
 FULL_SHARE = 100
-ROOMY_SHARE = 10  # a log directory below this fraction (1/10) of the largest free space is avoided
+# One whose free space is below 1/ROOMY_SHARE of the host's largest is avoided.
+ROOMY_SHARE = 10
 BALANCE_MOVES_MAX = 2_000
 # Slots of each host reserved for internal topics: without them a host full of partitions could not
 # serve groups and transactions.
@@ -234,7 +235,7 @@ class Move(NamedTuple):
     replicas: tuple[int, ...]
 
 
-def _retires(topic: TopicState) -> bool:
+def _has_retired_partitions(topic: TopicState) -> bool:
     return any(partition.redirect >= 0 for partition in topic.partitions)
 
 
@@ -259,7 +260,7 @@ def balance(
     targets = {
         (topic.name, partition.index): partition.replicas
         for topic in state.topics.values()
-        if topics(topic.name) and not _retires(topic)
+        if topics(topic.name) and not _has_retired_partitions(topic)
         for partition in topic.partitions
     }
     original = dict(targets)
@@ -299,12 +300,12 @@ def _even_out(
         before = count
         for source in sorted(loads.nodes, key=lambda node: (-loads.replicas[node], node)):
             kept: list[tuple[str, int]] = []
-            mine = held[source]
-            while mine and count < moves_max:
+            keys = held[source]
+            while keys and count < moves_max:
                 destination = min(candidates, key=lambda node: (loads.replicas[node], node))
                 if loads.replicas[source] - loads.replicas[destination] < 2:
                     break
-                key = mine.pop()
+                key = keys.pop()
                 to = (
                     destination
                     if _may_move(loads, targets[key], source, destination)
@@ -316,18 +317,18 @@ def _even_out(
                 _move_replica(loads, targets, key, source, to)
                 held[to].append(key)
                 count += 1
-            mine += reversed(kept)
+            keys += reversed(kept)
     return count
 
 
 def _least_loaded(loads: Loads, candidates: Sequence[int], replicas: tuple[int, ...], source: int) -> int:
     """The least loaded host that may take the replica, if that improves the balance; -1 = none."""
-    fit = [
+    suitable = [
         node
         for node in candidates
         if loads.replicas[source] - loads.replicas[node] >= 2 and _may_move(loads, replicas, source, node)
     ]
-    return min(fit, key=lambda node: (loads.replicas[node], node), default=-1)
+    return min(suitable, key=lambda node: (loads.replicas[node], node), default=-1)
 
 
 def _move_replica(

@@ -79,7 +79,9 @@ def reassign(
     # Replicas that only the earlier target added are dropped immediately, except those on which the
     # in-sync set depends, and those that hold acknowledged records while fewer than
     # min.insync.replicas are in sync. These leave when the reassignment ends.
-    unwanted = [node for node in partition.adding_replicas if node not in replicas and node not in _needed(partition)]
+    unwanted = [
+        node for node in partition.adding_replicas if node not in replicas and node not in _needed_replicas(partition)
+    ]
     in_sync = without(partition.in_sync_replicas, unwanted)
     base_count = len(partition.replicas) - len(partition.adding_replicas)
     if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(
@@ -92,11 +94,11 @@ def reassign(
     target = Target(partition)
     leaving = without(current, replicas)
     target.replicas = replicas + leaving
-    what = (
+    subject = (
         f"{topic.name}-{partition.index}, while it is reassigned from {len(current)} to {len(replicas)} replicas (do it"
         " in steps),"
     )
-    check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, what)
+    check_replicas(len(target.replicas), ErrorCode.INVALID_REPLICA_ASSIGNMENT, subject)
     target.directories = _directories(partition, target.replicas, directories)
     target.adding = tuple(node for node in replicas if node not in base)
     target.removing = leaving
@@ -108,7 +110,7 @@ def reassign(
     return view.change_to(topic, target)
 
 
-def _needed(partition: PartitionState) -> tuple[int, ...]:
+def _needed_replicas(partition: PartitionState) -> tuple[int, ...]:
     """Replicas that are not in sync but have all acknowledged records, while fewer than
     min.insync.replicas are in sync. If no replica is known to have all records: the last known ones.
     """
@@ -140,15 +142,15 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
         )
     base, astray = replicas_before(partition), partition.astray_replicas
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
-    lost = len(in_sync) < len(partition.in_sync_replicas)
-    if lost and (not in_sync or len(in_sync) < effective_min_in_sync(view.configured_min(topic), len(base))):
+    is_smaller = len(in_sync) < len(partition.in_sync_replicas)
+    if is_smaller and (not in_sync or len(in_sync) < effective_min_in_sync(view.configured_min(topic), len(base))):
         raise Refusal(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
             f"Without the added replicas {list(partition.adding_replicas)}, {len(in_sync)} replica(s) of"
             f" {topic.name}-{partition.index} would be in sync, fewer than min.insync.replicas; wait until the others"
             " are in sync.",
         )
-    if any(node in partition.adding_replicas for node in _needed(partition)) and not in_sync:
+    if any(node in partition.adding_replicas for node in _needed_replicas(partition)) and not in_sync:
         text = (
             f"Only the added replicas of {topic.name}-{partition.index} are known to have all of its records;"
             " wait until another one is back, or elect a leader uncleanly."
@@ -244,12 +246,12 @@ def replacements(
             if under_way[False] >= moves_max:
                 return found
             stuck = bool(_stuck_replicas(partition, directories))
-            found_node = _replica_to_replace(
+            to_replace = _replica_to_replace(
                 topic, partition, leaving, stuck and _has_failed_directory(partition, directories)
             )
-            if found_node is None:
+            if to_replace is None:
                 continue
-            node, base = found_node
+            node, base = to_replace
             other = choose_one(loads, (*base, *partition.adding_replicas)) if node >= 0 else -1
             no_space = other in loads.full
             if (node >= 0 and other < 0) or (no_space and (stuck or under_way[True] >= moves_max)):

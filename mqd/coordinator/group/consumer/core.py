@@ -366,10 +366,10 @@ class ConsumerGroup(ModernGroup):
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _leave_temporarily(self, member: Member) -> None:
-        """Handles a static member that leaves: its session continues; the partitions that it had to
+        """Handles a static member that leaves for a short time: its session continues; the partitions that it had to
         release are free.
         """
-        self.hold(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
+        self.set_current(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
         self.clear_step(member)
 
     def fence(self, members: list[Member]) -> None:
@@ -420,7 +420,7 @@ class ConsumerGroup(ModernGroup):
         if current == member.current:
             return
         was_revoking = member.state == REVOKING and member.epoch == current.epoch
-        self.hold(member, current)
+        self.set_current(member, current)
         if member.is_classic:
             return
         if member.state != REVOKING:
@@ -428,10 +428,10 @@ class ConsumerGroup(ModernGroup):
         elif not was_revoking:
             self.set_step(member, REVOKE, now_ms + max(member.description.rebalance_timeout_ms, 0))
 
-    def hold(self, member: Member, current: Current) -> None:
+    def set_current(self, member: Member, current: Current) -> None:
         self.owners.release(member.member_id, member.assigned)
         self.owners.release(member.member_id, member.revoking)
-        member.hold(current)
+        member.set_current(current)
         self.owners.claim(member.member_id, member.assigned)
         self.owners.claim(member.member_id, member.revoking)
         self.pending.append(records.current_record(self.group_id, member.member_id, current))

@@ -98,9 +98,9 @@ class Member(Watched):
         self.assigned: Partitions = NOTHING
         self.revoking: Partitions = NOTHING
         if current is not None:
-            self.hold(current)
+            self.set_current(current)
 
-    def hold(self, current: Current) -> None:
+    def set_current(self, current: Current) -> None:
         self.epoch, self.previous_epoch, self.state = current.epoch, current.previous_epoch, current.state
         self.assigned, self.revoking = current.assigned, current.revoking
 

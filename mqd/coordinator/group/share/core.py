@@ -331,11 +331,11 @@ class ShareGroup(ModernGroup):
         if member.epoch == self.assignment_epoch:
             return
         target = self.target.get(member.member_id, NOTHING)
-        self.hold(member, Current(self.assignment_epoch, member.epoch, target))
+        self.set_current(member, Current(self.assignment_epoch, member.epoch, target))
         current = Current(member.epoch, member.previous_epoch, target)
         self.pending.append(records.current_record(self.group_id, member.member_id, current))
 
-    def hold(self, member: Member, current: Current) -> None:
+    def set_current(self, member: Member, current: Current) -> None:
         self.assigned_count += _count(current.assigned) - _count(member.assigned)
         member.epoch, member.previous_epoch, member.assigned = current.epoch, current.previous_epoch, current.assigned
 
@@ -463,7 +463,7 @@ class ShareGroup(ModernGroup):
             member = self.members[name] = Member(name, description)
             self._count_description(member)
             if current is not None:
-                self.hold(member, current)
+                self.set_current(member, current)
             self.deadlines.move(member, now_ms + session_ms)
         self.target = {name: partitions for name, partitions in self.target.items() if name in self.members}
         self.assignment_epoch = self.loaded_epoch()
