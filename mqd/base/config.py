@@ -66,12 +66,12 @@ def property_of(table: Mapping[str, Property], name: str) -> Property:
         if name.startswith(prefix):
             raise ConfigError(f"{name} cannot be set: {why}", name)
     if table is TOPIC and name in BROKER:
-        of_topic = next((row.name for row in TOPIC.values() if row.broker_name == name), None)
-        hint = f"; the topic's name for it is {of_topic}" if of_topic else ""
+        topic_name = next((row.name for row in TOPIC.values() if row.broker_name == name), None)
+        hint = f"; the topic's name for it is {topic_name}" if topic_name else ""
         raise ConfigError(f"{name} is a property of brokers, not of topics{hint}", name)
     if table is BROKER and name in TOPIC:
-        of_broker = TOPIC[name].broker_name
-        hint = f"; the broker's name for it is {of_broker}" if of_broker else ""
+        broker_name = TOPIC[name].broker_name
+        hint = f"; the broker's name for it is {broker_name}" if broker_name else ""
         raise ConfigError(f"{name} is a property of topics, not of brokers{hint}", name)
     close = difflib.get_close_matches(name, table, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else "see docs/configuration.md for the known ones"
@@ -199,9 +199,9 @@ def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> 
     settings: dict[str, str] = {}
     origin = ""
     for source in sources:
-        for name, (text, place) in source.items():
+        for name, (text, where) in source.items():
             if name == PROVIDERS or name.startswith(PARAMETERS):
-                settings[name], origin = text, place
+                settings[name], origin = text, where
     try:
         return Providers(settings, environment, parse_properties)
     except ConfigError as error:

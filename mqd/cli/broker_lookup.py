@@ -57,8 +57,8 @@ class Cluster:
         return response
 
     def node(self, node_id: int) -> Broker:
-        """A single broker is contacted at the address where it was found: its advertised address
-        may not be reachable.
+        """Returns the connection to a broker. A single broker is contacted at the address where it was
+        found: its advertised address may not be reachable.
         """
         if len(self._nodes) <= 1:
             return self.first
@@ -141,13 +141,13 @@ class Cluster:
             found = self.first.request(
                 _FIND_COORDINATOR, FindCoordinatorRequest(key=name, key_type=kind, coordinator_keys=[name])
             )
-            place = found.coordinators[0] if found.coordinators else found
-            error = place.error_code
+            coordinator = found.coordinators[0] if found.coordinators else found
+            error = coordinator.error_code
             if not error:
-                response = self.node(place.node_id).request(api_key, request, version_max)
+                response = self.node(coordinator.node_id).request(api_key, request, version_max)
                 error = error_of(response)
             if error not in _RETRIABLE or time.monotonic() > deadline:
-                check("no coordinator responds", place.error_code, place.error_message)
+                check("no coordinator responds", coordinator.error_code, coordinator.error_message)
                 return response
             time.sleep(_PAUSE_S)  # polling: there is no notification when it has read its log
 
@@ -161,8 +161,8 @@ class Cluster:
         return found
 
     def offsets(self, partitions: Iterable[Partition], timestamp_ms: int) -> dict[Partition, int]:
-        """EARLIEST, LATEST, or the first offset at or after a time (-1: none). Unserved partitions
-        are omitted. Call it after topics().
+        """Returns each partition's EARLIEST or LATEST offset, or its first offset at or after a time (-1:
+        none). Partitions that are not served are omitted. Call it after topics().
         """
         found: dict[Partition, int] = {}
         for node_id, topics in self.by_leader(partitions).items():

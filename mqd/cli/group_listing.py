@@ -82,7 +82,7 @@ def _host(text: str) -> str:
 def _rebalance(found: Any) -> Rebalance | None:
     if found is None:
         return None
-    holders = [
+    delaying = [
         DelayingMember(
             one.member_id,
             one.client_id,
@@ -94,10 +94,10 @@ def _rebalance(found: Any) -> Rebalance | None:
         )
         for one in found.held_up_by
     ]
-    return Rebalance(found.lasting_ms, found.reason, holders)
+    return Rebalance(found.lasting_ms, found.reason, delaying)
 
 
-def _classic(response: Any) -> Group:
+def _from_classic(response: Any) -> Group:
     members = []
     for one in response.members:
         assignment: dict[str, list[int]] | None = None
@@ -120,11 +120,11 @@ def _classic(response: Any) -> Group:
     )
 
 
-def _named(assignment: Any) -> dict[str, list[int]]:
+def _partitions_by_topic(assignment: Any) -> dict[str, list[int]]:
     return {one.topic_name: sorted(one.partitions) for one in assignment.topic_partitions if one.partitions}
 
 
-def _member(one: Any, assignment: dict[str, list[int]], target: dict[str, list[int]]) -> Member:
+def _make_member(one: Any, assignment: dict[str, list[int]], target: dict[str, list[int]]) -> Member:
     return Member(
         one.member_id,
         one.client_id,
@@ -136,8 +136,11 @@ def _member(one: Any, assignment: dict[str, list[int]], target: dict[str, list[i
     )
 
 
-def _consumer(response: Any) -> Group:
-    members = [_member(one, _named(one.assignment), _named(one.target_assignment)) for one in response.members]
+def _from_consumer(response: Any) -> Group:
+    members = [
+        _make_member(one, _partitions_by_topic(one.assignment), _partitions_by_topic(one.target_assignment))
+        for one in response.members
+    ]
     return Group(
         response.group_id,
         "consumer",
@@ -151,10 +154,15 @@ def _consumer(response: Any) -> Group:
     )
 
 
-def _share(response: Any) -> Group:
+def _from_share(response: Any) -> Group:
     members = [
         Member(
-            one.member_id, one.client_id, _host(one.client_host), None, _named(one.assignment), epoch=one.member_epoch
+            one.member_id,
+            one.client_id,
+            _host(one.client_host),
+            None,
+            _partitions_by_topic(one.assignment),
+            epoch=one.member_epoch,
         )
         for one in response.members
     ]
@@ -170,7 +178,7 @@ def _share(response: Any) -> Group:
     )
 
 
-def _inputs(group: Any) -> dict[str, list[str]]:
+def _input_topics(group: Any) -> dict[str, list[str]]:
     """Subtopology -> the topics that its tasks read."""
     subtopologies = (group.topology.subtopologies or ()) if group.topology is not None else ()
     return {
@@ -179,7 +187,7 @@ def _inputs(group: Any) -> dict[str, list[str]]:
     }
 
 
-def _inputs_of(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list[int]]:
+def _input_partitions(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list[int]]:
     """The input partitions of active tasks, by topic."""
     found: dict[str, set[int]] = {}
     for one in tasks:
@@ -188,12 +196,14 @@ def _inputs_of(tasks: list[Any], topics: dict[str, list[str]]) -> dict[str, list
     return {topic: sorted(found[topic]) for topic in sorted(found)}
 
 
-def _streams(response: Any) -> Group:
+def _from_streams(response: Any) -> Group:
     """A member's assignment is the partitions that its active tasks read."""
-    topics = _inputs(response)
+    topics = _input_topics(response)
     members = [
-        _member(
-            one, _inputs_of(one.assignment.active_tasks, topics), _inputs_of(one.target_assignment.active_tasks, topics)
+        _make_member(
+            one,
+            _input_partitions(one.assignment.active_tasks, topics),
+            _input_partitions(one.target_assignment.active_tasks, topics),
         )
         for one in response.members
     ]
@@ -213,22 +223,22 @@ def _streams(response: Any) -> Group:
 
 
 def describe(cluster: Cluster, name: str) -> Group | None:
-    """None: there is no such group."""
+    """Describes a group of any type. None: there is no such group."""
     if cluster.first.supports(CONSUMER_GROUP_DESCRIBE):
         described = ConsumerGroupDescribeRequest(group_ids=[name], include_rebalance=True)
         response = cluster.request_coordinator(
             GROUP, name, CONSUMER_GROUP_DESCRIBE, described, lambda found: found.groups[0].error_code
         ).groups[0]
         if not response.error_code:
-            return _consumer(response)
+            return _from_consumer(response)
         if response.error_code != GROUP_ID_NOT_FOUND:
             check(f"group {name}", response.error_code, response.error_message)
     shared = share_groups.describe(cluster, name)
     if shared is not None:
-        return _share(shared)
+        return _from_share(shared)
     streams = _describe_streams(cluster, name)
     if streams is not None:
-        return _streams(streams)
+        return _from_streams(streams)
     request = DescribeGroupsRequest(groups=[name], include_rebalance=True)
     response = cluster.request_coordinator(
         GROUP, name, DESCRIBE_GROUPS, request, lambda found: found.groups[0].error_code
@@ -236,7 +246,7 @@ def describe(cluster: Cluster, name: str) -> Group | None:
     if response.error_code == GROUP_ID_NOT_FOUND or (not response.error_code and response.group_state == "Dead"):
         return None
     check(f"group {name}", response.error_code, response.error_message)
-    return _classic(response)
+    return _from_classic(response)
 
 
 def _describe_streams(cluster: Cluster, name: str) -> Any | None:
@@ -266,30 +276,31 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
 
 
 def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: dict[str, int]) -> Iterator[Group]:
-    """The existing groups of one kind. `unavailable` gets those whose coordinator has just changed, with
-    the error.
+    """The existing groups of one kind. Those with a coordinator that has just changed are added to
+    `unavailable`, with the error.
     """
     for chunk in _chunks(names):
         if kind == "consumer":
             described = ConsumerGroupDescribeRequest(group_ids=chunk, include_rebalance=True)
-            responses = _described(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
-            yield from (_consumer(one) for one in responses)
+            responses = _without_errors(broker.request(CONSUMER_GROUP_DESCRIBE, described).groups, unavailable)
+            yield from (_from_consumer(one) for one in responses)
         elif kind == SHARE:
             shared = ShareGroupDescribeRequest(group_ids=chunk)
             yield from (
-                _share(one) for one in _described(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
+                _from_share(one)
+                for one in _without_errors(broker.request(share_groups.DESCRIBE, shared).groups, unavailable)
             )
         elif kind == STREAMS:
             streams = StreamsGroupDescribeRequest(group_ids=chunk)
-            responses = _described(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
-            yield from (_streams(one) for one in responses)
+            responses = _without_errors(broker.request(STREAMS_GROUP_DESCRIBE, streams).groups, unavailable)
+            yield from (_from_streams(one) for one in responses)
         else:
             request = DescribeGroupsRequest(groups=chunk, include_rebalance=True)
-            responses = _described(broker.request(DESCRIBE_GROUPS, request).groups, unavailable)
-            yield from (_classic(one) for one in responses if one.group_state != "Dead")
+            responses = _without_errors(broker.request(DESCRIBE_GROUPS, request).groups, unavailable)
+            yield from (_from_classic(one) for one in responses if one.group_state != "Dead")
 
 
-def _described(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
+def _without_errors(groups: list[Any], unavailable: dict[str, int]) -> list[Any]:
     unavailable |= {one.group_id: one.error_code for one in groups if one.error_code in COORDINATOR_UNAVAILABLE}
     return [one for one in groups if not one.error_code]
 

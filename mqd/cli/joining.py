@@ -133,14 +133,13 @@ class Invitation:
             )
         except (OSError, ValueError) as error:
             raise CliError(
-                f"cannot invite: {error}; it takes a host that `mqd up --secure` has started and that has"
-                f" {files.ca_key}"
+                f"cannot invite: {error}; use a host that `mqd up --secure` has started and that has {files.ca_key}"
             ) from error
         self._listener.settimeout(POLL_S)
         self._until_s = time.monotonic() + seconds
         self._lock = threading.Lock()
-        self._used = self._over = False
-        self._room = threading.Semaphore(CONNECTION_COUNT_MAX)
+        self._used = self._has_joined = False
+        self._free_connections = threading.Semaphore(CONNECTION_COUNT_MAX)
         port = self._listener.getsockname()[1]
         secret = secrets.token_bytes(32)
         self.token = Token(listen[0], port, node_id, seeds, secret, int(time.time() + seconds), authority)
@@ -148,16 +147,16 @@ class Invitation:
     def run(self) -> bool:
         """Waits until the host has joined, or the time is over (False)."""
         with self._listener:
-            while not self._over and time.monotonic() < self._until_s:
+            while not self._has_joined and time.monotonic() < self._until_s:
                 try:
                     connection, address = self._listener.accept()
                 except TimeoutError:
                     continue
-                if not self._room.acquire(blocking=False):
+                if not self._free_connections.acquire(blocking=False):
                     connection.close()
                     continue
                 threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
-        return self._over
+        return self._has_joined
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         try:
@@ -168,14 +167,14 @@ class Invitation:
                 _send(secured, response)
             if response.granted is not None:
                 self._print(f"host {self.token.node_id} at {address} has its certificates")
-                self._over = True
+                self._has_joined = True
             else:
                 self._print(f"a host at {address} is refused: {response.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")
         finally:
             connection.close()
-            self._room.release()
+            self._free_connections.release()
 
     def _respond(self, request: _Request) -> _Response:
         if not hmac.compare_digest(request.secret, self.token.secret):
@@ -201,7 +200,7 @@ class Invitation:
 
 def has_joined(token: Token, data_dir: Path) -> bool:
     """Whether this directory already has the files of the token, or the token has expired: the same
-    command, run again, then starts with the present files. Certificates that expire soon are fetched
+    command, run again, then starts with the existing files. Certificates that expire soon are fetched
     again. Raises CliError if the directory has other files.
     """
     files = secure.files(data_dir)
@@ -235,10 +234,10 @@ def join(token: Token, data_dir: Path, names: Sequence[str]) -> None:
             response = msgspec.msgpack.decode(_receive(secured), type=_Response)
     except (OSError, msgspec.MsgspecError) as error:
         raise CliError(
-            f"cannot join by {where}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
+            f"cannot join through {where}: {host_identity.reason_of(error)}; `mqd cluster invite` must still run there"
         ) from error
     if response.granted is None:
-        raise CliError(f"cannot join by {where}: {response.refusal}")
+        raise CliError(f"cannot join through {where}: {response.refusal}")
     granted = response.granted
     if ssl.PEM_cert_to_DER_cert(granted.authority.decode()) != token.authority:
         raise CliError(f"{where} has sent a different authority from the one in the token")

@@ -137,7 +137,7 @@ class LocalCluster:
         self.stop()
 
     def wait_ready(self) -> None:
-        """Waits for all of them: the cluster is formed when all seeds have met."""
+        """Waits until all brokers are ready: the cluster is formed when all seeds have met."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while late := [member for member in self.brokers if not member.ready]:
             events = self._selector.select(max(0.0, deadline - time.monotonic()))

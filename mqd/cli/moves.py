@@ -41,7 +41,7 @@ class Move(NamedTuple):
 
 
 def replicas_of(broker: Broker, topic: str) -> Plan:
-    """The present assignments. Raises CliError."""
+    """Returns the current replicas of each partition of a topic. Raises CliError."""
     response = broker.request(
         METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
@@ -51,7 +51,7 @@ def replicas_of(broker: Broker, topic: str) -> Plan:
 
 
 def replicas_of_all(broker: Broker) -> Plan:
-    """The present assignments of every topic. Raises CliError."""
+    """Returns the current replicas of every partition. Raises CliError."""
     response = broker.request(METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))
     return {partition: replicas for topic in response.topics for partition, replicas in _replicas(topic).items()}
 
@@ -84,8 +84,10 @@ def summarize(current: Mapping[Partition, Sequence[int]], plan: Mapping[Partitio
     moved = {
         partition for partition, replicas in plan.items() if sorted(current.get(partition, ())) != sorted(replicas)
     }
-    led = [partition for partition in plan if partition not in moved and current[partition] != plan[partition]]
-    return PlanSummary(len(moved), len(led), sum(map(len, added.values())))
+    with_new_leader = [
+        partition for partition in plan if partition not in moved and current[partition] != plan[partition]
+    ]
+    return PlanSummary(len(moved), len(with_new_leader), sum(map(len, added.values())))
 
 
 def racks_of(broker: Broker) -> dict[int, str | None]:
@@ -101,9 +103,9 @@ def spread(
     replication_factor: int | None,
     racks: Mapping[int, str | None],
 ) -> Plan:
-    """Places each partition on `brokers` only, with as many replicas as it has (or as given):
-    spread over their racks first, like new topics (mqd.cluster.metadata.rules.placement). Replicas
-    that may stay do so, the others go to the brokers with the fewest. Raises CliError.
+    """Places each partition on `brokers` only, with as many replicas as it has (or as given), spread over
+    the brokers' racks first, like new topics (mqd.cluster.metadata.rules.placement). Replicas that can
+    stay do so; the others go to the brokers with the fewest replicas. Raises CliError.
     """
     factor_max = max((replication_factor or len(replicas) for replicas in current.values()), default=0)
     if factor_max > len(set(brokers)):
@@ -133,8 +135,8 @@ def _over_racks(
     racks: Mapping[int, str | None],
     counts: Mapping[int, int],
 ) -> list[int]:
-    """`kept` and then others: first from the rack with the fewest replicas, then a broker that
-    already has the partition, then the least loaded.
+    """Adds brokers to `kept` up to `factor`. Preferred are brokers in the rack with the fewest replicas,
+    then those that already have the partition, then those with the fewest replicas.
     """
     chosen = list(kept)
     while len(chosen) < factor:
@@ -243,7 +245,7 @@ def ongoing_moves(broker: Broker, topic: str | None = None) -> dict[Partition, M
 
 
 def balance(broker: Broker, topics: Sequence[str], dry_run: bool) -> Plan:
-    """Balances all topics, or those named. Returns the moves that the active controller begins, or
+    """Balances all topics, or the given ones. Returns the moves that the active controller begins, or
     with `dry_run` would begin. Raises CliError.
     """
     _must_be_mqd(broker, "spreads replicas by itself", "use mqd topic reassign")
@@ -265,9 +267,9 @@ def drain(broker: Broker, node: int, cancel: bool) -> None:
     check(f"node {node}", response.error_code, response.error_message)
 
 
-def _must_be_mqd(broker: Broker, what: str, otherwise: str) -> None:
+def _must_be_mqd(broker: Broker, what: str, alternative: str) -> None:
     if not broker.is_mqd():
-        raise CliError(f"only a cluster of mqd {what}; {otherwise}")
+        raise CliError(f"only a cluster of mqd {what}; {alternative}")
 
 
 def partitions_on(broker: Broker, node: int) -> set[Partition]:
@@ -300,8 +302,7 @@ def wait(
         topic, index = min(partitions)
         return (
             f"{len(partitions)} partition(s) have not reached their target brokers and do not move, such as"
-            f" {topic}-{index}:"
-            f" {why_stopped}"
+            f" {topic}-{index}: {why_stopped}"
         )
 
     _watch("moving", left, _Stall(broker, stalled), shown, len(plan))
@@ -336,14 +337,14 @@ class _Stall:
 
 
 def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool, planned: int = 0) -> None:
-    """A progress bar on a terminal, otherwise occasional lines. `planned`: the total; some of it
-    may be done already.
+    """Waits until nothing is left. Shows a progress bar on a terminal, otherwise occasional lines.
+    `planned`: the total, of which some may be done already.
     """
     remaining = with_retries(left)
     if not remaining:
         return
     total = max(planned, len(remaining))
-    with _shown(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
+    with _progress_display(doing, total) if shown else contextlib.nullcontext(lambda done: None) as show:
         while remaining:
             with_retries(partial(stall.check, remaining))
             show(max(total - len(remaining), 0))
@@ -353,7 +354,7 @@ def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown:
 
 
 @contextlib.contextmanager
-def _shown(doing: str, total: int) -> Iterator[Callable[[int], None]]:
+def _progress_display(doing: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         tenths = -1
 

@@ -50,22 +50,22 @@ def offline_replicas(
         (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
     )
     shown = list(islice(missing, SHOWN_MAX))
-    lacks: dict[int, dict[str, list[int]]] = {}
+    missing_by_node: dict[int, dict[str, list[int]]] = {}
     for name, index, node in shown:
-        lacks.setdefault(node, {}).setdefault(name, []).append(index)
-    if not lacks:
+        missing_by_node.setdefault(node, {}).setdefault(name, []).append(index)
+    if not missing_by_node:
         return []
 
     def query(node: int) -> list[Any]:
-        return log_directories(addresses[node], lacks[node])
+        return log_directories(addresses[node], missing_by_node[node])
 
-    with ThreadPoolExecutor(len(lacks)) as threads:
-        results = dict(zip(lacks, threads.map(client_security.with_credentials(query), lacks)))
+    with ThreadPoolExecutor(len(missing_by_node)) as threads:
+        results = dict(zip(missing_by_node, threads.map(client_security.with_credentials(query), missing_by_node)))
     return [_offline_replica(name, index, node, results[node]) for name, index, node in shown]
 
 
 def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
-    """The offline replicas of the broker that listens there; [] when it does not respond."""
+    """The offline replicas of the broker at this address; [] when it does not respond."""
     from mqd.protocol.messages import MetadataRequest
 
     address = (

@@ -47,7 +47,7 @@ class Files(NamedTuple):
     broker: Path
     admin: Path
     pending: Path  # the cluster does not know the admin yet
-    key: Path  # with which hosts authenticate to each other
+    key: Path  # the cluster's key, with which hosts authenticate to each other
     metrics_token: Path
     host: Path
     allowed: Path
@@ -64,7 +64,7 @@ def is_secured(data_dir: Path) -> bool:
 
 
 def settings(data_dir: Path) -> dict[str, str]:
-    """The broker's properties; a configuration file or --set takes precedence."""
+    """Returns properties for the broker; a configuration file or --set takes precedence."""
     places = files(data_dir)
     return {
         "listeners": LISTENERS,
@@ -138,8 +138,8 @@ def prepare(
 
 @contextlib.contextmanager
 def _locked(places: Files) -> Iterator[None]:
-    """Excludes another start or renewal in the same directory, whose files belong together. Raises
-    OSError.
+    """Prevents another start or renewal in the same directory meanwhile, because its files belong
+    together. Raises OSError.
     """
     places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     places.directory.chmod(0o700)
@@ -170,13 +170,11 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
         _write(places.broker, pair.key + pair.certificate)
     if not places.admin.exists():
         _write(places.pending, b"")
-        _write(places.admin, _admin(places).encode())
+        _write(places.admin, _admin_settings(places).encode())
 
 
 def renew(places: Files, now: datetime.datetime) -> None:
-    """Issues new certificates for the broker and its host, for the names of the present ones.
-    Raises CliError.
-    """
+    """Issues new certificates for the broker and its host, with the same names. Raises CliError."""
     from mqd.security import pki
 
     try:
@@ -226,7 +224,7 @@ def _host_needs_renewal(places: Files, node_id: int, now: datetime.datetime) -> 
     return left < datetime.timedelta(days=pki.RENEW_DAYS) or not pki.is_host(content, node_id)
 
 
-def _admin(places: Files) -> str:
+def _admin_settings(places: Files) -> str:
     return "".join(
         f"{name}={value}\n"
         for name, value in {
@@ -241,13 +239,13 @@ def _admin(places: Files) -> str:
 
 def share(source: Path, data_dir: Path) -> None:
     """Copies the files that the brokers of a cluster share, from the first one to another. Raises CliError."""
-    theirs, mine = files(source), files(data_dir)
+    shared, own = files(source), files(data_dir)
     try:
-        mine.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("ca", "ca_key", "key", "metrics_token"):
-            _write(getattr(mine, name), getattr(theirs, name).read_bytes())
-        admin = theirs.admin.read_text().replace(str(theirs.ca), str(mine.ca))
-        _write(mine.admin, admin.encode())
+            _write(getattr(own, name), getattr(shared, name).read_bytes())
+        admin = shared.admin.read_text().replace(str(shared.ca), str(own.ca))
+        _write(own.admin, admin.encode())
     except OSError as error:
         raise CliError(f"cannot share certificates: {error.filename}: {error.strerror}") from error
 
@@ -281,10 +279,10 @@ def make_admin(places: Layout) -> None:
     from mqd.cluster.metadata.records import ScramCredential
     from mqd.security import client, scram
 
-    mine = files(places.data_dir)
-    if not mine.pending.exists():
+    own = files(places.data_dir)
+    if not own.pending.exists():
         return
-    password = client.read(mine.admin)[0].settings["sasl.password"]
+    password = client.read(own.admin)[0].settings["sasl.password"]
     made = {name: scram.make_verifier(name, password) for name in scram.MECHANISMS}
     credentials = [
         ScramCredential(ADMIN, scram.NUMBERS[name], one.salt, one.iterations, one.stored_key, one.server_key)
@@ -301,7 +299,7 @@ def make_admin(places: Layout) -> None:
     ]:
         if error:
             raise CliError(f"the user {ADMIN} could not be made: {message or ERRORS[error].message}")
-    mine.pending.unlink(missing_ok=True)
+    own.pending.unlink(missing_ok=True)
 
 
 def hint(data_dir: Path) -> str:

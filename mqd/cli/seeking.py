@@ -17,7 +17,7 @@ from mqd.protocol.messages import OffsetCommitRequest
 from mqd.spark.offsets import GROUP_OFFSET_METADATA
 
 OFFSET_COMMIT = 8
-_JOINED = (
+_HAS_MEMBERS = (
     ErrorCode.UNKNOWN_MEMBER_ID,
     ErrorCode.REBALANCE_IN_PROGRESS,
     ErrorCode.STALE_MEMBER_EPOCH,
@@ -81,8 +81,8 @@ def plan(
     shift: int,
     is_share: bool = False,
 ) -> list[Move]:
-    """Without `start`, offsets move by `shift` from the committed offset. Offsets outside the log
-    are clamped, with a note. Raises CliError when nothing can move.
+    """Computes the new offsets: at `start`, or without it `shift` after the committed offset. Offsets
+    outside the log are clamped, with a note. Raises CliError when nothing can move.
     """
     found = positions(cluster, group, is_share)
     offsets = {partition: one.offset for partition, one in found.items()}
@@ -144,7 +144,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
     topics: dict[str, list[Any]] = {}
     for one in moves:
         if one.new is not None:
-            # Keeps the mark of a Spark query's progress.
+            # keeps the mark of a Spark query's progress
             metadata = GROUP_OFFSET_METADATA if one.is_spark_progress else ""
             topics.setdefault(one.topic, []).append(
                 OffsetCommitRequest.Partition(
@@ -176,7 +176,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
 
 
 def _reason(error: int) -> str:
-    if error in _JOINED:
+    if error in _HAS_MEMBERS:
         return "a member has joined meanwhile; stop it and seek again"
     return explain(error)
 

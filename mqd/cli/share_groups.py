@@ -14,7 +14,7 @@ from mqd.protocol.messages import (
 )
 
 DESCRIBE, DESCRIBE_OFFSETS, ALTER_OFFSETS, DELETE_OFFSETS = 77, 90, 91, 92
-# It is not a share group, or the cluster has none.
+# the group is not a share group, or the cluster has no share groups
 NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSION))
 
 
@@ -79,7 +79,7 @@ def listed_offsets(coordinator: Broker, names: list[str]) -> dict[str, dict[Part
 
 
 def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Partition, int]:
-    """Returns the errors of failures."""
+    """Sets start offsets. Returns the error code of each partition that failed."""
     message = AlterShareGroupOffsetsRequest
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), offset in targets.items():
@@ -100,7 +100,9 @@ def alter(cluster: Cluster, name: str, targets: dict[Partition, int]) -> dict[Pa
 
 
 def delete_offsets(cluster: Cluster, name: str, topics: Iterable[str]) -> dict[str, int]:
-    """Topic -> error code, 0 where they were deleted. Raises CliError."""
+    """Deletes the start offsets in topics. Returns topic -> error code, 0 if they were deleted. Raises
+    CliError.
+    """
     message = DeleteShareGroupOffsetsRequest
     request = message(group_id=name, topics=[message.Topic(topic_name=topic) for topic in topics])
     response = cluster.request_coordinator(GROUP, name, DELETE_OFFSETS, request, lambda found: found.error_code)

@@ -91,8 +91,8 @@ def _list(broker: Broker, request: ListTransactionsRequest) -> list[Any]:
 
 
 def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int]) -> list[Any]:
-    """Describes those that exist. `unavailable` gets those whose coordinator has just changed, with the
-    error.
+    """Describes the transactions that exist. Those with a coordinator that has just changed are added to
+    `unavailable`, with the error.
     """
     found = []
     for start in range(0, len(names), _CHUNK):
@@ -111,9 +111,9 @@ def _describe_all(broker: Broker, names: list[str], unavailable: dict[str, int])
 def all_transactions(
     cluster: Cluster, states: Iterable[str], longer_than_ms: int
 ) -> tuple[list[Transaction], list[str]]:
-    """The longest open first, then by name. `longer_than_ms` -1: all, including those that are not
-    open. Also returns the ids that no coordinator described, because their coordinators were
-    changing.
+    """Returns the transactions, those open for longest first, then by name. `longer_than_ms` -1: all,
+    including those that are not open. Also returns the ids that no coordinator described, because their
+    coordinators were changing.
     """
     found, unavailable, now = [], dict[str, int](), now_ms()
     for broker in cluster.nodes():
@@ -132,7 +132,7 @@ def all_transactions(
     ), sorted(unavailable.keys() - described)
 
 
-def names(bootstrap: str) -> list[str]:
+def transactional_ids(bootstrap: str) -> list[str]:
     with Cluster(bootstrap) as cluster:
         return sorted(
             one.transactional_id for broker in cluster.nodes() for one in _list(broker, ListTransactionsRequest())
@@ -140,7 +140,7 @@ def names(bootstrap: str) -> list[str]:
 
 
 def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[OpenProducer]:
-    """Every transaction that is open in one of the partitions. After Cluster.topics()."""
+    """Every transaction that is open in one of the partitions. Call it after Cluster.topics()."""
     found, now = [], now_ms()
     for node_id, topics in cluster.by_leader(partitions).items():
         requested = [
@@ -166,7 +166,7 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
     return sorted(found, key=lambda one: (one.topic, one.partition, one.start_offset))
 
 
-def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
+def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
     """Producer id -> its transaction, of those that a coordinator knows. Also for producers of
     retired partitions, by their ids in the partition that took their records. Raises CliError when
     a coordinator cannot be reached: it may know a transaction that the others do not, and have
@@ -193,7 +193,7 @@ def known(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transactio
     return {producer_id: found[own] for producer_id, own in origins.items() if own in found}
 
 
-def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
+def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
     """Transactions that are open in a partition, have been idle for this long, and that no
     coordinator will end, because none knows a transaction of this producer with this partition
     (KIP-664). Readers of committed records are stopped there permanently. Raises CliError while a
@@ -205,7 +205,7 @@ def hanging(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
         for one in open_producers(cluster, [(topic, index) for topic, indexes in topics.items() for index in indexes])
         if one.idle_ms >= idle_ms
     ]
-    known_producers = known(cluster, (one.producer_id for one in suspects))
+    known_producers = by_producer(cluster, (one.producer_id for one in suspects))
     return [one for one in suspects if not _is_known(known_producers.get(one.producer_id), one)]
 
 
@@ -252,7 +252,7 @@ def open_at(
             f"no open transaction of {topic}-{index} {criterion}; "
             + (f"those open begin at {others}" if others else "none is open there")
         )
-    return found[0], known(cluster, [found[0].producer_id]).get(found[0].producer_id)
+    return found[0], by_producer(cluster, [found[0].producer_id]).get(found[0].producer_id)
 
 
 def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:
@@ -296,7 +296,7 @@ def abort_by_id(cluster: Cluster, transaction: Transaction) -> None:
 
 
 def abort_in_partition(cluster: Cluster, one: OpenProducer) -> None:
-    """Writes a marker with its coordinator's epoch, as the coordinator would have."""
+    """Writes an abort marker with the coordinator's epoch, as the coordinator would."""
     marker = WriteTxnMarkersRequest.Marker(
         producer_id=one.producer_id,
         producer_epoch=one.producer_epoch,

@@ -71,7 +71,7 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
             state = DONE if replicas == planned else NOT_DONE
         found.append(PlannedPartition(partition, state, planned, replicas, move))
     leaders = {partition: one.leader_id for partition, one in partitions.items()}
-    return _measured(
+    return _add_copied_shares(
         found,
         leaders,
         {
@@ -81,7 +81,7 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
     )
 
 
-def _measured(
+def _add_copied_shares(
     found: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
 ) -> list[PlannedPartition]:
     """Adds how much has been copied: the bytes of new replicas compared with their leaders'. Each
@@ -102,7 +102,7 @@ def _measured(
     with ThreadPoolExecutor(min(len(requested), offline.SHOWN_MAX)) as threads:
         sizes = dict(zip(requested, threads.map(client_security.with_credentials(query), requested)))
     return [
-        _copied(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
+        _with_copied_bytes(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
         for one in found
     ]
 
@@ -118,7 +118,9 @@ def _sizes(address: str, requested: Mapping[str, list[int]]) -> dict[Partition, 
     }
 
 
-def _copied(one: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]], leader: int) -> PlannedPartition:
+def _with_copied_bytes(
+    one: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]], leader: int
+) -> PlannedPartition:
     assert one.move is not None
     whole = sizes.get(leader, {}).get(one.partition)
     parts = [sizes.get(node, {}).get(one.partition) for node in one.move.adding]
@@ -128,7 +130,7 @@ def _copied(one: PlannedPartition, sizes: Mapping[int, Mapping[Partition, int]],
 
 
 def summary(topic: str, found: Sequence[PlannedPartition]) -> str:
-    """All of them in one line, and the remedy for those that are neither done nor under way."""
+    """Returns the number of partitions in each state, and the remedy for those that are not done."""
     counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, NOT_DONE)}
     if counts[DONE] == len(found):
         return f"topic {topic}: all of the plan is done"

@@ -7,8 +7,8 @@ Files, W = worker index:
                                          there
     log-start-offset-checkpoint.W        records below the offset were deleted: never serve them
                                          again
-    replication-offset-checkpoint.W      records below the offset are committed: of partitions with
-                                         several replicas. Only the worker's own file is trusted,
+    replication-offset-checkpoint.W      records below the offset are committed; only for partitions
+                                         with several replicas. Only the worker's own file is trusted,
                                          and a missing entry is 0: a leader learns the value again
                                          as soon as its followers fetch
     clean-shutdown.W                     generation of the broker run that ended cleanly; written

@@ -23,7 +23,7 @@ from mqd.log.records import Record, record_times, records
 EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 _ATTEMPTS = 5
 _T = TypeVar("_T")
-_EVERYTHING = 1 << 62
+_UNBOUNDED = 1 << 62
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -72,9 +72,9 @@ def timestamp_from(
 
 
 def records_at(directory: str | os.PathLike[str], offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
-    """(how many of these ascending offsets were searched, the records found). Ends after reading
-    `bytes_max` of batches. The offsets are below the high watermark; those that the log does not have
-    are left out. Raises OSError, CorruptBatch.
+    """Returns (number of offsets searched, the records found); ends after reading `bytes_max` of batches.
+    `offsets` are ascending and below the high watermark; those that the log does not have are left out.
+    Raises OSError, CorruptBatch.
     """
     return _retry(_records_at, Path(directory), offsets, bytes_max)
 
@@ -92,7 +92,7 @@ def _retry(query: Callable[..., _T], directory: Path, *arguments: Any) -> _T:
 def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[int]:
     """Base offsets of the segments that overlap [log_start_offset, high_watermark)."""
     bases = segments.base_offsets(directory)
-    following = [*bases[1:], _EVERYTHING]
+    following = [*bases[1:], _UNBOUNDED]
     return [
         base for base, end in zip(bases, following, strict=True) if end > log_start_offset and base < high_watermark
     ]

@@ -146,7 +146,7 @@ def cluster_findings(
                 + (
                     ": it is not in service"
                     if out_of_service
-                    else ", though it is in service: it is too slow, or catches up"
+                    else ", though it is in service: it is too slow, or is catching up"
                 ),
                 f"start broker {node}; it fetches what it lacks. If its disks are lost: docs/operations.md,"
                 " One host is lost"
@@ -169,14 +169,14 @@ def cluster_findings(
     return found
 
 
-def clock_findings(place: str, ahead_s: float) -> list[Finding]:
+def clock_findings(address: str, ahead_s: float) -> list[Finding]:
     """`ahead_s`: by how much the broker's clock is ahead of this host's."""
     if abs(ahead_s) * 1000 <= CLOCK_SKEW_MS_MAX:
         return []
     return [
         Finding(
             Harm.NUISANCE,
-            f"the clock of the broker at {place} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this"
+            f"the clock of the broker at {address} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this"
             " host's: times of records and retention are wrong on one of them",
             CLOCK_REMEDY,
         )
@@ -318,7 +318,7 @@ def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicat
     ]
 
 
-def stalled(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[float, float]]:
+def stalled_partitions(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[float, float]]:
     """(group, topic, partition) -> committed offset and lag in seconds, for groups with members
     that are STALLED_S_MIN behind.
     """
@@ -343,7 +343,7 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
     """Two samples of the metrics, COMMIT_S apart, longer than clients wait between two commits."""
-    then, now = stalled(before), stalled(after)
+    then, now = stalled_partitions(before), stalled_partitions(after)
     found = []
     for (group, topic, partition), (offset, behind_s) in sorted(now.items()):
         if then.get((group, topic, partition), (None, 0))[0] != offset:

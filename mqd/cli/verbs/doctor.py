@@ -92,7 +92,7 @@ def _metrics(url: str, data_dir: Path, settings: Settings) -> list[Finding]:
     if diagnosis.waiting_for_flushes(samples, alone):
         time.sleep(diagnosis.FLUSH_S)
         found += diagnosis.flush_findings(samples, metrics_page.read(url, data_dir), alone)
-    if diagnosis.stalled(samples):
+    if diagnosis.stalled_partitions(samples):
         time.sleep(diagnosis.COMMIT_S)
         found += diagnosis.consumer_findings(samples, metrics_page.read(url, data_dir))
     return found

@@ -38,9 +38,9 @@ def command() -> None:
 
 @completing
 def _complete_id(bootstrap: str) -> Iterable[str]:
-    from mqd.cli.transactions import names
+    from mqd.cli.transactions import transactional_ids
 
-    return names(bootstrap)
+    return transactional_ids(bootstrap)
 
 
 def _open_for(milliseconds: int | None) -> str:
@@ -89,7 +89,7 @@ def list_(settings: Settings, states: tuple[str, ...], longer_than: int | None, 
         )
     with Cluster(settings.bootstrap) as cluster:
         if hanging:
-            _show_hanging(settings, txns.hanging(cluster, idle))
+            _show_hanging(settings, txns.hanging_transactions(cluster, idle))
             return
         found, unavailable = txns.all_transactions(cluster, states, -1 if longer_than is None else longer_than)
     report_left_out("transactional id", unavailable)

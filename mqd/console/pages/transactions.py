@@ -27,7 +27,7 @@ def _listed(settings: Settings) -> tuple[list[Transaction], list[str]]:
 
 def _hanging(settings: Settings, idle_ms: int) -> list[OpenProducer]:
     with Cluster(settings.bootstrap) as cluster:
-        return txns.hanging(cluster, idle_ms)
+        return txns.hanging_transactions(cluster, idle_ms)
 
 
 def page(request: PageRequest) -> Response:

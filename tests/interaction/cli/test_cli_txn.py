@@ -169,5 +169,7 @@ def test_names_are_completed(broker: Broker, kafka: KafkaConnection) -> None:
     from mqd.cli import transactions as txns
 
     producer = begun(kafka, topic_of(kafka), 0)
-    assert producer.name in txns.names(broker.bootstrap) and fresh("none") not in txns.names(broker.bootstrap)
+    assert producer.name in txns.transactional_ids(broker.bootstrap) and fresh("none") not in txns.transactional_ids(
+        broker.bootstrap
+    )
     assert producer.end(False) == 0

@@ -157,7 +157,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def hanging() -> list[int]:
     with Cluster("host1:9092") as cluster:
-        return [one.start_offset for one in txns.hanging(cluster, 0)]
+        return [one.start_offset for one in txns.hanging_transactions(cluster, 0)]
 
 
 @pytest.mark.parametrize(

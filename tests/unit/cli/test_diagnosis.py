@@ -70,7 +70,7 @@ def test_an_unhealthy_cluster() -> None:
         (Harm.NO_RESERVE, "voters 3 of the metadata are silent or behind; none more may be lost"),
         (
             Harm.NO_RESERVE,
-            "broker 2 is not in sync in 1 partition (u-0), though it is in service: it is too slow, or catches up",
+            "broker 2 is not in sync in 1 partition (u-0), though it is in service: it is too slow, or is catching up",
         ),
         (Harm.NO_RESERVE, "broker 3 is not in sync in 1 partition (u-1): it is not in service"),
         (

@@ -95,7 +95,7 @@ def test_a_token_works_once(first, tmp_path):
         assert "was used already" in made._respond(request).refusal
         made._listener.close()
         joining.join(token, tmp_path / "fourth", NAMES)
-    with pytest.raises(CliError, match="cannot join by 127.0.0.1:.*must still run there"):
+    with pytest.raises(CliError, match="cannot join through 127.0.0.1:.*must still run there"):
         joining.join(token, tmp_path / "fifth", NAMES)
 
 

@@ -378,7 +378,9 @@ def test_the_progress_bar_counts_moves_done_before_the_first_poll(
     looks = iter([{("t", 0)}, set()])
     seen = []
     monkeypatch.setattr(moves, "POLL_S", 0)
-    monkeypatch.setattr(moves, "_shown", lambda doing, total: contextlib.nullcontext(lambda n: seen.append((n, total))))
+    monkeypatch.setattr(
+        moves, "_progress_display", lambda doing, total: contextlib.nullcontext(lambda n: seen.append((n, total)))
+    )
     moves._watch("moving", lambda: next(looks), moves._Stall(None, str), True, 3)  # type: ignore[arg-type]
     assert seen == [(2, 3), (3, 3)]
 
