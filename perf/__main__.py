@@ -6,7 +6,7 @@ python -m perf produce fetch     these cases only; nothing is appended unless --
 python -m perf settings          the effect of settings; fills docs/performance.md
 python -m perf scaling           how rate and CPU grow with workers and clients; fills
                                  docs/performance.md, perf/scaling.json, docs/scaling.svg
-python -m perf scale             large clusters, by simulation; fills docs/scale.md;
+python -m perf scale             large clusters, simulated and real; fills docs/scale.md;
                                  `python -m perf scale --help`
 python -m perf local             the shared-memory path and TCP; fills docs/performance.md
 python -m perf --figures         fills mqd/cli/sizing.json, the costs that `mqd size` uses, from

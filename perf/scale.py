@@ -1,12 +1,13 @@
-"""`python -m perf scale`: the costs of a large cluster, by simulation with the real cores; fills
-docs/scale.md, perf/scale.json and docs/scale-*.svg.
+"""`python -m perf scale`: the costs of a large cluster, by simulation with the real cores and by one run
+of real brokers; fills docs/scale.md, perf/scale.json and docs/scale-*.svg.
 
     python -m perf scale gossip      up to 1,000 hosts that gossip (a quarter of an hour)
     python -m perf scale control     the metadata of up to a million partitions (some minutes, 3 GB of memory)
+    python -m perf scale cluster     three real brokers, 200,000 partitions (four minutes)
     python -m perf scale --page      only writes the page and the charts again, from perf/scale.json
 
-Times are simulated: other programs on the machine affect only the CPU figures, which are those of
-this machine.
+The times of gossip and control are simulated: other programs on the machine affect only their CPU
+figures. Those of cluster are the machine's.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from statistics import median
 
 from mqd.controller.server import SEND_BYTES_MAX
-from perf import control_scale, gossip_scale
+from perf import cluster_scale, control_scale, gossip_scale
 from perf.accounting import machine
 from perf.charts import Series, line_chart
 from perf.loading import ROOT
@@ -47,6 +48,7 @@ SEED = 2026
 CATCH_UP_CHART = ROOT / "docs" / "scale-catch-up.svg"
 CATCH_UP = (10_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
 FAILOVER = ((200_000, 60, 3_000), (200_000, 60, 10_000), (1_000_000, 1_000, 10_000))  # partitions, hosts, leaders
+CLUSTER = (200_000, 10_000)  # partitions, and those of them that three brokers have on disk
 HEARTBEATS = ((10_000, 10), (200_000, 200), (1_000_000, 1_000))
 
 
@@ -232,6 +234,8 @@ def write(result: dict) -> None:
     if "control" in result:
         text = replace_block(text, "control", control_page(result))
         CATCH_UP_CHART.write_text(catch_up_chart(result))
+    if "cluster" in result:
+        text = replace_block(text, "cluster", cluster_page(result))
     PAGE.write_text(text)
 
 
@@ -327,7 +331,39 @@ def catch_up_chart(result: dict) -> str:
     )
 
 
-PARTS: dict[str, Callable[[], dict]] = {"gossip": measure_gossip, "control": measure_control}
+# -- real brokers ----------------------------------------------------------------------------------
+
+
+def measure_cluster() -> dict:
+    _log("cluster: {:,} partitions, {:,} of them on three brokers' disks".format(*CLUSTER))
+    return cluster_scale.one_run(*CLUSTER)
+
+
+def cluster_page(result: dict) -> str:
+    found, facts = result["cluster"], result["machine"]
+    rows = [
+        ("partitions in the metadata", f"{found['partitions']:,}"),
+        ("replicas on the disks of three brokers", f"{found['on_disk']:,}"),
+        ("partitions with three replicas created in a second, until all are in sync", number(found["created_per_s"])),
+        ("memory of a broker, all processes, MB (PSS)", number(found["pss_mb"])),
+        ("CPU of a broker at rest, % of a core", number(found["idle_percent"])),
+        (
+            f"killed: the leader of {found['leaders']:,} partitions; all have another after, s",
+            number(found["elected_s"]),
+        ),
+        ("longest pause of acknowledged writes meanwhile, s", number(found["writes_paused_s"])),
+        ("the killed broker is ready again after, s", number(found["ready_s"])),
+        ("all its replicas are in sync again after, s", number(found["in_sync_s"])),
+    ]
+    head = f"{facts['cores']} cores of {facts['cpu']} for all brokers, {result['cluster_date'][:10]}; one run."
+    return f"{head}\n\n{markdown_table(('one run of real brokers', 'measured'), rows, right=(1,))}"
+
+
+PARTS: dict[str, Callable[[], dict]] = {
+    "gossip": measure_gossip,
+    "control": measure_control,
+    "cluster": measure_cluster,
+}
 
 
 def main(words: list[str]) -> int:
