@@ -25,6 +25,7 @@ from perf.report import number
 FILE_BYTES = 256 << 20
 WRITE_BYTES = 64 << 10
 FLUSH_BYTES = 8 << 20
+SHIFT_BYTES = 1000  # of unaligned writes, from a page boundary
 ROUNDS = 5
 RWF_DONTCACHE = 0x80  # linux/fs.h, since Linux 6.14
 
@@ -80,6 +81,18 @@ def _write_uncached(fd: int, data: memoryview, offset: int) -> None:
         raise
 
 
+def _write_unaligned(fd: int, data: memoryview, offset: int) -> None:
+    """As the log writes: batches end anywhere, so each write ends inside a page."""
+    os.pwrite(fd, data[: FILE_BYTES - offset - SHIFT_BYTES], offset + SHIFT_BYTES)
+
+
+def _write_padded(fd: int, data: memoryview, offset: int) -> None:
+    """The rest of the last page is overwritten too, so that the kernel need not read it first."""
+    end = offset + WRITE_BYTES + SHIFT_BYTES
+    rest = bytes(-end % mmap.PAGESIZE) if end < FILE_BYTES else b""
+    os.pwritev(fd, [data[: FILE_BYTES - offset - SHIFT_BYTES], rest], offset + SHIFT_BYTES)
+
+
 Way = tuple[Callable[[Path], int], Callable[[int, memoryview, int], None], bool]
 WAYS: dict[str, Way] = {
     "new file (as mqd)": (_new_file, _write_buffered, False),
@@ -88,6 +101,10 @@ WAYS: dict[str, Way] = {
     "new file, O_DIRECT": (lambda path: _new_file(path, os.O_DIRECT), _write_buffered, False),
     "recycled file, pages in the cache": (_recycled_file, _write_buffered, False),
     "recycled file, no pages in the cache": (_uncached_file, _write_buffered, False),
+    "new file, unaligned writes": (_new_file, _write_unaligned, False),
+    "recycled file, pages in the cache, unaligned writes": (_recycled_file, _write_unaligned, False),
+    "recycled file, no pages in the cache, unaligned writes": (_uncached_file, _write_unaligned, False),
+    "recycled file, no pages in the cache, writes padded to a page": (_uncached_file, _write_padded, False),
     "recycled file, O_DIRECT": (lambda path: _recycled_file(path, os.O_DIRECT), _write_buffered, False),
 }
 
