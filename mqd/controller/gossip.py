@@ -80,17 +80,17 @@ def next_life(path: Path) -> int:
     host joins.
     """
     try:
-        incarnation = int(path.read_text())
+        life = int(path.read_text())
     except (FileNotFoundError, ValueError):
-        incarnation = 0
-    incarnation = max(0, min(incarnation, LIFE_MAX - 1)) + 1
-    store_life(path, incarnation)
-    return incarnation
+        life = 0
+    life = max(0, min(life, LIFE_MAX - 1)) + 1
+    store_life(path, life)
+    return life
 
 
-def store_life(path: Path, incarnation: int) -> None:
+def store_life(path: Path, life: int) -> None:
     """Durable on return. Raises OSError."""
-    native.file_replace(path, f"{incarnation}\n".encode())
+    native.file_replace(path, f"{life}\n".encode())
 
 
 def directory_bytes(directory_id: str) -> bytes:
@@ -251,10 +251,7 @@ class Gossip(asyncio.DatagramProtocol):
                 case ProbeStream():
                     self._begin(self._probe(effect))
                 case StoreLife():
-                    log.warning(
-                        "this directory is an old copy: other hosts know a later incarnation of it",
-                        incarnation=effect.life,
-                    )
+                    log.warning("this directory is an old copy: other hosts know a later start of it", life=effect.life)
                     store_life(self._life_path, effect.life)
                 case LeaveDone():
                     self._left.set()

@@ -113,17 +113,17 @@ class VoterChanges:
                 f"the quorum records the new address of node {moved.node_id}",
             )
             return
-        fit = promotion.candidates(voters, brokers, self._quorum.voters_history)
+        candidates = promotion.candidates(voters, brokers, self._quorum.voters_history)
         caught_up = (
             {
                 one.key
                 for one in self._quorum.core.describe(clock.boottime_ns()).observers
                 if 0 <= one.last_caught_up_age_ns <= CAUGHT_UP_MS_MAX * 1_000_000
             }
-            if fit
+            if candidates
             else set()
         )
-        chosen = next((voter for voter in fit if voter.key in caught_up), None)
+        chosen = next((voter for voter in candidates if voter.key in caught_up), None)
         if chosen is not None:
             self._change(
                 lambda token: events.AddVoter(token, chosen), f"node {chosen.node_id} becomes a voter of the quorum"

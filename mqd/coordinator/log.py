@@ -12,7 +12,7 @@ Invariants
     L4  an append that names a leader epoch is sent only while the partition is served in that
         epoch; it also names the owner's generation, so a successor never accepts it
     L5  when the owner reports that a partition is being retired and its records go to another one,
-        its marker is written to both, and the append completes when both writes have
+        its marker is written to both, and the append completes when both are written
 Bounds: BYTES_MAX and COUNT_MAX in flight. Further appends are refused with
 COORDINATOR_NOT_AVAILABLE, which is retriable, and nothing is written.
 
@@ -71,7 +71,7 @@ class Partitions(Protocol):
 
 
 class Sender(Protocol):
-    """The acceptor's link. It passes `token` back in on_produced() and released()."""
+    """The acceptor's link. It passes `token` back in on_produced()."""
 
     def send_batch(
         self, owner: int, token: int, slot: int, batch: bytes, flags: int, leader_epoch: int, owner_generation: int
@@ -214,7 +214,7 @@ class Log:
     def _redirect(
         self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int
     ) -> None:
-        """Implements L5. `error`, `base_offset`: the result in the retired partition itself."""
+        """Writes the marker to the other partition, too (L5). `error`, `base_offset`: the result in the retired partition itself."""
 
         def on_written(second: asyncio.Future[int]) -> None:
             failure = None if second.cancelled() else second.exception()
@@ -227,13 +227,13 @@ class Log:
             else:
                 future.set_result(base_offset)
 
-        there = marker._replace(
+        redirected = marker._replace(
             partition=redirect, producer_id=redirected_producer(marker.producer_id, marker.partition)
         )
-        self.marker_nowait(there).add_done_callback(on_written)
+        self.marker_nowait(redirected).add_done_callback(on_written)
 
     def on_owner_death(self, owner: int) -> None:
-        """Appends in flight to this owner have an unknown outcome (L3)."""
+        """Ends the appends in flight to this owner: their outcome is unknown (L3)."""
         for token in [token for token, append in self._pending.items() if append.owner == owner]:
             append = self._pending.pop(token)
             self._bytes -= append.size_bytes
@@ -289,8 +289,8 @@ def records_batch(
     """
     parts: list[bytes] = []
     for delta, (key, value) in enumerate(records):
-        ends = b"\x01\x00" if value is None else _varint(len(value)) + value + b"\x00"  # no headers
-        body = b"\x00\x00" + _varint(delta) + _varint(len(key)) + key + ends  # attributes, timestamp delta
+        rest = b"\x01\x00" if value is None else _varint(len(value)) + value + b"\x00"  # no headers
+        body = b"\x00\x00" + _varint(delta) + _varint(len(key)) + key + rest  # attributes, timestamp delta
         parts += (_varint(len(body)), body)
     return _with_header(
         b"".join(parts),

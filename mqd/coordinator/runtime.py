@@ -420,7 +420,7 @@ class Coordinator:
                 )
                 return
             expected += batch.offset_count
-        shard.written()
+        shard.finish_write()
         if state.missed:
             state.missed = [missed for missed in state.missed if missed.written > shard.written_count]
         self._wake(state)

@@ -48,13 +48,22 @@ class TooLarge(Exception):
 class Batch:
     """Becomes one record batch."""
 
-    __slots__ = ("done", "changes_cores", "marker", "producer_epoch", "producer_id", "records", "refusal", "size_bytes")
+    __slots__ = (
+        "on_done",
+        "changes_cores",
+        "marker",
+        "producer_epoch",
+        "producer_id",
+        "records",
+        "refusal",
+        "size_bytes",
+    )
 
     def __init__(self, producer_id: int, producer_epoch: int, marker: tuple[int, bool] | None = None) -> None:
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self.marker = marker  # (coordinator epoch, commit)
         # for a marker: called with None once written, or with the error code
-        self.done: Callable[[int | None], None] | None = None
+        self.on_done: Callable[[int | None], None] | None = None
         self.changes_cores = False  # this marker ends a transaction in which cores have records
         self.refusal: int | None = None
         self.records: list[KeyValue] = []
@@ -74,16 +83,16 @@ class Batch:
 
 class Unit:
     """`is_due`: a caller waits for it: it has a marker or a Persist that is not lazy. `names`: the cores
-    with records that are not lazy. `held`: replies and effects that wait until it is written.
+    with records that are not lazy. `waiting`: replies and effects that wait until it is written.
     """
 
-    __slots__ = ("batches", "held", "is_due", "names")
+    __slots__ = ("batches", "waiting", "is_due", "names")
 
     def __init__(self) -> None:
         self.is_due = False
         self.batches: list[Batch] = []
         self.names: dict[str, None] = {}
-        self.held: list[tuple[str, Reply | Effect]] = []
+        self.waiting: list[tuple[str, Reply | Effect]] = []
 
     @property
     def offset_count(self) -> int:
@@ -98,12 +107,12 @@ class Unit:
             and last.size_bytes + size <= BATCH_BYTES_MAX
             and len(last.records) + len(persist.records) <= RECORDS_MAX
         )
-        same = (
+        same_producer = (
             last is not None
             and last.marker is None
             and (last.producer_id, last.producer_epoch) == (persist.producer_id, persist.producer_epoch)
         )
-        if last is None or not (fits and same):
+        if last is None or not (fits and same_producer):
             if size + _OVERHEAD_BYTES > BATCH_BYTES_MAX or len(persist.records) > RECORDS_MAX:
                 raise TooLarge(f"{len(persist.records)} records of {size} bytes; a batch holds {BATCH_BYTES_MAX}")
             if persist.producer_id < 0 and any(batch.producer_id < 0 for batch in self.batches):
@@ -205,11 +214,11 @@ class Shard:
 
     def fire(self, timer: tuple[str, str]) -> str | None:
         """Marks a due timer as fired. Returns its core's name; None: the timer was disarmed."""
-        name, what = timer
+        name, timer_name = timer
         entry = self._entries.get(name)
-        if entry is None or what not in entry.timers:
+        if entry is None or timer_name not in entry.timers:
             return None
-        entry.timers.discard(what)
+        entry.timers.discard(timer_name)
         return name
 
     def end_transaction(
@@ -219,18 +228,18 @@ class Shard:
         coordinator_epoch: int,
         commit: bool,
         now_ms: int,
-        done: Callable[[int | None], None],
+        on_done: Callable[[int | None], None],
         is_bumped: bool = False,
     ) -> None:
         """Writes the marker. Every core with pending records of that producer is notified. A unit
         keeps its order, so earlier Persists stay ahead of the marker (H5).
         """
         if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
-            done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
+            on_done(int(ErrorCode.INVALID_PRODUCER_EPOCH))
             return
         unit = self._open_unit()
         batch = Batch(producer_id, producer_epoch, (coordinator_epoch, commit))
-        batch.done = done
+        batch.on_done = on_done
         unit.batches.append(batch)
         unit.is_due = True
         event = TransactionEnded(producer_id, producer_epoch, commit)
@@ -256,7 +265,7 @@ class Shard:
             elif entry.unit is None:
                 self._send(name, action)
             else:
-                entry.unit.held.append((name, action))  # H2
+                entry.unit.waiting.append((name, action))  # H2
         if self._budget is not None:
             self._charge(self._budget, entry, cast(MeasuredCore, entry.core).size_bytes)
         if entry.unit is None and entry.core.is_empty:
@@ -315,7 +324,7 @@ class Shard:
     def next_unit(self, is_lazy_due: bool = False) -> Unit | None:
         """The next unit to write. None: nothing waits, or one is in flight (H1), or only lazy
         Persists wait and `is_lazy_due` is false. `is_lazy_due`: the delay for lazy Persists has
-        passed. The caller must call written() or drop the shard.
+        passed. The caller must call finish_write() or drop the shard.
         """
         if self.is_writing or not self._units or not (is_lazy_due or self._units[0].is_due):
             return None
@@ -331,8 +340,8 @@ class Shard:
         batch.refusal = error
         return not batch.changes_cores
 
-    def written(self) -> None:
-        """The unit in flight is below the high watermark: replies that depend on it are released."""
+    def finish_write(self) -> None:
+        """Sends the replies that wait for the unit in flight, which is below the high watermark now."""
         unit = self._units.pop(0)
         self.is_writing = False
         self.written_count += 1
@@ -344,7 +353,7 @@ class Shard:
                 if entry.core.is_empty:
                     self._drop(name, entry)
         _notify(unit, None)
-        for name, action in unit.held:
+        for name, action in unit.waiting:
             self._send(name, action)
 
     def fail(self, error: int) -> None:
@@ -383,5 +392,5 @@ class Shard:
 def _notify(unit: Unit, error: int | None) -> None:
     """Reports the result to callers that wait for a marker."""
     for batch in unit.batches:
-        if batch.done is not None:
-            batch.done(error if batch.refusal is None else batch.refusal)
+        if batch.on_done is not None:
+            batch.on_done(error if batch.refusal is None else batch.refusal)

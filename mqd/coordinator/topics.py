@@ -43,7 +43,7 @@ class InternalTopic(NamedTuple):
         return topic_config | self.cleanup()
 
     def cleanup(self) -> dict[str, str]:
-        """Compacted if this broker supports it; otherwise everything is kept."""
+        """The properties that have the topic compacted, if this broker supports that, or else kept as it is."""
         return (
             {"cleanup.policy": "compact"}
             if self.is_compacted and "compact" not in TOPIC["cleanup.policy"].refused

@@ -227,8 +227,8 @@ class BrokerCore(Reports):
         if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat
         for number, change in list(self._changes.items()):
-            if change.answered is not None and change.answered.version <= self.applied_version:
-                actions += self._finish_change(number, change.answered)
+            if change.waiting_response is not None and change.waiting_response.version <= self.applied_version:
+                actions += self._finish_change(number, change.waiting_response)
         return actions
 
     def _check_ready(self) -> None:
@@ -347,10 +347,10 @@ class BrokerCore(Reports):
 
     def _on_change_response(self, message: peer.ChangeResponse, now_ms: int) -> list[Action]:
         change = self._changes.get(message.request_id)
-        if change is None or message.incarnation != self._process or change.answered is not None:
+        if change is None or message.incarnation != self._process or change.waiting_response is not None:
             return []
         if message.response.error == 0 and message.version > self.applied_version and not change.request.validate_only:
-            change.answered = message
+            change.waiting_response = message
             return []
         return self._finish_change(message.request_id, message)
 
@@ -363,7 +363,7 @@ class BrokerCore(Reports):
         """Another controller is active, so there will be no responses to these changes: it is not known
         whether they were made.
         """
-        lost = [number for number, change in self._changes.items() if change.answered is None]
+        lost = [number for number, change in self._changes.items() if change.waiting_response is None]
         text = "The active controller has changed; whether the change was made is not known."
         return [self._give_up_change(number, ErrorCode.NOT_CONTROLLER, text) for number in lost]
 

@@ -39,7 +39,7 @@ class Change(msgspec.Struct):
     request: messages.Request
     since_ms: int
     # a response that waits until this host's workers have applied its version
-    answered: peer.ChangeResponse | None = None
+    waiting_response: peer.ChangeResponse | None = None
 
 
 class Reports:
@@ -210,17 +210,17 @@ class Reports:
         if self._registration is None:
             return
         usable = {entry.directory_id for entry in self._registration.directories if entry.usable}
-        bad = {
+        unusable = {
             name
             for (node, name), count in self._state.partition_counts.items()
             if node == self.node_id and count and name not in usable and (name or not usable)
         }
-        if bad:
+        if unusable:
             self._failed[NO_WORKER] = tuple(
                 (topic.topic_id, partition.index)
                 for topic in self._state.topics.values()
                 for partition in topic.partitions
-                if (self.node_id, True) in zip(partition.replicas, (name in bad for name in partition.directories))
+                if (self.node_id, True) in zip(partition.replicas, (name in unusable for name in partition.directories))
             )
 
     def _failures_to_report(self) -> list[tuple[bytes, int]]:

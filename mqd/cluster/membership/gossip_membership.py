@@ -64,7 +64,7 @@ class Member:
 
     def __init__(self, profile: Alive, since_ms: int) -> None:
         self.profile = profile
-        # that of `state`; `profile` may belong to an earlier incarnation
+        # the one that `state` is about; `profile` may belong to an earlier incarnation
         self.incarnation = profile.incarnation
         self.state = ALIVE
         self.since_ms = since_ms
@@ -170,10 +170,10 @@ class Membership:
     def change_profile(self, profile: Profile) -> None:
         assert (profile.node_id, profile.directory_id) == self.identity, "another node or directory is another member"
         self.profile = profile
-        self._outrank(self.incarnation)
+        self._raise_above(self.incarnation)
         self.announce()
 
-    def _outrank(self, incarnation: int) -> bool:
+    def _raise_above(self, incarnation: int) -> bool:
         """Moves to an incarnation above `incarnation`; False if there is none."""
         if life_of(incarnation) == self.life and (incarnation + 1) % REFUTATIONS:
             self.incarnation = incarnation + 1
@@ -194,7 +194,7 @@ class Membership:
     def _refute(self, incarnation: int) -> None:
         if self.left or incarnation < self.incarnation:
             return
-        if not self._outrank(incarnation):
+        if not self._raise_above(incarnation):
             self._core.counts["unrefutable"] += 1
             return
         self._core.health.worsen()
@@ -272,7 +272,7 @@ class Membership:
     def _revive(self, member: Member, before: str | None) -> None:
         identity = member.identity
         if before not in (ALIVE, SUSPECT):
-            self._find_duplicate_node(identity)
+            self._report_duplicate_node(identity)
             self.living.append(identity)
             self._core.prober.welcome(identity)
         if before != ALIVE:
@@ -281,16 +281,16 @@ class Membership:
         member.state = ALIVE
         self._core.emit(MemberChanged(before, member.view()))
 
-    def _find_duplicate_node(self, identity: Identity) -> None:
-        same = [
+    def _report_duplicate_node(self, identity: Identity) -> None:
+        others_with_id = [
             other
             for other in self._of_node.get(identity[0], ())
             if other != identity and self.members[other].state in (ALIVE, SUSPECT)
         ]
         if identity[0] == self.identity[0]:
-            same.append(self.identity)
-        if same:
-            self._core.emit(DuplicateNodeId(identity[0], (same[0][1], identity[1])))
+            others_with_id.append(self.identity)
+        if others_with_id:
+            self._core.emit(DuplicateNodeId(identity[0], (others_with_id[0][1], identity[1])))
 
     def _make_room(self) -> bool:
         if len(self.members) < self._core.settings.member_count_max:
@@ -318,13 +318,13 @@ class Membership:
         before, member.state, member.incarnation = member.state, SUSPECT, suspect.incarnation
         if before != SUSPECT:
             member.since_ms = self._core.at
-        member.suspicion = self._suspicion(suspect.by)
+        member.suspicion = self._make_suspicion(suspect.by)
         self._core.broadcast(identity, encode_update(suspect))
         self._await_refutation(member)
         self._core.emit(MemberChanged(before, member.view()))
         self._core.prober.on_suspected(member, suspect.by)
 
-    def _suspicion(self, by: int) -> Suspicion:
+    def _make_suspicion(self, by: int) -> Suspicion:
         settings = self._core.settings
         # A refutation reaches all hosts in log(count) gossip intervals, which are much shorter than
         # probe intervals: half of memberlist's wait is enough.
@@ -401,8 +401,8 @@ class Membership:
     def sweep(self) -> None:
         settings, at = self._core.settings, self._core.at
         for member in list(self.members.values()):
-            kept_ms = {DEAD: settings.dead_retention_ms, LEFT: settings.left_retention_ms}.get(member.state)
-            if kept_ms is not None and at - member.since_ms > kept_ms:
+            retention_ms = {DEAD: settings.dead_retention_ms, LEFT: settings.left_retention_ms}.get(member.state)
+            if retention_ms is not None and at - member.since_ms > retention_ms:
                 self._forget(member)
 
     def forget(self, node_id: int) -> None:
@@ -430,8 +430,8 @@ class Membership:
 
     def of_node(self, node_id: int) -> Member | None:
         """The member with that node id: a live one rather than a dead one, then the newest."""
-        of_it = [self.members[identity] for identity in self._of_node.get(node_id, ())]
-        return max(of_it, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
+        with_id = [self.members[identity] for identity in self._of_node.get(node_id, ())]
+        return max(with_id, key=lambda member: (-RANK[member.state], member.since_ms), default=None)
 
     def check(self) -> None:
         """Raises AssertionError."""

@@ -6,7 +6,7 @@ TCP connection is tried. If no host reaches it, it becomes a suspect.
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from one of them      alive
       Nack from one of them     the helper got no response either, so this host's health is not the cause
-      end of the interval       suspected, and informed of it
+      end of the interval       the member is suspected, and informed of it
 
 Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for other hosts. Excess
 probes are skipped, since other hosts probe, too.

@@ -263,7 +263,7 @@ class JointTransaction(JointState):
         return JointResponse(error, committed_batch_id=self.committed_batch_id)
 
     def _decide(self, state: State, now_ms: int, actions: list[Action], winners: frozenset[int] = frozenset()) -> None:
-        """If nothing was written the state is Complete immediately."""
+        """Moves to a Prepare state or, if no child has written records, directly to Complete."""
         self.state, self.winners = state, winners
         if state == State.PREPARE_COMMIT:
             self.committed_batch_id = self.batch_id
@@ -339,7 +339,7 @@ class JointTransaction(JointState):
     def _on_ordinary(
         self, event: events.InitProducerId | events.EndTransaction, now_ms: int, actions: list[Action]
     ) -> None:
-        """A request of an ordinary producer that uses a joint transactional id."""
+        """Refuses a request of an ordinary producer that uses a joint transactional id."""
         actions.append(Reply(event.request, Identity(INVALID_REQUEST)))
 
     def _on_abort_by_administrator(

@@ -86,9 +86,9 @@ class OffsetCommits:
             waited_for.discard(ticket)
             if not waited_for:
                 ready.append(callback)
-        left = [one for one in waiting if one[0]]
-        if left:
-            self._waiting[producer_id] = left
+        remaining = [one for one in waiting if one[0]]
+        if remaining:
+            self._waiting[producer_id] = remaining
         for callback in ready:
             callback()
 
@@ -103,11 +103,11 @@ class OffsetCommits:
 
 
 class _Job:
-    __slots__ = ("coordinator_epoch", "core", "effect", "left_count", "name", "tries")
+    __slots__ = ("coordinator_epoch", "core", "effect", "remaining_count", "name", "tries")
 
     def __init__(self, name: str, core: Core, effect: WriteMarkers, coordinator_epoch: int) -> None:
         self.name, self.core, self.effect, self.coordinator_epoch = name, core, effect, coordinator_epoch
-        self.left_count = len(effect.partitions)
+        self.remaining_count = len(effect.partitions)
         self.tries = 0
 
 
@@ -166,7 +166,7 @@ class Markers:
                 effect.is_bumped,
             )
         except Exception as failure:
-            self._failed(job, partition, failure)
+            self._log_failure(job, partition, failure)
             self._retry(job, partition, failure)
             return
         future.add_done_callback(lambda done: self._on_written(job, partition, done))
@@ -179,8 +179,8 @@ class Markers:
         if failure is not None and not self._is_closed(job, partition, failure):
             self._retry(job, partition, failure)
             return
-        job.left_count -= 1
-        if not job.left_count:
+        job.remaining_count -= 1
+        if not job.remaining_count:
             self._finish(job)
 
     def _finish(self, job: _Job) -> None:
@@ -194,7 +194,7 @@ class Markers:
     def _is_closed(self, job: _Job, partition: Partition, failure: BaseException) -> bool:
         """Whether the failure means that no open transaction is left in the partition."""
         if not isinstance(failure, (AppendError, CoordinatorError)):
-            self._failed(job, partition, failure)
+            self._log_failure(job, partition, failure)
             return False
         code = _code(failure)
         if code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
@@ -213,11 +213,11 @@ class Markers:
     def _is_gone(self, job: _Job) -> bool:
         if self._core(job.name) is job.core:
             return False
-        self.job_count -= job.left_count > 0
-        job.left_count = -1  # M1: never reported
+        self.job_count -= job.remaining_count > 0
+        job.remaining_count = -1  # M1: never reported
         return True
 
-    def _failed(self, job: _Job, partition: Partition, failure: BaseException) -> None:
+    def _log_failure(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         """Logs a failure that only a bug can cause. It is retried too: the transaction must be ended."""
         log.error(
             "a transaction's marker failed; retrying",

@@ -262,7 +262,7 @@ class Coordinator:
         worker = self.host.worker_of(self.host.node, partition)
         [batch] = unit.batches  # no producers' transactions here
         if "held" in self.world.off:
-            shard.written()
+            shard.finish_write()
             place.write = 0
         if worker is not None and worker.generation == place.source.owner_generation:
             self.kernel.after(
@@ -291,7 +291,7 @@ class Coordinator:
         if error or offset != shard.end_offset:  # another writer's records are there, or may be
             self._unload(place)
             return
-        shard.written()
+        shard.finish_write()
         self._turn(partition, place)
 
 

@@ -258,8 +258,8 @@ class SimCoordinator(Coordinator):
 
     off: frozenset[str] = frozenset()
 
-    def _handle(self, place: Any, shard: Any, name: str, event: object, known: bool = False) -> None:
-        (shard.handle_known if known else shard.handle)(name, event, self._now_ms())
+    def _handle(self, place: Any, shard: Any, name: str, event: object, only_existing: bool = False) -> None:
+        (shard.handle_known if only_existing else shard.handle)(name, event, self._now_ms())
         shard.check()
         core = shard.core(name)
         if core is not None:
@@ -268,12 +268,12 @@ class SimCoordinator(Coordinator):
     def _write(self, place: Any, shard: Any, unit: Any) -> None:
         super()._write(place, shard, unit)
         if "early" in self.off:
-            shard.written()
+            shard.finish_write()
             self._wake(place)
 
-    async def _written(self, place: Any, shard: Any, unit: Any, futures: Any) -> None:
+    async def _finish_write(self, place: Any, shard: Any, unit: Any, futures: Any) -> None:
         if "early" not in self.off:
-            await super()._written(place, shard, unit, futures)
+            await super()._finish_write(place, shard, unit, futures)
             return
         results = await asyncio.gather(*futures, return_exceptions=True)
         if place.shard is shard and any(isinstance(result, BaseException) for result in results):
@@ -306,7 +306,7 @@ class Coordination:
         off = self.world.off
         broker = self.broker = SimBroker(self)
         service = self.service = TransactionService(broker, self)  # type: ignore[arg-type]
-        service.markers._failed = _raise  # type: ignore[method-assign]
+        service.markers._log_failure = _raise  # type: ignore[method-assign]
         if "end epoch" in off:
             service.cores = EndsAnyEpochs(service.cores._settings)
         carry_out = self._one_marker if "one marker" in off else service.carry_out

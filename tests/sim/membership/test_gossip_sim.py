@@ -347,7 +347,7 @@ def _alive_again(membership, original, alive):
 BUGS: dict[str, Callable[..., GossipCore]] = {
     "repetitions are taken": _with("core", _on_datagram=_deaf_to_repetition),
     "datagrams for an earlier life are taken": _with("core", _on_datagram=_any_life),
-    "a refutation does not outrank": _with("membership", _outrank=_keeps_its_incarnation),
+    "a refutation does not outrank": _with("membership", _raise_above=_keeps_its_incarnation),
     "suspicions are not refuted": _with("membership", _refute=lambda m, o, i: None),
     "an equal incarnation revives": _with("membership", _on_alive=_alive_again),
     "the newest controller is not kept": _with(

@@ -60,7 +60,7 @@ class World:
             name = self.shard.fire(timer)
             self.shard.handle_known(name, TimerFired(timer[1]), 0)
         while self.shard.next_unit(is_lazy_due=True) is not None:
-            self.shard.written()
+            self.shard.finish_write()
         self.shard.check()
         return self.replies.get(self.number)
 
@@ -218,5 +218,5 @@ def test_pending_offsets_are_counted_until_their_transaction_ends() -> None:
     assert world.used() > before + 10_000
     world.shard.end_transaction(7, 0, 0, False, 0, lambda error: None)
     while world.shard.next_unit(is_lazy_due=True) is not None:
-        world.shard.written()
+        world.shard.finish_write()
     assert world.used() == before

@@ -85,7 +85,7 @@ class World:
     def write(self) -> list[list[tuple[bytes, bytes | None]]]:
         unit = self.shard.next_unit()
         assert unit is not None and self.shard.next_unit() is None
-        self.shard.written()
+        self.shard.finish_write()
         self.shard.check()
         return [batch.records for batch in unit.batches]
 
@@ -114,7 +114,7 @@ def test_waiting_records_are_written_together_one_unit_at_a_time() -> None:
         world.do(f"core-{number}", Persist(record(f"r{number}")), Reply(number, ""))
     world.do("a", Persist(record("a2")), Reply(9, ""))
     assert world.shard.next_unit() is None and world.sent == []
-    world.shard.written()
+    world.shard.finish_write()
     assert world.sent == [(1, "")]
     assert world.write() == [[(b"r2", b"v"), (b"r3", b"v"), (b"r4", b"v"), (b"r5", b"v"), (b"a2", b"v")]]
     assert world.sent[1:] == [(2, ""), (3, ""), (4, ""), (5, ""), (9, "")]
@@ -147,7 +147,7 @@ def test_a_marker_reaches_only_the_cores_of_its_transaction() -> None:
     assert [core.name for core in world.cores.made if event in core.seen] == ["a", "b"] and ended == []
     unit = world.shard.next_unit()
     assert unit is not None and [batch.marker for batch in unit.batches] == [None, None, (3, True)]
-    world.shard.written()
+    world.shard.finish_write()
     assert ended == [None] and world.sent == [(1, "after the marker")]
     assert world.shard.end_offset == 104
     world.shard.end_transaction(5, 0, 3, True, 0, ended.append)
@@ -180,7 +180,7 @@ def test_a_refused_marker_uses_no_offset() -> None:
     world.do("a", Persist(record("a1")))
     unit = world.shard.next_unit()
     assert unit is not None and world.shard.refuse(unit.batches[0], 47) and not world.shard.refuse(unit.batches[1], 47)
-    world.shard.written()
+    world.shard.finish_write()
     assert reported == [47] and world.shard.end_offset == 101
     world.do("a", Persist(record("t1"), 6, 0))
     world.write()
@@ -205,7 +205,7 @@ def test_lazy_records_wait_for_others_and_delay_none() -> None:
     assert late is not None and [batch.records for batch in late.batches] == [[(b"a2", b"v")]]
     world.do("a", Persist(record("a3"), is_lazy=True), Persist(record("a4")), Reply(3, ""))
     world.shard.check()
-    world.shard.written()
+    world.shard.finish_write()
     assert world.write() == [[(b"a3", b"v"), (b"a4", b"v")]] and world.sent[2:] == [(3, "")]
 
 
