@@ -137,12 +137,12 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
     )
 
 
-class _LookUpAgain(Exception):
-    """Look up the leader again, then retry; the text is reported if that fails."""
+class _LookUpNeeded(Exception):
+    """The leader has to be looked up again before a retry; the text is reported if that fails."""
 
 
-class _Missing(_LookUpAgain):
-    """The requested partition or offset does not exist. F5: how long that is retried."""
+class _Missing(_LookUpNeeded):
+    """The requested partition or offset does not exist; retried as F5 says."""
 
 
 class TcpViews:
@@ -167,7 +167,7 @@ class TcpViews:
         self._missing_since: float | None = None
         room = min(options.kafka.fetch_bytes_max, 64 << 20) + FRAME_ROOM_BYTES
         self._memory = [bytearray(room), bytearray(room)]
-        self._since = time.monotonic()
+        self._progress_at = time.monotonic()
         self.position = one.start
 
     @property
@@ -181,7 +181,7 @@ class TcpViews:
 
     def continue_at(self, position: int) -> None:
         """Continues where another reader stopped. The time-out of F4 restarts."""
-        self.position, self._since = position, time.monotonic()
+        self.position, self._progress_at = position, time.monotonic()
 
     def views(self) -> Iterator[Any]:
         """The records from `position` to the range's end. Raises MqdReadError."""
@@ -192,10 +192,10 @@ class TcpViews:
                 if self._link is None:
                     self._connect()
                 yield from self._read()
-            except (_LookUpAgain, OSError, BrokerError) as error:
+            except (_LookUpNeeded, OSError, BrokerError) as error:
                 self.close()
                 if self.position > before:
-                    pause, self._since = PAUSE_S, time.monotonic()
+                    pause, self._progress_at = PAUSE_S, time.monotonic()
                 else:
                     pause = min(2 * pause, 1.0)
                     if not isinstance(error, _Missing):
@@ -204,7 +204,7 @@ class TcpViews:
 
     def _check_time_out(self, text: str) -> None:
         """Raises MqdReadError after poll_timeout_s without records (F4)."""
-        if time.monotonic() - self._since > self._options.poll_timeout_s:
+        if time.monotonic() - self._progress_at > self._options.poll_timeout_s:
             raise MqdReadError(
                 f"{self.name}: no records from offset {self.position} on (of {self._range.start} to {self._range.end})"
                 f" within {self._options.poll_timeout_s:g} s: {text or 'the broker returns none'}."
@@ -242,11 +242,11 @@ class TcpViews:
                 f"the topic or partition {was}: offsets {self.position} to {self._range.end} cannot be read",
             )
             self.position = self._range.end
-            raise _LookUpAgain
+            raise _LookUpNeeded
         self._missing_since = None
         leader = topic.leaders[self._range.partition] if not topic.error else -1
         if leader < 0:
-            raise _LookUpAgain("the partition has no leader at present")
+            raise _LookUpNeeded("the partition has no leader at present")
         node = self._replica if self._replica in metadata.brokers else leader
         self._link = self._cluster.new_connection(node)
         self._version = self._link.pick(FETCH, VERSION_MAX)
@@ -285,7 +285,7 @@ class TcpViews:
             try:
                 response = parse_response(frame, sent, self._topic_id, self._range.partition)
             except ValueError as error:
-                raise _LookUpAgain(
+                raise _LookUpNeeded(
                     f"broker {self._link.host}:{self._link.port} does not respond like a Kafka broker: {error}"
                 ) from error
             self._check(response)
@@ -300,10 +300,10 @@ class TcpViews:
                 sent, turn = self._request(max(following, self.position)), 1 - turn
             yield from self._records(response, size, following)
             self.position = max(self.position, following)
-            self._since = time.monotonic()
+            self._progress_at = time.monotonic()
 
     def _check(self, response: PartitionResponse) -> None:
-        """Raises _LookUpAgain or MqdReadError. A missing offset is reported as lost."""
+        """Raises _LookUpNeeded or MqdReadError. A missing offset is reported as lost."""
         if (
             response.preferred_replica >= 0
             and not len(response.records)
@@ -311,17 +311,17 @@ class TcpViews:
             and response.preferred_replica != self._replica
         ):
             self._replica = response.preferred_replica
-            raise _LookUpAgain
+            raise _LookUpNeeded
         if not response.error:
             return
         self._replica = -1
         if response.error == ErrorCode.OFFSET_OUT_OF_RANGE:
             self._out_of_range()
-            raise _LookUpAgain
+            raise _LookUpNeeded
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
         # the metadata shows whether it was deleted permanently
         if response.error in NOT_THERE or is_retriable(response.error):
-            raise _LookUpAgain(str(error))
+            raise _LookUpNeeded(str(error))
         raise MqdReadError(str(error))
 
     def _out_of_range(self) -> None:
@@ -342,7 +342,7 @@ class TcpViews:
             self.position = self._range.end
 
     def _extent(self, response: PartitionResponse) -> tuple[int, int | None]:
-        """(bytes of whole batches, the offset after them)."""
+        """Returns (bytes of whole batches, the offset after them; None: no batch)."""
         try:
             size, following = batches_extent(response.records) if len(response.records) else (0, None)
         except NativeError as error:
@@ -391,7 +391,7 @@ class TcpViews:
 
 
 def list_offset(cluster: Cluster, one: Range, timestamp: int, isolation: int) -> int:
-    """Earliest (-2) or latest (-1) of one partition, from its leader."""
+    """Returns a partition's earliest (-2) or latest (-1) offset, from its leader."""
     from mqd.spark.driver import list_offsets
 
     def attempt() -> int:

@@ -120,8 +120,8 @@ class Attachment:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self._waking = threading.RLock()  # no other lock is taken while it is held
-        self._released = threading.Condition(self.lock)  # the background thread waits here for the role
-        self._parked = False
+        self._released = threading.Condition(self.lock)  # the background thread waits here to become the driver
+        self._parked = False  # it waits there for a long time, because nothing was driven
         self.client_id = client_id
         self.request_timeout_s = request_timeout_s
         self.generation = 0  # the number of attachments made so far
@@ -492,7 +492,7 @@ class Attachment:
         if self._closed:
             new.close()
             return
-        self._use(new, True)
+        self._set_native(new, True)
         self.generation += 1
         try:
             for reference in self._listeners:
@@ -500,7 +500,7 @@ class Attachment:
                 if listener is not None:
                     listener.on_reattached(old, new)
         except OSError as error:  # the new attachment has too little memory, or has ended already
-            self._use(old, False)
+            self._set_native(old, False)
             new.close()
             self._on_attach_failed(error)
             return
@@ -512,7 +512,7 @@ class Attachment:
         self.metadata.expire()
         self.changed.notify_all()
 
-    def _use(self, native: NativeClient, attached: bool) -> None:
+    def _set_native(self, native: NativeClient, attached: bool) -> None:
         """Replaces `native`. The previous client is not woken any more, so it can be closed."""
         with self._waking:
             self.native, self.attached = native, attached

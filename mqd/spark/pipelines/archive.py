@@ -57,7 +57,7 @@ def append(
     in_order: each Spark partition already has its records in the order of their offsets, as
     format("mqd") returns them; otherwise they are sorted.
     """
-    if archive.has(query, number, ends):
+    if archive.has_batch(query, number, ends):
         return None
     records = archived(batch)
     added = write(

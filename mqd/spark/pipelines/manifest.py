@@ -54,7 +54,7 @@ SNAPSHOTS_KEPT = 2
 KEEP_S = 3600.0
 """A file that does not count (any more) is kept for this long: a process may still write or read
 it."""
-_OWN = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
+_OWN_FILE = re.compile(rf"topic=[^/]+/date=\d{{4}}-\d\d-\d\d/[^/]+\.parquet|{STAGING}/.+")
 
 
 class ArchiveError(Exception):
@@ -99,12 +99,10 @@ class Commit(msgspec.Struct, frozen=True):
     added: list[ArchivedFile]
     removed: list[str] = []
     ends: dict[str, dict[str, int]] = {}
-    """Topic to partition to the end offset of the batch: after its last record there may be offsets
-    without one (transaction markers)."""
+    """Topic -> partition -> end offset of the batch. After the last record there may be offsets without
+    a record (transaction markers)."""
     topic_ids: dict[str, str] = {}
-    """Topic to its id, as a query's offsets write it (mqd/spark/offsets.py): a recreated topic has
-    another.
-    """
+    """Topic -> its id, as in a query's offsets (mqd/spark/offsets.py): a recreated topic has another."""
     at: int = 0
     """When it was written, ms of the Unix epoch; 0: not recorded by an earlier version."""
 
@@ -119,7 +117,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     batches: dict[str, int]
     ends: dict[str, dict[int, int]]
     removed: dict[str, int]
-    """Path to the time of the commit that removed it, ms of the Unix epoch."""
+    """Path -> time of the commit that removed it, ms of the Unix epoch."""
     topic_ids: dict[str, str] = {}
 
 
@@ -176,7 +174,7 @@ class Archive:
         self._forget_removed(time.time())
 
     def ends(self, topic: str) -> dict[int, int]:
-        """Partition to the archive's end offset, exclusive."""
+        """Partition -> the archive's end offset, exclusive."""
         found = dict(self._ends.get(topic, {}))
         for file in self.files_of(topic):
             for span in file.spans:
@@ -190,7 +188,7 @@ class Archive:
     def topics(self) -> list[str]:
         return sorted({file.topic for file in self.files.values()})
 
-    def has(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
+    def has_batch(self, query: str, number: int, ends: Mapping[str, Mapping[str, int]] | None = None) -> bool:
         """Whether a batch is in the archive. ends: its end offsets. Raises ArchiveError when its
         number is there, but it extends beyond the archive: then it is another batch.
         """
@@ -247,13 +245,13 @@ class Archive:
         now = time.time() if now is None else now
         self.refresh()
         deleted = []
-        above = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
-        folders = [info.path for info in above if info.base_name.startswith("topic=") and not info.is_file]
+        top_level = self.filesystem.get_file_info(fs.FileSelector(self.root, allow_not_found=True))
+        folders = [info.path for info in top_level if info.base_name.startswith("topic=") and not info.is_file]
         for folder in (*folders, f"{self.root}/{STAGING}"):
             for info in self.filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True)):
                 path = info.path[len(self.root) :].lstrip("/")
                 since_s = max((info.mtime_ns or 0) / 1e9, self._removed.get(path, 0) / 1000)
-                if info.is_file and _OWN.fullmatch(path) and path not in self.files and since_s < now - KEEP_S:
+                if info.is_file and _OWN_FILE.fullmatch(path) and path not in self.files and since_s < now - KEEP_S:
                     self.filesystem.delete_file(info.path)
                     deleted.append(path)
         self._forget_removed(now)
@@ -303,40 +301,40 @@ class Archive:
                 "the commits of this writer were overwritten; archive their records elsewhere, from the topic",
             )
         target = self._commit_path(self._next)
-        aside = self._write_aside(target, body)
+        temporary = self._write_temporary(target, body)
         try:
-            if not self._try_link(aside, target):
-                self._move(aside, target, body)
+            if not self._try_link(temporary, target):
+                self._move(temporary, target, body)
         finally:
             with contextlib.suppress(OSError):
-                self.filesystem.delete_file(aside)
+                self.filesystem.delete_file(temporary)
         sync(self.filesystem, target.rsplit("/", 1)[0])
 
-    def _write_aside(self, target: str, body: bytes) -> str:
-        aside = f"{target}.{uuid.uuid4().hex}.new"
+    def _write_temporary(self, target: str, body: bytes) -> str:
+        temporary = f"{target}.{uuid.uuid4().hex}.new"
         self.filesystem.create_dir(target.rsplit("/", 1)[0], recursive=True)
-        with self.filesystem.open_output_stream(aside) as file:
+        with self.filesystem.open_output_stream(temporary) as file:
             file.write(body)
-        sync(self.filesystem, aside)
-        return aside
+        sync(self.filesystem, temporary)
+        return temporary
 
-    def _try_link(self, aside: str, target: str) -> bool:
-        """Creates `target` as a hard link to `aside`. False: this file system has no hard links."""
+    def _try_link(self, temporary: str, target: str) -> bool:
+        """Creates `target` as a hard link to `temporary`. False: this file system has no hard links."""
         if not self._local:
             return False
         try:
-            os.link(aside, target)
+            os.link(temporary, target)
         except FileExistsError:
             self._refuse_writer(self._next)
         except OSError:
             return False
         return True
 
-    def _move(self, aside: str, target: str, body: bytes) -> None:
+    def _move(self, temporary: str, target: str, body: bytes) -> None:
         if self._exists(target):
             self._refuse_writer(self._next)
         try:
-            self.filesystem.move(aside, target)
+            self.filesystem.move(temporary, target)
         except OSError:
             if self._exists(target):
                 self._refuse_writer(self._next)
@@ -400,13 +398,13 @@ class Archive:
 
     def _write_snapshot(self) -> None:
         path = self._snapshot_path(self._next)
-        aside = self._write_aside(
+        temporary = self._write_temporary(
             path,
             msgspec.json.encode(
                 Snapshot(list(self.files.values()), self.batches, self._ends, self._removed, self.topic_ids)
             ),
         )
-        self.filesystem.move(aside, path)
+        self.filesystem.move(temporary, path)
         sync(self.filesystem, path.rsplit("/", 1)[0])
         for number in self._snapshots()[SNAPSHOTS_KEPT:]:
             self.filesystem.delete_file(self._snapshot_path(number))
@@ -432,11 +430,11 @@ class Archive:
             before, after = (
                 [file for file in files if (file.topic, file.date) == (topic, date)] for files in (old, new)
             )
-            had, has = sum(file.rows for file in before), sum(file.rows for file in after)
-            if had != has:
+            rows_before, rows_after = sum(file.rows for file in before), sum(file.rows for file in after)
+            if rows_before != rows_after:
                 offsets = "; ".join(f"{file.path}: {file.offsets}" for file in before) or "no file"
                 raise ArchiveError(
-                    f"{self.path}: {had} records of {topic}, {date}, were compacted into {has}; the files are"
+                    f"{self.path}: {rows_before} records of {topic}, {date}, were compacted into {rows_after}; the files are"
                     f" unchanged ({offsets}). Check that each of them can be read; compact_from_files = 0 archives"
                     " without compacting"
                 )

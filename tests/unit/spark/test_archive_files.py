@@ -179,7 +179,7 @@ def test_times_beyond_all_dates_are_filed_under_the_nearest_date(tmp_path: Path)
     assert sorted((file.date, file.rows, file.path.split("/")[1]) for file in made) == [
         (date, rows, f"date={date}") for date, rows in (("0001-01-01", 2), ("1970-01-01", 1), ("9999-12-31", 2))
     ]
-    assert all(manifest._OWN.fullmatch(file.path) for file in made)
+    assert all(manifest._OWN_FILE.fullmatch(file.path) for file in made)
     tasks = [
         ArchivedTask(str(tmp_path), file.path, "t", ((span.partition, span.first, span.end),))
         for file in made

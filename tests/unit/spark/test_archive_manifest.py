@@ -94,14 +94,14 @@ def test_one_of_two_concurrent_writers_is_refused(tmp_path: Path, monkeypatch: p
     for archive in (first, second):
         monkeypatch.setattr(archive, "_exists", lambda path: False)
         monkeypatch.setattr(archive, "_local", links)
-    write_aside: Callable[[str, bytes], str] = first._write_aside
+    write_temporary: Callable[[str, bytes], str] = first._write_temporary
 
     def between(target: str, body: bytes) -> str:
-        aside = write_aside(target, body)
+        aside = write_temporary(target, body)
         commit(second, Commit("q", 0, [file("b", 0, 10)]))
         return aside
 
-    monkeypatch.setattr(first, "_write_aside", between)
+    monkeypatch.setattr(first, "_write_temporary", between)
     if links:
         with pytest.raises(ArchiveError, match="another writer"):
             commit(first, Commit("q", 0, [file("a", 0, 10)]))
@@ -144,10 +144,10 @@ def test_without_hard_links_commits_follow_each_other(tmp_path: Path, monkeypatc
 def test_a_batch_is_committed_together_with_its_offsets(tmp_path: Path) -> None:
     archive = Archive(str(tmp_path))
     commit(archive, Commit("q", 4, [file("a", 0, 10)], ends={"t": {"0": 11, "1": 0}}))
-    assert not archive.has("q", 5, {"t": {"0": 20}})
-    assert not archive.has("other", 0, {"t": {"0": 20}})
-    assert archive.has("q", 4, {"t": {"0": 11, "1": 0}})
-    assert archive.has("q", 3)
+    assert not archive.has_batch("q", 5, {"t": {"0": 20}})
+    assert not archive.has_batch("other", 0, {"t": {"0": 20}})
+    assert archive.has_batch("q", 4, {"t": {"0": 11, "1": 0}})
+    assert archive.has_batch("q", 3)
     for ends, message in (
         ({"t": {"0": 12, "1": 0}}, "t-0 ended at 11 there, at 12 now"),
         ({"t": {"1": 3}}, "t-1 ended at 0 there, at 3 now"),
@@ -157,7 +157,7 @@ def test_a_batch_is_committed_together_with_its_offsets(tmp_path: Path) -> None:
             ArchiveError,
             match=f"batch 0 of q is in .* already, but with other offsets .{message}.: the checkpoint was lost",
         ):
-            archive.has("q", 0, ends)
+            archive.has_batch("q", 0, ends)
     with pytest.raises(ArchiveError, match="t-0 ended at 11 there, at 12 now"):
         append(None, archive, "q", 0, {"t": {"0": 12}})  # type: ignore[arg-type]
     assert append(None, archive, "q", 4, {"t": {"0": 11}}) is None  # type: ignore[arg-type]
