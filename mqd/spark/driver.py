@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     DescribeLogDirsRequest,
     FindCoordinatorRequest,
@@ -36,21 +37,22 @@ WEIGHTS_AGE_MAX_S = 60.0
 def list_offsets(
     cluster: Cluster, timestamps: Mapping[Key, int], isolation: int, leaders: Metadata | None = None
 ) -> dict[Key, int]:
-    """EARLIEST, LATEST (the last stable offset with `isolation` 1) or by time in ms: the first
-    record at or after it, -1 = none. Raises BrokerError or OSError, which are retriable.
+    """Returns each partition's offset at its timestamp: EARLIEST, LATEST (the last stable offset with
+    `isolation` 1), or a time in ms (the first record at or after it; -1: none). Raises BrokerError or
+    OSError, which are retriable.
     """
     metadata = leaders or cluster.metadata(sorted({topic for topic, _ in timestamps}))
     by_node: dict[int, dict[str, list[int]]] = {}
     for topic, partition in timestamps:
         info = metadata.topics.get(topic)
         if info is None:
-            raise BrokerError(3, topic)
+            raise BrokerError(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
         check(info.error, topic)
         leader = info.leaders.get(partition)
         if leader is None:
-            raise BrokerError(3, f"{topic}-{partition}")
+            raise BrokerError(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), f"{topic}-{partition}")
         if leader < 0:
-            raise BrokerError(5, f"{topic}-{partition}")
+            raise BrokerError(int(ErrorCode.LEADER_NOT_AVAILABLE), f"{topic}-{partition}")
         by_node.setdefault(leader, {}).setdefault(topic, []).append(partition)
     found: dict[Key, int] = {}
     for node, topics in by_node.items():
@@ -75,7 +77,7 @@ def list_offsets(
                 found[topic.name, one.partition_index] = one.offset
     missing = [f"{topic}-{partition}" for topic, partition in timestamps if (topic, partition) not in found]
     if missing:
-        raise BrokerError(3, ", ".join(missing))
+        raise BrokerError(int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), ", ".join(missing))
     return found
 
 
@@ -137,7 +139,9 @@ class Driver:
     def _metadata(self, names: Iterable[str] | None, missing_is_lost: bool) -> Metadata:
         metadata = self.cluster.metadata(names)
         for topic in metadata.topics.values():
-            if topic.error and not (missing_is_lost and topic.error in (3, 100)):
+            if topic.error and not (
+                missing_is_lost and topic.error in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID)
+            ):
                 check(topic.error, f"topic {topic.name}")
         return metadata
 
@@ -199,7 +203,7 @@ class Driver:
         if limit.timestamp is not None:
             requested = dict.fromkeys(keys, limit.timestamp)
         else:
-            requested = self._named(limit.timestamps or {}, keys, f"{word}OffsetsByTimestamp")
+            requested = self._flatten(limit.timestamps or {}, keys, f"{word}OffsetsByTimestamp")
         found = self.list_at(requested)
         late = [key for key in keys if found[key] == _NO_MATCH]
         if late and word == "starting" and self.options.timestamp_without_match == "error":
@@ -212,12 +216,12 @@ class Driver:
         return {**found, **self.offsets_at(late, LATEST)}
 
     def _resolve_offsets(self, given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
-        requested = self._named(given, keys, option)
+        requested = self._flatten(given, keys, option)
         symbolic = {key: offset for key, offset in requested.items() if offset in (EARLIEST, LATEST)}
         return {**requested, **self.list_at(symbolic)}
 
     @staticmethod
-    def _named(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
+    def _flatten(given: Offsets, keys: list[Key], option: str) -> dict[Key, int]:
         flat = {
             (topic, partition): number
             for topic, partitions in given.items()
@@ -226,7 +230,7 @@ class Driver:
         if set(flat) != set(keys):
             raise MqdReadError(
                 f"If {option} contains specific offsets, you must specify all TopicPartitions. Use -1 for latest, -2"
-                f" for earliest. Specified: {_written(flat)} Assigned: {_written(keys)}"
+                f" for earliest. Specified: {_format_keys(flat)} Assigned: {_format_keys(keys)}"
             )
         return flat
 
@@ -268,7 +272,9 @@ class Driver:
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
 
     def _known_weights(self, ranges: list[Range]) -> dict[Key, float]:
-        """Queried again after WEIGHTS_AGE_MAX_S, or for new partitions: not for every micro-batch."""
+        """Returns bytes per offset. They are not queried for every micro-batch, but after
+        WEIGHTS_AGE_MAX_S and for new partitions.
+        """
         requested = {(one.topic, one.partition) for one in ranges}
         planned_at, weights = self._weights
         if time.monotonic() - planned_at > WEIGHTS_AGE_MAX_S or not requested <= weights.keys():
@@ -279,8 +285,8 @@ class Driver:
     # -- a group's offsets -------------------------------------------------------------------------
 
     def publish(self, group_id: str, offsets: Mapping[Key, int]) -> None:
-        """Commits them as offsets of a group without members. Raises BrokerError, OSError,
-        MqdReadError; tried once.
+        """Commits `offsets` for a group without members; tries once. Raises BrokerError, OSError,
+        MqdReadError.
         """
         response = self.cluster.any_connection().request(
             FindCoordinatorRequest(key_type=0, coordinator_keys=[group_id])
@@ -314,7 +320,7 @@ class Driver:
                 check(one.error_code, f"group {group_id}, offset of {topic.name}-{one.partition_index}")
 
 
-def _written(keys: Iterable[Key]) -> str:
+def _format_keys(keys: Iterable[Key]) -> str:
     return "{" + ", ".join(f"{topic}-{partition}" for topic, partition in sorted(keys)) + "}"
 
 

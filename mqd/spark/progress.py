@@ -59,7 +59,7 @@ class Progress:
     ) -> None:
         self.options, self._driver, self._now, self._pause = options, driver, now, pause
         self._initial: Position | None = None
-        self._pin_due = False  # S2
+        self._first_batch_due = False  # the empty first batch of S2
         self._target: Position | None = None  # Trigger.AvailableNow
         self._latest: Position | None = None  # as last seen
         self._gone: set[Key] = set()  # reported already: S6
@@ -76,10 +76,10 @@ class Progress:
             keys = self._driver.partitions()
             starts = self._driver.resolve(self.options.starting, keys, "starting")
             given = self.options.starting
-            self._pin_due = (
+            self._first_batch_due = (
                 given.at == LATEST
                 or any(LATEST in partitions.values() for partitions in (given.offsets or {}).values())
-                or self._by_late_time()
+                or self._starts_at_end_by_time()
             )
             self._initial = Position(starts, self._driver.ids())
         return self._initial.to_json()
@@ -87,8 +87,8 @@ class Progress:
     def _is_initial(self, position: Position) -> bool:
         return self._initial is not None and position.offsets == self._initial.offsets
 
-    def _by_late_time(self) -> bool:
-        """A time later than all records means the end of the log, too."""
+    def _starts_at_end_by_time(self) -> bool:
+        """Whether the query may start at the end because its starting time is later than all records."""
         return self.options.timestamp_without_match == "latest" and (
             self.options.starting.timestamp is not None or self.options.starting.timestamps is not None
         )
@@ -102,15 +102,15 @@ class Progress:
         """The end of the next batch; `start` itself means that there is nothing to do yet."""
         position = Position.from_json(start)
         is_first = self._is_initial(position)
-        if is_first and self._pin_due:
-            self._pin_due = False
+        if is_first and self._first_batch_due:
+            self._first_batch_due = False
             return start
         if not is_first:
             self._publish_quietly(position)
         if self._target is not None and self._misses(position, self._target.offsets.keys(), self._target.ids):
             self._target = self._find_ends(position)
         available = self._target or self._find_ends(position)
-        starts, ends = self._joined(position, available)
+        starts, ends = self._reconcile(position, available)
         if not unlimited:
             if self._target is None and self._waits_for_more(starts, ends.offsets):
                 return start
@@ -145,11 +145,12 @@ class Progress:
             for key in target.offsets
         )
 
-    def _joined(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
-        """(the start of each partition, its possible end), by the current state of the log. Reports
-        losses."""
+    def _reconcile(self, start: Position, available: Position) -> tuple[dict[Key, int], Position]:
+        """Returns (the start of each partition, its possible end), by the current state of the log.
+        Reports losses.
+        """
         recreated = self._recreated(start, available)
-        kept = self._kept(start, available, recreated)
+        kept = self._keep_missing(start, available, recreated)
         starts = {
             key: offset for key, offset in start.offsets.items() if key in available.offsets and key not in recreated
         }
@@ -177,7 +178,7 @@ class Progress:
                 recreated |= {key for key in start.offsets if key[0] == topic}
         return recreated
 
-    def _kept(self, start: Position, available: Position, recreated: set[Key]) -> dict[Key, int]:
+    def _keep_missing(self, start: Position, available: Position, recreated: set[Key]) -> dict[Key, int]:
         """Reports missing partitions. Returns those that keep their position (S6)."""
         self._gone -= available.offsets.keys()
         kept: dict[Key, int] = {}
@@ -215,7 +216,9 @@ class Progress:
         return earliest
 
     def _waits_for_more(self, starts: Mapping[Key, int], ends: Mapping[Key, int]) -> bool:
-        """minOffsetsPerTrigger, for maxTriggerDelay at the longest; the first batch does not wait."""
+        """Whether to wait for minOffsetsPerTrigger, for maxTriggerDelay at the longest; the first batch does
+        not wait.
+        """
         least = self.options.min_offsets_per_trigger
         now, last = self._now(), self._last_trigger
         count = sum(ends[key] - starts[key] for key in ends)

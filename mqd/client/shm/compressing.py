@@ -91,11 +91,11 @@ class Compressor:
         first = int(partitions[0])
         pieces: list[tuple[int, Chunk, Any]] = []
         if (partitions == first).all():
-            pieces.append((first, _copied(chunk), range(first_index, first_index + count)))
+            pieces.append((first, _copy(chunk), range(first_index, first_index + count)))
         else:
             for partition in np.unique(partitions).tolist():
                 chosen = np.flatnonzero(partitions == partition)
-                pieces.append((partition, _gathered(chunk, chosen), (chosen + first_index).tolist()))
+                pieces.append((partition, _select(chunk, chosen), (chosen + first_index).tolist()))
         self._producer.transactions.note_write()
         for partition, piece, indices in pieces:
             self._add(stage, partition, piece, rows, indices)
@@ -117,15 +117,15 @@ class Compressor:
         return np.array(
             [
                 (
-                    where
-                    if where >= 0
+                    partition
+                    if partition >= 0
                     else (
                         sticky
                         if self._anywhere and (key in free_key or self._partitioner == 0)
                         else partition_for(self._partitioner, key, partition_count)
                     )
                 )
-                for where, key in zip(given.tolist(), keys, strict=True)
+                for partition, key in zip(given.tolist(), keys, strict=True)
             ],
             np.int32,
         )
@@ -142,7 +142,7 @@ class Compressor:
             batch = self._open.get((stage.number, partition))
             if batch is None:
                 batch = self._open[stage.number, partition] = _Batch(stage, partition)
-            end = self._fitting(batch, piece, start)
+            end = self._fitting_end(batch, piece, start)
             if end == start:
                 self._close(batch)
                 continue
@@ -158,7 +158,7 @@ class Compressor:
                 self._close(batch)
             start = end
 
-    def _fitting(self, batch: _Batch, piece: Chunk, start: int) -> int:
+    def _fitting_end(self, batch: _Batch, piece: Chunk, start: int) -> int:
         """The index in the piece at which the batch ends; an empty batch takes at least one
         record."""
         end = min(piece.values.count, start + self._batch_records - batch.count)
@@ -181,7 +181,7 @@ class Compressor:
         self._ready.append(batch)
 
     def _encode(self, batch: _Batch) -> bytes:
-        columns = _joined(batch.pieces)
+        columns = _join(batch.pieces)
         buffer = bytearray(_HEADER_BYTES + batch.size_bytes + 16)
         size, taken = records_encode(columns, buffer)
         assert taken == batch.count, f"{taken} of {batch.count} records fit"
@@ -268,6 +268,9 @@ class Compressor:
 
 
 def _up_to_unknown(chunk: Chunk, partition_count: int) -> Chunk:
+    """The chunk before its first record of a missing partition. Raises Refused if that is its first
+    record.
+    """
     first = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
     if first >= partition_count:
         raise Refused(local_error(KafkaError._UNKNOWN_PARTITION))
@@ -285,7 +288,7 @@ def _size_bytes(piece: Chunk, start: int = 0, end: int | None = None) -> int:
     )
 
 
-def _copied(chunk: Chunk) -> Chunk:
+def _copy(chunk: Chunk) -> Chunk:
     """A copy of the chunk in its own memory."""
 
     def own(column: Column) -> Column:
@@ -303,7 +306,7 @@ def _copied(chunk: Chunk) -> Chunk:
     )
 
 
-def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
+def _select(chunk: Chunk, chosen: np.ndarray) -> Chunk:
     """The chosen records of the chunk."""
     indices = chosen.tolist()
 
@@ -323,7 +326,7 @@ def _gathered(chunk: Chunk, chosen: np.ndarray) -> Chunk:
     )
 
 
-def _joined(pieces: list[Chunk]) -> Columns:
+def _join(pieces: list[Chunk]) -> Columns:
     counts = [piece.values.count for piece in pieces]
     times = [
         np.full(count, piece.timestamp_ms, np.int64) if piece.timestamps is None else piece.timestamps
@@ -351,5 +354,5 @@ def _joined(pieces: list[Chunk]) -> Columns:
     return found
 
 
-def _sizes_or(column: Column | None, count: int, otherwise: int) -> np.ndarray:
-    return np.full(count, otherwise, np.int32) if column is None else column.each_size()
+def _sizes_or(column: Column | None, count: int, default: int) -> np.ndarray:
+    return np.full(count, default, np.int32) if column is None else column.each_size()

@@ -154,6 +154,7 @@ class RemoteRecords:
         return reader
 
     def begin(self, reader: RemoteReader, offset: int) -> None:
+        """Makes the reader continue at `offset`; drops its buffered records."""
         with self.lock:
             reader.serial += 1
             reader.messages.clear()
@@ -172,6 +173,7 @@ class RemoteRecords:
             self._request(reader, -1)
 
     def take(self, reader: RemoteReader, records_max: int) -> RecordBatchView | None:
+        """Returns buffered records of the reader; None: there are none."""
         with self.lock:
             found = [reader.messages.popleft() for _ in range(min(records_max, len(reader.messages)))]
             if found:

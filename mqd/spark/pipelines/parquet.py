@@ -75,7 +75,9 @@ def writer(root: str, prefix: str) -> Callable[[Iterator[pa.RecordBatch]], Itera
 
 
 def write_files(batches: Iterable[pa.RecordBatch], root: str, prefix: str) -> list[ArchivedFile]:
-    """Raises OrderError, ArchiveError for a record without topic or timestamp."""
+    """Writes records into files. Raises OrderError, and ArchiveError for a record without topic or
+    timestamp.
+    """
     task = _Task(root, prefix)
     for batch in batches:
         for topic, date, records in _by_day(batch):
@@ -125,8 +127,10 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     """A batch's records by topic and date; usually all belong to one."""
     columns = batch.select(["topic", "date"])
     if columns.column("date").null_count or columns.column("topic").null_count:
-        raise ArchiveError(f"a record without topic or timestamp cannot be archived: set both ({_first_of(batch)})")
-    columns = columns.set_column(1, "date", _nameable(columns.column("date")))
+        raise ArchiveError(
+            f"a record without topic or timestamp cannot be archived: set both ({_describe_first(batch)})"
+        )
+    columns = columns.set_column(1, "date", _clamp_dates(columns.column("date")))
     days = pa.Table.from_batches([columns]).group_by(["topic", "date"]).aggregate([]).to_pylist()
     for day in days:
         records = batch
@@ -137,7 +141,7 @@ def _by_day(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
         yield day["topic"], str(day["date"]), records
 
 
-def _nameable(dates: pa.Array) -> pa.Array:
+def _clamp_dates(dates: pa.Array) -> pa.Array:
     """A record's time is set by its producer: dates before DAY_MIN or after DAY_MAX are filed under
     those. The timestamp itself is unchanged.
     """
@@ -145,7 +149,7 @@ def _nameable(dates: pa.Array) -> pa.Array:
     return pc.min_element_wise(pc.max_element_wise(days, DAY_MIN), DAY_MAX).cast(pa.int32()).cast(pa.date32())
 
 
-def _first_of(batch: pa.RecordBatch) -> str:
+def _describe_first(batch: pa.RecordBatch) -> str:
     return (
         f"among {batch.num_rows} records from {batch.column('topic')[0]}-{batch.column('partition')[0]}, offset"
         f" {batch.column('offset')[0]}, on"
@@ -186,7 +190,7 @@ class _File:
         self._group, self.waiting_bytes = [], 0
 
     def close(self) -> ArchivedFile:
-        """The file is on disk; syncing its folder is up to the task."""
+        """Completes the file and makes it durable; the task syncs its folder."""
         self.write_group()
         self._parquet.close()
         self._sink.close()
@@ -211,10 +215,16 @@ class _File:
 
     def _count(self, batch: pa.RecordBatch) -> None:
         for partition in pc.unique(batch.column("partition")).to_pylist():
-            mine = batch.select(["partition", "offset", "timestamp"])
-            if len(mine) and pc.min_max(mine.column("partition")).as_py() != {"min": partition, "max": partition}:
-                mine = mine.filter(pc.equal(mine.column("partition"), partition))
-            offsets, times = mine.column("offset"), pc.min_max(mine.column("timestamp").cast(pa.int64())).as_py()
+            matching = batch.select(["partition", "offset", "timestamp"])
+            if len(matching) and pc.min_max(matching.column("partition")).as_py() != {
+                "min": partition,
+                "max": partition,
+            }:
+                matching = matching.filter(pc.equal(matching.column("partition"), partition))
+            offsets, times = (
+                matching.column("offset"),
+                pc.min_max(matching.column("timestamp").cast(pa.int64())).as_py(),
+            )
             first, end = offsets[0].as_py(), offsets[-1].as_py() + 1
             so_far = self._spans.get(partition)
             in_order = pc.all(pc.less(offsets[:-1], offsets[1:])).as_py() is not False
@@ -231,7 +241,7 @@ class _File:
                     max(high_ms, so_far.max_timestamp),
                 )
             self._spans[partition] = Span(
-                partition, first, end, len(mine) + (so_far.rows if so_far else 0), low_ms, high_ms
+                partition, first, end, len(matching) + (so_far.rows if so_far else 0), low_ms, high_ms
             )
 
 
@@ -260,15 +270,17 @@ def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterat
     for task in sorted(tasks, key=lambda one: (one.topic, one.spans[0])):
         ((partition, start, stop),) = task.spans
         if end is not None and (task.topic, partition, start) >= end:
-            yield from _merged(overlapping, names)
+            yield from _merge(overlapping, names)
             overlapping, end = [], None
         overlapping.append(task)
         end = max(end or (task.topic, partition, stop), (task.topic, partition, stop))
-    yield from _merged(overlapping, names)
+    yield from _merge(overlapping, names)
 
 
-def _merged(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """A file is opened when its first offset is reached, and closed after its last."""
+def _merge(tasks: list[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Merges the records of overlapping files. A file is opened when its first offset is reached, and
+    closed after its last.
+    """
     if len(tasks) < 2:
         for task in tasks:
             yield from read(task, names, follow_compaction=True)
@@ -352,8 +364,8 @@ def read(
             yield from _read_file(task, left, names, rows_max, buffer_bytes)
             return
         except FileNotFoundError:
-            replacing = _replacing(task, left)
-            if not replacing:
+            replacements = _replacements(task, left)
+            if not replacements:
                 raise
         if not follow_compaction:
             raise MqdReadError(
@@ -361,7 +373,7 @@ def read(
                 " an hour after that. Read it again in smaller parts, or with compact_from_files = 0 in the archive's"
                 " pipeline until the read has ended"
             )
-        for batch in read_in_order(replacing, names if "offset" in names else (*names, "offset")):
+        for batch in read_in_order(replacements, names if "offset" in names else (*names, "offset")):
             yield batch.select(list(names))
     except (OSError, pa.ArrowInvalid, ArchiveError) as error:
         raise MqdReadError(
@@ -376,7 +388,7 @@ def _description(task: ArchivedTask) -> str:
 def _read_file(
     task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """`left`: the spans; returned offsets are removed from them. On an object store even an open
+    """Reads the spans in `left`, and removes returned offsets from them. On an object store even an open
     file may be deleted.
     """
     files, root = filesystem(task.root)
@@ -387,18 +399,18 @@ def _read_file(
             partition, start, end = left[0]
             for batch in _batches(parquet, columns, rows_max, left[0]):
                 offset = batch.column("offset")
-                mine = pc.and_(
+                matching = pc.and_(
                     pc.equal(batch.column("partition"), partition),
                     pc.and_(pc.greater_equal(offset, start), pc.less(offset, end)),
                 )
-                found = batch if pc.all(mine).as_py() else batch.filter(mine)
+                found = batch if pc.all(matching).as_py() else batch.filter(matching)
                 if found.num_rows:
                     left[0] = (partition, found.column("offset")[-1].as_py() + 1, end)
-                    yield _shaped(found, names, task.topic)
+                    yield _to_schema(found, names, task.topic)
             del left[0]
 
 
-def _replacing(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
+def _replacements(task: ArchivedTask, spans: Iterable[tuple[int, int, int]]) -> list[ArchivedTask]:
     """The files into which the task's file was compacted: files of the same day, by invariant 4 of
     manifest.py. Empty: the file still counts, or is unknown. Raises ArchiveError.
     """
@@ -445,7 +457,7 @@ def _may_have(group: Any, partition: int, start: int, end: int) -> bool:
     return True
 
 
-def _shaped(batch: Any, names: Sequence[str], topic: str) -> pa.RecordBatch:
+def _to_schema(batch: Any, names: Sequence[str], topic: str) -> pa.RecordBatch:
     schema = arrow_schema(names)
     columns = [
         (
