@@ -289,7 +289,7 @@ class Coordinators:
         return Forget() if self._is_gone(core) else None
 
     def _deleted_meanwhile(self, core: Core) -> PartitionsGone | None:
-        """Deletions while no coordinator was active. The writer of the offsets knew those
+        """Finds deletions that happened while no coordinator was active. The writer of the offsets knew those
         partitions before this host became leader of their log. So this host knows them too, unless
         it reports them as withheld, or they were deleted. A topic that was created again under the
         same name is not recognized, because the record of an offset has no topic id.

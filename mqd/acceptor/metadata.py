@@ -13,7 +13,7 @@ from mqd.cluster.metadata.records import RETIRE_HIDDEN, DelegationToken, ScramCr
 from mqd.security.authorizer import Authorizer
 
 
-def _shown_as(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
+def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
     """The view with the partitions of its base. Operations that are only for topics with logs of their own check
     Metadata.log_of().
     """
@@ -190,7 +190,7 @@ class Metadata:
         for topic in image.topics:
             if base := topic.config.get(VIEW_OF):
                 self._views.setdefault(base, {})[topic.name] = topic
-                published[topic.name] = _shown_as(topic, published.get(base))
+                published[topic.name] = _with_partitions_of(topic, published.get(base))
         for old in self.topics.values():
             if old.name in published or old.name not in self.withheld:
                 self._note_lost(old, published.get(old.name))
@@ -224,14 +224,14 @@ class Metadata:
         topic = message.topic
         if topic.config.get(VIEW_OF):
             self._views.setdefault(topic.config[VIEW_OF], {})[topic.name] = topic
-            topic = _shown_as(topic, self.topics.get(topic.config[VIEW_OF]))
+            topic = _with_partitions_of(topic, self.topics.get(topic.config[VIEW_OF]))
         self._put_shown(topic, message.version)
         self._put_views(topic.name, message.version)
 
     def _put_views(self, name: str, version: int) -> None:
         """Updates the views of a topic that has changed."""
         for view in self._views.get(name, {}).values():
-            self._put_shown(_shown_as(view, self.topics[name]), version)
+            self._put_shown(_with_partitions_of(view, self.topics[name]), version)
 
     def _put_shown(self, topic: messages.TopicImage, version: int) -> None:
         old = self.topics.get(topic.name)

@@ -49,7 +49,7 @@ class SharePruning:
                 log.exception("states of share groups cannot be pruned", partition=state.index)
 
     async def prune(self, state: PartitionState) -> int:
-        """The offset below which everything was deleted; -1: nothing was."""
+        """Prunes one partition. Returns the offset below which everything was deleted; -1: nothing was."""
         shard = state.shard
         if shard is None:
             return -1

@@ -191,9 +191,9 @@ class Peers:
             return
         node.pending.append(frame)
         if node.connecting is None and time.monotonic() >= node.next_try:
-            node.connecting = self._task(self._connect(node_id, node))
+            node.connecting = self._start_task(self._connect(node_id, node))
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -210,7 +210,7 @@ class Peers:
         else:
             node.failure_count, node.logged_failure = 0, ""
             log.info("connected to a host", node=node_id)
-            self._task(self._receive(connection))
+            self._start_task(self._receive(connection))
         finally:
             node.connecting = None
 
@@ -276,14 +276,14 @@ class Peers:
         self._tasks.add(task)
         self._handshake_count += 1
         side = self._credentials.responder(self._decide)
-        ours: tuple[Reader, Writer] = reader, writer
+        streams: tuple[Reader, Writer] = reader, writer
         try:
             await _run_handshake(side, reader, writer)
             if side.refused is not None:
                 self._log_refusal(side, writer, side.refused.message)
                 await writer.drain()
             elif side.done:
-                ours = await continue_with(self._credentials.tls(side), reader, writer)
+                streams = await continue_with(self._credentials.tls(side), reader, writer)
         except (OSError, EOFError, TimeoutError, HandshakeFailed) as error:
             self._log_refusal(side, writer, reason_of(error))
             side.peer = None
@@ -295,9 +295,9 @@ class Peers:
             self._refused_hosts.on_admitted(side.peer.identity.node_id)
             if side.peer.purpose == "controller":
                 assert side.stated is not None
-                await self._receive(Connection(side.peer.identity, side.stated, *ours))
+                await self._receive(Connection(side.peer.identity, side.stated, *streams))
             elif self._on_stream is not None:
-                await self._on_stream(side.peer, *ours)
+                await self._on_stream(side.peer, *streams)
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -362,7 +362,7 @@ class Peers:
     # -- the end -----------------------------------------------------------------------------------
 
     def drop(self, keeps: Callable[[Identity], bool]) -> None:
-        """Ends connections to peers that are not needed (any more)."""
+        """Ends the connections to peers for which `keeps` is false."""
         for node in self._nodes.values():
             for connection in list(node.connections):
                 if not keeps(connection.identity):

@@ -78,7 +78,7 @@ class Issuer:
                 raise AuthenticationFailed(
                     f"a token is signed by {str(header.get('alg'))[:40]!r}, which is not accepted"
                 )
-            key = self._key(str(header.get("kid", "")))
+            key = self._current_key(str(header.get("kid", "")))
             claims = jwt.decode(
                 token,
                 key,
@@ -99,18 +99,18 @@ class Issuer:
             raise AuthenticationFailed(f"a token's claim {options.user_claim} names no user: {error}") from None
         return Claims(user, (int(claims["exp"]) + options.skew_s) * 1000)  # PyJWT accepts a string of digits, too
 
-    def _key(self, key_id: str) -> Any:
+    def _current_key(self, key_id: str) -> Any:
         """The issuer's key of this id; without an id, its only one."""
         with self._lock:
             age_s = time.monotonic() - self._read_s
-            if age_s > self.options.refresh_s or (self._found(key_id) is None and age_s > UNKNOWN_KEY_PAUSE_S):
+            if age_s > self.options.refresh_s or (self._find_key(key_id) is None and age_s > UNKNOWN_KEY_PAUSE_S):
                 self._refresh()
-            key = self._found(key_id)
+            key = self._find_key(key_id)
         if key is None:
             raise AuthenticationFailed(f"a token names key {key_id[:80]!r}, which {self.options.url} does not have")
         return key
 
-    def _found(self, key_id: str) -> Any:
+    def _find_key(self, key_id: str) -> Any:
         if not key_id and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(key_id)

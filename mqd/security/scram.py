@@ -116,7 +116,7 @@ def usual_shapes(mechanism: str) -> dict[Shape, int]:
     return {Shape(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)}
 
 
-def decoy(
+def make_decoy(
     mechanism: str, seed: bytes, user: str, is_token: bool = False, shapes: Mapping[Shape, int] | None = None
 ) -> Verifier:
     """A decoy verifier for a user that does not exist: the same at each attempt, and no password
@@ -126,14 +126,14 @@ def decoy(
     it does not reveal whether the user exists; when they change, few decoys change shape (weighted
     rendezvous hashing).
     """
-    chance = _pseudorandom(mechanism, seed, user)
+    random_bytes = _pseudorandom(mechanism, seed, user)
     if is_token:
         shape = Shape(mechanism, SALT_BYTES, ITERATIONS_MIN)
     else:
-        shape = _draw_shape(chance, shapes or usual_shapes(mechanism))
+        shape = _draw_shape(random_bytes, shapes or usual_shapes(mechanism))
     size_bytes = hashlib.new(MECHANISMS[mechanism]).digest_size
     return Verifier(
-        _salt(chance, shape.salt_bytes),
+        _salt(random_bytes, shape.salt_bytes),
         shape.iterations,
         secrets.token_bytes(size_bytes),
         secrets.token_bytes(size_bytes),
@@ -141,28 +141,28 @@ def decoy(
 
 
 def decoy_for_plain(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
-    """Like decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
+    """Like make_decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
     shape = _draw_shape(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
-    return shape.mechanism, decoy(shape.mechanism, seed, user, shapes={shape: 1})
+    return shape.mechanism, make_decoy(shape.mechanism, seed, user, shapes={shape: 1})
 
 
-def _draw_shape(chance: bytes, shapes: Mapping[Shape, int]) -> Shape:
+def _draw_shape(random_bytes: bytes, shapes: Mapping[Shape, int]) -> Shape:
     def score(shape: Shape) -> float:
-        draw = hmac.digest(chance, repr(shape).encode(), "sha256")
+        draw = hmac.digest(random_bytes, repr(shape).encode(), "sha256")
         return shapes[shape] / -math.log((int.from_bytes(draw[:8], "big") + 1) / (2**64 + 1))
 
     return max(shapes, key=score)
 
 
-def _salt(chance: bytes, size_bytes: int) -> bytes:
+def _salt(random_bytes: bytes, size_bytes: int) -> bytes:
     if size_bytes == SALT_OF_JAVA:
-        number = int.from_bytes(chance, "big") >> (8 * len(chance) - _JAVA_BITS)
+        number = int.from_bytes(random_bytes, "big") >> (8 * len(random_bytes) - _JAVA_BITS)
         digits = bytearray()
         while number:
             number, digit = divmod(number, 36)
             digits.append(_JAVA_DIGITS[digit])
         return bytes(reversed(digits))
-    return (chance + hashlib.shake_256(chance).digest(max(0, size_bytes - len(chance))))[:size_bytes]
+    return (random_bytes + hashlib.shake_256(random_bytes).digest(max(0, size_bytes - len(random_bytes))))[:size_bytes]
 
 
 class ScramExchange:
@@ -212,7 +212,7 @@ class ScramExchange:
             self.is_token = found is not None
         self._exists = found is not None
         if found is None:
-            found = decoy(self._mechanism, self._seed, self.user, self.is_token, self._shapes())
+            found = make_decoy(self._mechanism, self._seed, self.user, self.is_token, self._shapes())
         verifier = self._verifier = found
         self._nonce = first["nonce"] + self._nonce
         salt = base64.b64encode(verifier.salt).decode()
@@ -229,23 +229,23 @@ class ScramExchange:
                     "the client repeats its nonce, as librdkafka does before 2.6.1 (kcat in Debian 12); use a later one"
                 )
             raise AuthenticationFailed("the final message belongs to another exchange")
-        if _decoded(final["binding"]) != first["header"].encode():
+        if _decode(final["binding"]) != first["header"].encode():
             raise AuthenticationFailed("the final message has a different channel binding")
         verifier = self._verifier
         assert verifier is not None
         signed = f"{first['bare']},{self._server_first},{final['without_proof']}".encode()
         signature = hmac.digest(verifier.stored_key, signed, self._hash)
-        proof = _decoded(final["proof"])
-        fits = len(proof) == len(signature)
-        client_key = bytes(a ^ b for a, b in zip(proof if fits else signature, signature, strict=True))
+        proof = _decode(final["proof"])
+        has_right_size = len(proof) == len(signature)
+        client_key = bytes(a ^ b for a, b in zip(proof if has_right_size else signature, signature, strict=True))
         stored_key = hashlib.new(self._hash, client_key).digest()
-        if not (hmac.compare_digest(stored_key, verifier.stored_key) and fits and self._exists):
+        if not (hmac.compare_digest(stored_key, verifier.stored_key) and has_right_size and self._exists):
             raise AuthenticationFailed("wrong user or password", user=self.user)
         self.done = True
         return b"v=" + base64.b64encode(hmac.digest(verifier.server_key, signed, self._hash))
 
 
-def _decoded(text: str) -> bytes:
+def _decode(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:

@@ -53,7 +53,7 @@ def planted(function: Callable[[pytest.MonkeyPatch], None]) -> Callable[[pytest.
 
 @planted
 def assigns_partitions_that_are_still_owned(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(consumer_members, "_free", lambda member_id, expected, owners: (expected, False))
+    patch.setattr(consumer_members, "_select_free", lambda member_id, expected, owners: (expected, False))
     patch.setattr(
         Owners,
         "claim",

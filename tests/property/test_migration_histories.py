@@ -64,7 +64,7 @@ def does_not_rebalance_after_a_downgrade(patch: pytest.MonkeyPatch) -> None:
 
 
 def assumes_that_a_classic_member_has_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClassicSide, "_owned", lambda self, subscription: {})
+    patch.setattr(ClassicSide, "_owned_partitions", lambda self, subscription: {})
 
 
 def never_makes_a_classic_member_rejoin(patch: pytest.MonkeyPatch) -> None:

@@ -141,12 +141,12 @@ def a_kept_task_gets_a_new_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def any_epoch_may_commit(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StreamsGroup, "_held_since", lambda self, member, topic, partition, epoch: True)
+    patch.setattr(StreamsGroup, "_has_held_since", lambda self, member, topic, partition, epoch: True)
 
 
 @planted
 def an_older_epoch_never_commits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StreamsGroup, "_held_since", lambda self, member, topic, partition, epoch: False)
+    patch.setattr(StreamsGroup, "_has_held_since", lambda self, member, topic, partition, epoch: False)
 
 
 @planted
@@ -188,14 +188,14 @@ def leaving_makes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 
 @planted
 def changed_topics_are_ignored(patch: pytest.MonkeyPatch) -> None:
-    original = StreamsGroup._configuration
+    original = StreamsGroup._configure
 
     def configuration(self: StreamsGroup, topology):
         if topology is self.topology and self.configured.task_counts:
             return self.configured
         return original(self, topology)
 
-    patch.setattr(StreamsGroup, "_configuration", configuration)
+    patch.setattr(StreamsGroup, "_configure", configuration)
 
 
 @planted

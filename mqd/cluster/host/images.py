@@ -114,20 +114,20 @@ class TopicImages(HostCommands):
         before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
         images = list(before) if only is not None else []
         for index in only if only is not None else range(len(topic.partitions)):
-            image = self._image(topic.topic_id, topic.partitions[index], actions)
+            image = self._make_image(topic.topic_id, topic.partitions[index], actions)
             if only is not None:
                 images[index] = image
             else:
                 images.append(image)
-            was, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
-            unchanged = was is not None and (was.slot, was.owner, was.leader_epoch, was.log_dir) == (
-                image.slot,
-                image.owner,
-                image.leader_epoch,
-                image.log_dir,
-            )
+            old_image, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
+            unchanged = old_image is not None and (
+                old_image.slot,
+                old_image.owner,
+                old_image.leader_epoch,
+                old_image.log_dir,
+            ) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
             if image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
-                known = was if was is not None else seen
+                known = old_image if old_image is not None else seen
                 moved = (
                     known is not None
                     and image.leader == self.node_id
@@ -155,7 +155,7 @@ class TopicImages(HostCommands):
             self._names[topic.topic_id] = topic.name
         return actions
 
-    def _image(self, topic_id: bytes, partition: PartitionState, actions: list[Action]) -> messages.PartitionImage:
+    def _make_image(self, topic_id: bytes, partition: PartitionState, actions: list[Action]) -> messages.PartitionImage:
         key = (topic_id, partition.index)
         slot, owner, log_dir = -1, OWNER_NONE, LOG_DIR_NONE
         if self.node_id not in partition.replicas:

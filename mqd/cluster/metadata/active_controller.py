@@ -396,7 +396,7 @@ class ActiveController(Maintenance):
                 node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()
             }
             return group_changes(
-                election_rules.preferred_leaders(
+                election_rules.elect_preferred_leaders(
                     self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max
                 )
             )

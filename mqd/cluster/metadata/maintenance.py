@@ -219,8 +219,8 @@ class Maintenance:
             return []
         view = self.view(state)
         return group_changes(
-            election_rules.restored_leaders(view)
-            or election_rules.unclean_leaders(view, self._options.unclean_elections)
+            election_rules.restore_leaders(view)
+            or election_rules.elect_unclean_leaders(view, self._options.unclean_elections)
         )
 
     def _leaving(self, state: MetadataState, now_ms: int) -> list[int]:

@@ -308,7 +308,7 @@ def test_existing_users_are_not_revealed() -> None:
     world = World()
     world.put("there")
     found = world.tokens.verifier("there", "SCRAM-SHA-512", b"seed")
-    decoy = scram.decoy("SCRAM-SHA-512", b"seed", "there", is_token=True)
+    decoy = scram.make_decoy("SCRAM-SHA-512", b"seed", "there", is_token=True)
     assert found is not None and (found.salt, found.iterations) == (decoy.salt, decoy.iterations)
 
 

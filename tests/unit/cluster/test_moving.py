@@ -434,13 +434,15 @@ def test_a_target_is_led_where_most_partitions_can_follow() -> None:
     assert [led(state) for _ in range(3)] == [[3, 2, 3]] * 3, "not to and fro"
     assert led(state_of((1, 2), (3, 4), (2, 3), leader=1)) == [2, 3, 2]
     state = state_of((1, 2, 3, 4), (2, 3), leader=2)
-    assert election_rules.preferred_leaders(View(state), {node: True for node in state.brokers}, 10, 10) == [], (
+    assert election_rules.elect_preferred_leaders(View(state), {node: True for node in state.brokers}, 10, 10) == [], (
         "one that cannot follow it there would be left"
     )
     state = state_of((1, 2, 3, 4), (2, 1), leader=2)
     assert [
         change.leader
-        for _, change in election_rules.preferred_leaders(View(state), {node: True for node in state.brokers}, 10, 10)
+        for _, change in election_rules.elect_preferred_leaders(
+            View(state), {node: True for node in state.brokers}, 10, 10
+        )
     ] == [1]
 
 

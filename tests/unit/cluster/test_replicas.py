@@ -275,7 +275,7 @@ def test_leadership_returns_only_to_stable_hosts_with_a_large_imbalance() -> Non
         state = topic(cluster(), count=20)
         for index in range(elsewhere):
             do(state, [PartitionsChanged(b"t" * 16, (_led_by_two(index),))])
-        return len(election_rules.preferred_leaders(View(state), stable, percent, moves))
+        return len(election_rules.elect_preferred_leaders(View(state), stable, percent, moves))
 
     assert found({1: True}) == 4 and found({1: False}) == 0 and found({}) == 0
     assert found({1: True}, percent=20) == 0 and found({1: True}, moves=3) == 3

@@ -16,7 +16,7 @@ from mqd.cluster.metadata.records import BrokerChanged, PartitionChange, Partiti
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.assignments import Placement
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_TOPIC, ConfigRules
-from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, restored_leaders
+from mqd.cluster.metadata.rules.elections import ELECT_PREFERRED, ELECT_UNCLEAN, restore_leaders
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.metadata.view import View
@@ -241,9 +241,9 @@ def test_partitions_whose_hosts_are_all_lost_are_skipped(monkeypatch: pytest.Mon
         return original(self, entry, target, *arguments)
 
     monkeypatch.setattr(View, "change_to", noted)
-    assert restored_leaders(active.view(state)) == [] and settled == []
+    assert restore_leaders(active.view(state)) == [] and settled == []
     state.apply(BrokerChanged(1, 10, fenced=False))
-    assert [change.leader for _, change in restored_leaders(active.view(state))] == [1] * 3 and settled == [0, 1, 2]
+    assert [change.leader for _, change in restore_leaders(active.view(state))] == [1] * 3 and settled == [0, 1, 2]
 
 
 def test_a_single_host_stays_leader() -> None:

@@ -95,7 +95,7 @@ def test_a_wrong_password_and_an_unknown_user_fail_alike():
     )
     assert len(base64.b64decode(again["s"])) == scram.SALT_BYTES
     # a generated password or a typed one: the number says nothing of whether there is such a user
-    counts = {scram.decoy("SCRAM-SHA-256", SEED, f"user {number}").iterations for number in range(50)}
+    counts = {scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}").iterations for number in range(50)}
     assert counts == {scram.ITERATIONS_MIN, scram.ITERATIONS_MAX} and int(again["i"]) in counts
 
 
@@ -183,9 +183,9 @@ def test_a_finished_exchange_accepts_nothing():
 
 def test_a_proof_of_all_zeroes_for_an_unknown_user():
     """Not even the decoy's own key would be accepted."""
-    decoy = scram.decoy("SCRAM-SHA-256", SEED, "nobody")
+    decoy = scram.make_decoy("SCRAM-SHA-256", SEED, "nobody")
     assert not scram.is_password("SCRAM-SHA-256", decoy, b"")
-    assert scram.decoy("SCRAM-SHA-256", b"other seed", "nobody").salt != decoy.salt
+    assert scram.make_decoy("SCRAM-SHA-256", b"other seed", "nobody").salt != decoy.salt
 
 
 @pytest.mark.parametrize("mechanism", scram.MECHANISMS)
@@ -244,7 +244,7 @@ def test_an_unknown_user_looks_like_existing_users():
     made += [scram.shape_of(name, bytes(64), 8192)] * 30 + [scram.shape_of(name, bytes(24), 16384)] * 10
     shapes = Counter(made)
     assert len(shapes) == 3
-    decoys = [scram.decoy(name, SEED, f"user {number}", shapes=shapes) for number in range(2000)]
+    decoys = [scram.make_decoy(name, SEED, f"user {number}", shapes=shapes) for number in range(2000)]
     found = Counter(scram.shape_of(name, one.salt, one.iterations) for one in decoys)
     assert found.keys() == shapes.keys()
     for shape, count in shapes.items():
@@ -260,9 +260,9 @@ def test_few_decoys_change_when_users_do():
     shapes = Counter({scram.Shape("SCRAM-SHA-256", 24, 4096): 50, scram.Shape("SCRAM-SHA-256", 64, 4096): 50})
     more = shapes + Counter({scram.Shape("SCRAM-SHA-256", 24, 8192): 5})
     changed = sum(
-        scram.decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=shapes).salt
-        != scram.decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).salt
-        or scram.decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).iterations == 8192
+        scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=shapes).salt
+        != scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).salt
+        or scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).iterations == 8192
         for number in range(1000)
     )
     assert 20 <= changed <= 80  # 5 of 105

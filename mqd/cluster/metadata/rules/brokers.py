@@ -236,7 +236,7 @@ def on_replicas_failed(
 ) -> list[Record]:
     """Handles partitions that a living broker cannot serve. If another replica may lead, that one takes
     over. Otherwise the broker stays in sync, because its copy is the only one, but the partition has no
-    leader until elections.restored_leaders finds that it can be served again.
+    leader until elections.restore_leaders finds that it can be served again.
     """
     view = View(state, unable=unable)
 

@@ -77,7 +77,7 @@ def needs_election(view: View, kind: int, topic: TopicState, partition: Partitio
     )
 
 
-def restored_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
+def restore_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     """Elects leaders for partitions that had none because no replica with all records could serve them
     until now. Runs every second, so it skips partitions whose hosts are all lost quickly.
     """
@@ -101,10 +101,10 @@ def allows_unclean(view: View, topic: TopicState, static: bool) -> bool:
     return value == "true" if value else static
 
 
-def unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, PartitionChange]]:
+def elect_unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, PartitionChange]]:
     """Elects leaders for partitions without a live replica that has all records, if
     unclean.leader.election.enable allows it. Records that such a leader lacks are lost, including
-    acknowledged ones. restored_leaders() must run first.
+    acknowledged ones. restore_leaders() must run first.
     """
     found = []
     for topic in view.state.topics.values():
@@ -120,7 +120,7 @@ def unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, Partitio
     return found
 
 
-def preferred_leaders(
+def elect_preferred_leaders(
     view: View, stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
     """Elects preferred replicas, at most `moves_max`, on brokers for which other brokers lead more than

@@ -2,7 +2,7 @@
 here) are led by the same host. These rules keep them together while replicas move
 (docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
-    * no reassignment of either ends while no host would be in sync for both (held())
+    * no reassignment of either ends while no host would be in sync for both (would_separate())
     * the best leader of a successor is the host that is also in sync for most of its retired
       partitions (better_leader()); a leadership does not return to a preferred replica that is in
       sync for fewer of them
@@ -23,7 +23,7 @@ def in_progress(partition: PartitionState) -> bool:
     return bool(partition.adding_replicas or partition.removing_replicas)
 
 
-def staying(partition: PartitionState) -> tuple[int, ...]:
+def remaining_replicas(partition: PartitionState) -> tuple[int, ...]:
     """The replicas after the current reassignment."""
     return without(partition.replicas, partition.removing_replicas)
 
@@ -40,7 +40,7 @@ def retired_into(topic: TopicState, successor: int) -> Sequence[PartitionState]:
     return topic.partitions[first + successor :: first] if successor < first < len(topic.partitions) else ()
 
 
-def held(topic: TopicState, target: Target) -> bool:
+def would_separate(topic: TopicState, target: Target) -> bool:
     """Whether the end of the partition's reassignment would separate it from its successor or from a
     partition retired into it.
     """
@@ -48,10 +48,10 @@ def held(topic: TopicState, target: Target) -> bool:
         return False
     old = target.old
     others = retired_into(topic, old.index) if old.redirect < 0 else (topic.partitions[old.redirect],)
-    stay = without(target.in_sync, target.removing)
-    handed_on = old.retiring if old.redirect >= 0 else topic.partitions[-1].retiring
-    return handed_on != RETIRE_NOT and any(
-        other.leader >= 0 and set(other.in_sync_replicas).isdisjoint(stay) for other in others
+    remaining = without(target.in_sync, target.removing)
+    phase = old.retiring if old.redirect >= 0 else topic.partitions[-1].retiring
+    return phase != RETIRE_NOT and any(
+        other.leader >= 0 and set(other.in_sync_replicas).isdisjoint(remaining) for other in others
     )
 
 
@@ -76,7 +76,7 @@ def better_leader(topic: TopicState, successor: PartitionState, may_lead: Callab
     best, most = -1, _in_sync_count(retired, successor.leader)
     if most == len(retired):
         return -1
-    for node in (*staying(successor), *successor.removing_replicas):
+    for node in (*remaining_replicas(successor), *successor.removing_replicas):
         count = _in_sync_count(retired, node) if node in successor.in_sync_replicas and may_lead(node) else 0
         if count > most:
             best, most = node, count

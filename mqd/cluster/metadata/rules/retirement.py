@@ -44,7 +44,13 @@ from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.rules.partitions import Target
 from mqd.cluster.metadata.rules.placement import Directories
 from mqd.cluster.metadata.rules.reassignments import reassign
-from mqd.cluster.metadata.rules.redirects import better_leader, in_progress, retired_into, retiring_from, staying
+from mqd.cluster.metadata.rules.redirects import (
+    better_leader,
+    in_progress,
+    remaining_replicas,
+    retired_into,
+    retiring_from,
+)
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, apply_change
 from mqd.cluster.metadata.view import View
 from mqd.protocol.errors import ErrorCode
@@ -141,7 +147,7 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
 
 
 def _end_reassignment(view: View, topic: TopicState, successor: PartitionState) -> PartitionChange | None:
-    """Ends a reassignment that waited for the retired partitions (redirects.held)."""
+    """Ends a reassignment that waited for the retired partitions (redirects.would_separate)."""
     return view.change_to(topic, Target(successor)) if in_progress(successor) else None
 
 
@@ -153,8 +159,8 @@ def _move_leadership(view: View, topic: TopicState, successor: PartitionState) -
 def _move_replicas(
     view: View, topic: TopicState, partition: PartitionState, directories: Directories
 ) -> PartitionChange | None:
-    target = staying(topic.partitions[partition.redirect])
-    if set(staying(partition)) == set(target):
+    target = remaining_replicas(topic.partitions[partition.redirect])
+    if set(remaining_replicas(partition)) == set(target):
         return None
     try:
         return reassign(view, topic, partition, target, directories)
@@ -210,8 +216,8 @@ def vanish(view: View, topic: TopicState) -> list[Record]:
     if phase(topic) != RETIRE_HIDDEN:
         return []
     first = retiring_from(topic)
-    left = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
+    kept = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
     return [
         PartitionsVanished(topic.topic_id, first),
-        *view.changes((left, Target(partition)) for partition in left.partitions if in_progress(partition)),
+        *view.changes((kept, Target(partition)) for partition in kept.partitions if in_progress(partition)),
     ]

@@ -72,7 +72,7 @@ class ClassicSide:
 
     def _join(self, event: JoinGroup, now_ms: int) -> JoinGroupResponse:
         group, message = self.group, event.message
-        known = self._known(message)
+        known = self._find_known(message)
         if known is None:
             group.check_capacity()
         self._check_protocols(message, known)
@@ -84,7 +84,7 @@ class ClassicSide:
             and event.version >= VERSION_MEMBER_ID_REQUIRED
         ):
             raise Refused(ErrorCode.MEMBER_ID_REQUIRED, "")
-        subscription = _subscription(message)
+        subscription = _decode_subscription(message)
         description = Description(
             message.group_instance_id,
             subscription.rack_id,
@@ -99,7 +99,7 @@ class ClassicSide:
         member, bump = group.enroll(known, message.member_id or event.new_member_id, description)
         group.refresh(bump)
         group.maybe_assign(now_ms, immediately=True)
-        group.reconcile(member, self._owned(subscription), now_ms)
+        group.reconcile(member, self._owned_partitions(subscription), now_ms)
         group.deadlines.move(member, now_ms + message.session_timeout_ms)
         group.set_step(member, SYNC, now_ms + description.rebalance_timeout_ms)
         response = JoinGroupResponse(
@@ -112,7 +112,7 @@ class ClassicSide:
         self.maybe_downgrade()
         return response
 
-    def _known(self, message: JoinGroupRequest) -> Member | None:
+    def _find_known(self, message: JoinGroupRequest) -> Member | None:
         members = self.group.members
         if message.group_instance_id is None:
             return members.get(message.member_id)
@@ -132,14 +132,14 @@ class ClassicSide:
         """Raises Refused."""
         votes, count = self.votes, self.member_count
         own = known.description.classic if known is not None else None
-        mine = {name for name, _ in own.protocols} if own is not None else set()
+        own_names = {name for name, _ in own.protocols} if own is not None else set()
         others = count - (own is not None)
         if message.protocol_type != PROTOCOL_TYPE or not message.protocols:
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
-        if others and not any(votes.get(one.name, 0) - (one.name in mine) == others for one in message.protocols):
+        if others and not any(votes.get(one.name, 0) - (one.name in own_names) == others for one in message.protocols):
             raise Refused(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "")
 
-    def _owned(self, subscription: Subscription) -> Partitions:
+    def _owned_partitions(self, subscription: Subscription) -> Partitions:
         found: Partitions = {}
         for name, indexes in subscription.owned.items():
             topic = self.group.cluster.topic(name)
@@ -149,7 +149,7 @@ class ClassicSide:
 
     # -- syncing, heartbeats, leaving --------------------------------------------------------------
 
-    def _member(self, member_id: str, instance_id: str | None, generation: int) -> Member:
+    def _find_member(self, member_id: str, instance_id: str | None, generation: int) -> Member:
         """Raises Refused."""
         group = self.group
         if instance_id is not None:
@@ -183,7 +183,7 @@ class ClassicSide:
 
     def _sync(self, event: SyncGroup, now_ms: int) -> SyncGroupResponse:
         group, message = self.group, event.message
-        member = self._member(message.member_id, message.group_instance_id, message.generation_id)
+        member = self._find_member(message.member_id, message.group_instance_id, message.generation_id)
         classic = member.description.classic
         assert classic is not None
         name, metadata = classic.protocols[0]
@@ -208,7 +208,7 @@ class ClassicSide:
     def on_heartbeat(self, event: Heartbeat, now_ms: int, replies: list[Action]) -> None:
         group, message, error = self.group, event.message, 0
         try:
-            member = self._member(message.member_id, message.group_instance_id, message.generation_id)
+            member = self._find_member(message.member_id, message.group_instance_id, message.generation_id)
             self._extend_session(member, now_ms)
             group.refresh(bump=False)
             target = group.target.get(member.member_id, NOTHING)
@@ -282,7 +282,7 @@ class ClassicSide:
         assert all(member.epoch != LEFT_STATIC_EPOCH for member in self.group.members.values() if member.is_classic)
 
 
-def _subscription(message: JoinGroupRequest) -> Subscription:
+def _decode_subscription(message: JoinGroupRequest) -> Subscription:
     """Raises Refused."""
     if sum(len(one.metadata) for one in message.protocols) > METADATA_BYTES_MAX:
         raise Refused(ErrorCode.INVALID_REQUEST, "")

@@ -144,7 +144,7 @@ def next_state(
     revoking = difference(assigned, kept)
     if revoking and (owned is None or overlap(revoking, owned)):
         return Current(epoch, _previous(member, epoch), REVOKING, kept, revoking)
-    free, unreleased = _free(member.member_id, difference(target, kept), owners)
+    free, unreleased = _select_free(member.member_id, difference(target, kept), owners)
     return Current(
         target_epoch, _previous(member, target_epoch), WAITING if unreleased else STABLE, union(kept, free), NOTHING
     )
@@ -155,7 +155,7 @@ def _previous(member: Member, epoch: int) -> int:
     return member.epoch if epoch != member.epoch else member.previous_epoch
 
 
-def _free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partitions, bool]:
+def _select_free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partitions, bool]:
     """(the partitions without another owner, whether some have another owner)."""
     found: Partitions = {}
     unreleased = False
@@ -169,4 +169,4 @@ def _free(member_id: str, requested: Partitions, owners: Owners) -> tuple[Partit
 
 def can_take_more(member: Member, target: Partitions, owners: Owners) -> bool:
     """Whether a partition that the member waits for has become free."""
-    return bool(_free(member.member_id, difference(target, member.assigned), owners)[0])
+    return bool(_select_free(member.member_id, difference(target, member.assigned), owners)[0])

@@ -418,12 +418,12 @@ class ShareGroup(ModernGroup):
                     group_epoch=self.epoch,
                     assignment_epoch=self.assignment_epoch,
                     assignor_name=assignor.NAME,
-                    members=[self._described_member(member) for member in self.members.values()],
+                    members=[self._describe_member(member) for member in self.members.values()],
                 ),
             )
         )
 
-    def _described_member(self, member: Member) -> ShareGroupDescribeResponse.Member:
+    def _describe_member(self, member: Member) -> ShareGroupDescribeResponse.Member:
         """Topics that have been deleted have no name and are left out."""
         description = member.description
         named = ((topic_id, self.cluster.topic_name(topic_id), some) for topic_id, some in member.assigned.items())

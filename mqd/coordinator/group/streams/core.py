@@ -128,12 +128,12 @@ class StreamsGroup(ModernGroup):
             return int(ErrorCode.UNSUPPORTED_VERSION)
         if event.generation == member.epoch:
             return 0
-        passes = event.generation < member.epoch and all(
-            self._held_since(member, one.topic, one.partition, event.generation) for one in event.offsets
+        is_accepted = event.generation < member.epoch and all(
+            self._has_held_since(member, one.topic, one.partition, event.generation) for one in event.offsets
         )
-        return 0 if passes else int(ErrorCode.STALE_MEMBER_EPOCH)
+        return 0 if is_accepted else int(ErrorCode.STALE_MEMBER_EPOCH)
 
-    def _held_since(self, member: Member, topic: str, partition: int, epoch: int) -> bool:
+    def _has_held_since(self, member: Member, topic: str, partition: int, epoch: int) -> bool:
         subtopologies = self.topology.subtopologies if self.topology is not None else ()
         return any(
             topic in one.inputs and member.current.epochs.get((one.subtopology_id, partition), epoch + 1) <= epoch
@@ -183,8 +183,8 @@ class StreamsGroup(ModernGroup):
         known = self._find(event)
         description = requests.updated_description(known.description if known is not None else None, event)
         owned = requests.owned_tasks(message)
-        topology = self._topology_of(event)
-        configured = self._configuration(topology)
+        topology = self._check_topology(event)
+        configured = self._configure(topology)
         _check_tasks(owned, known, configured)
         # from here on nothing is refused
         self._maybe_delay(now_ms)
@@ -292,7 +292,9 @@ class StreamsGroup(ModernGroup):
             member = self.members[member_id] = Member(member_id, description)
         else:
             if member.process_id != description.process_id:  # joins again, from another process
-                self._hold(member, Current(member.epoch, member.current.previous_epoch, STABLE, NO_TASKS, NO_TASKS, {}))
+                self._set_current(
+                    member, Current(member.epoch, member.current.previous_epoch, STABLE, NO_TASKS, NO_TASKS, {})
+                )
             self.described_bytes -= size_bytes_of(member_id, member.description)
         member.description = description
         self.described_bytes += size_bytes_of(member_id, description)
@@ -340,7 +342,7 @@ class StreamsGroup(ModernGroup):
         if fenced := [member for member_id, member in self.members.items() if member_id in late]:
             self._fence(fenced)
 
-    def _hold(self, member: Member, current: Current) -> None:
+    def _set_current(self, member: Member, current: Current) -> None:
         self._release(member)
         self.held_count += current.assigned.size + current.revoking.size
         member.current = current
@@ -355,8 +357,8 @@ class StreamsGroup(ModernGroup):
 
     # -- topology ----------------------------------------------------------------------------------
 
-    def _topology_of(self, event: StreamsHeartbeat) -> Topology:
-        """Raises Refused."""
+    def _check_topology(self, event: StreamsHeartbeat) -> Topology:
+        """The group's topology, or the one that its first member sends. Raises Refused."""
         sent = requests.topology(event.message)
         if self.topology is None:
             assert sent is not None, "T7: a member without a topology"
@@ -375,7 +377,7 @@ class StreamsGroup(ModernGroup):
         self.topology_bytes = sum(NAME_BYTES + len(name) for name in topology.topic_names)
         self.subscriptions.add((topology.topic_names, None, None))
 
-    def _configuration(self, topology: Topology) -> Configured:
+    def _configure(self, topology: Topology) -> Configured:
         """Raises Refused."""
         if topology is self.topology and self._configured_version == self.cluster.version:
             return self.configured
@@ -387,7 +389,7 @@ class StreamsGroup(ModernGroup):
     def _described_configuration(self) -> Configured:
         """Does not change the group: a description has no effect on its epoch."""
         try:
-            return self._configuration(self.topology) if self.topology is not None else self.configured
+            return self._configure(self.topology) if self.topology is not None else self.configured
         except Refused:
             return Configured({}, {})
 
@@ -446,7 +448,7 @@ class StreamsGroup(ModernGroup):
         current = next_state(member, target, self.assignment_epoch, self.holders, owned)
         if current == before:
             return
-        self._hold(member, current)
+        self._set_current(member, current)
         if current.state != UNREVOKED:
             self.deadlines.drop(member.step)
         elif before.state != UNREVOKED or before.epoch != current.epoch:
@@ -517,8 +519,8 @@ class StreamsGroup(ModernGroup):
         self.members[name] = member
         self.described_bytes += size_bytes_of(name, description)
         if current is not None:
-            self._hold(member, current)
-            self.pending.pop()  # the record that _hold() added is in the log already
+            self._set_current(member, current)
+            self.pending.pop()  # the record that _set_current() added is in the log already
         return True
 
     # -- invariants --------------------------------------------------------------------------------
