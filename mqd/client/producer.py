@@ -151,14 +151,14 @@ class Producer:
         """Returns how many records were accepted, 1 or 0."""
         if not isinstance(message, dict):
             raise TypeError("expected messages to be a list of dicts")
-        where = message.get("partition")
+        own_partition = message.get("partition")
         report = message.get("callback") or message.get("on_delivery") or on_delivery
         try:
             self.produce(
                 topic,
                 message.get("value"),
                 message.get("key"),
-                partition if where is None else where,
+                partition if own_partition is None else own_partition,
                 on_delivery=report,
                 timestamp=message.get("timestamp") or 0,
                 headers=message.get("headers"),
@@ -228,13 +228,13 @@ class Producer:
         """Fences older producers of this transactional.id and aborts their open transaction. Must be
         called once, before all other methods.
 
-        Here and in the methods below, raises KafkaException, whose KafkaError is retriable(),
+        This method and those below raise KafkaException; its KafkaError is retriable(),
         txn_requires_abort() or fatal().
         """
         self._implementation.init_transactions(timeout)
 
     def begin_transaction(self) -> None:
-        """Records produced from now on belong to a transaction."""
+        """Begins a transaction: records produced from now on belong to it."""
         self._implementation.begin_transaction()
 
     def send_offsets_to_transaction(self, positions: list[Any], group_metadata: Any, timeout: float = -1) -> None:

@@ -342,15 +342,15 @@ class _Consumer(threading.Thread):
             reader.partitions(partitions)
             reader.assign(partitions, Start("beginning"))
             progress.begin(self.name, total)
-            heard = time.monotonic()
+            last_record_at = time.monotonic()
             for batch in reader.batches(None, exit_at_end=True):
                 if self.stop.is_set():
                     return
                 if batch:
-                    heard = time.monotonic()
+                    last_record_at = time.monotonic()
                     self.pairs += [(message.key(), message.value()) for message in batch]
                     progress.at(self.name, len(self.pairs))
-                elif time.monotonic() - heard > _SILENCE_TIMEOUT_S:
+                elif time.monotonic() - last_record_at > _SILENCE_TIMEOUT_S:
                     raise CliError(
                         f"{self.name} received nothing for {_SILENCE_TIMEOUT_S:.0f} s after {len(self.pairs):,} records"
                     )
@@ -365,8 +365,8 @@ def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tup
     started = time.monotonic()
     consumers = []
     for number in range(CONSUMER_COUNT):
-        mine = [index for index in sorted(expected) if index * CONSUMER_COUNT // len(expected) == number]
-        consumers.append(_Consumer(bootstrap, number + 1, mine, sum(expected[index] for index in mine), progress))
+        own = [index for index in sorted(expected) if index * CONSUMER_COUNT // len(expected) == number]
+        consumers.append(_Consumer(bootstrap, number + 1, own, sum(expected[index] for index in own), progress))
     try:
         for consumer in consumers:
             consumer.start()
@@ -421,7 +421,7 @@ _NEXT = (
 )
 
 
-def _next() -> str:
+def _next_steps() -> str:
     # make demo runs without the virtual environment being active
     mqd = "mqd" if shutil.which("mqd") else os.path.relpath(Path(sys.executable).with_name("mqd"))
     lines = [(command.format(mqd=mqd), what) for command, what in _NEXT]
@@ -491,5 +491,7 @@ def _report(checks: list[Check], rates: dict[str, tuple[Digest, float]]) -> None
         click.echo(f"  {'ok    ' if check.passed else 'FAILED'}  {check.name:<8} {check.detail}")
     click.echo("")
     click.echo(
-        _next() if all(check.passed for check in checks) else "The demo failed: what came back is not what was sent."
+        _next_steps()
+        if all(check.passed for check in checks)
+        else "The demo failed: what came back is not what was sent."
     )

@@ -154,7 +154,11 @@ def _formulas(found: Plan) -> None:
 @click.option("--retention", type=TIME, required=True, help="How long records are kept.")
 @click.option("--replication", type=click.IntRange(1, 16), default=1, show_default=True, help="Copies of each record.")
 @click.option(
-    "--compression", type=RATIO, default="1", show_default=True, help="Size afterwards by size before: 0.5, 50% or 2x."
+    "--compression",
+    type=RATIO,
+    default="1",
+    show_default=True,
+    help="Compressed size by uncompressed size: 0.5, 50% or 2x.",
 )
 @click.option(
     "--consumers",
@@ -168,14 +172,14 @@ def _formulas(found: Plan) -> None:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Of these, how many read from the disk.",
+    help="How many of these read from the disk.",
 )
 @click.option(
     "--lag",
     type=TIME,
     default="60s",
     show_default=True,
-    help="How far behind the others may be and still be served from memory.",
+    help="Lag up to which the other consumers are served from memory.",
 )
 @click.option(
     "--headroom", type=SHARE, default="30%", show_default=True, help="The part of each resource that stays free."
@@ -203,14 +207,16 @@ def _formulas(found: Plan) -> None:
 @click.option(
     "--append-cost", type=click.FloatRange(0), help="CPU-µs for a batch appended.  [default: measured, by size]"
 )
-@click.option("--forward-cost", type=click.FloatRange(0), help="Additional CPU-µs if another worker owns it.")
+@click.option(
+    "--forward-cost", type=click.FloatRange(0), help="Additional CPU-µs if another worker owns the partition."
+)
 @click.option("--fetch-cost", type=click.FloatRange(0), help="CPU-µs for one fetch.")
 @click.option(
     "--contention",
     type=click.FloatRange(0, 1),
     help="Contention between workers of a host (Universal Scalability Law).",
 )
-@click.option("--coherency", type=click.FloatRange(0, 1), help="The same law's other coefficient.")
+@click.option("--coherency", type=click.FloatRange(0, 1), help="The coherency coefficient of that law.")
 @click.option("--formulas", is_flag=True, help="Show the formula of each number.")
 @click.option(
     "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the output.  [default: text]"

@@ -104,8 +104,9 @@ class ConsumerOffsets:
             self.schedule_commit()
 
     def commit_before_leaving(self, parts: list[Part]) -> None:
-        """Commits partitions that are taken away; waits for the outcome, which is passed to
-        on_commit."""
+        """Commits the offsets of partitions that are taken away; waits for the outcome, which is passed to
+        on_commit.
+        """
         stored = (
             self._with_unknown(self._stored(part for part in parts if not part.is_unknown), parts)
             if self._interval_s < INFINITY
