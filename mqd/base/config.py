@@ -177,7 +177,7 @@ def load_broker(
                 continue
             try:
                 prop = property_of(BROKER, ALIASES.get(name, name))
-                chosen[prop.name] = _resolved(prop, text, providers)
+                chosen[prop.name] = _resolve(prop, text, providers)
             except ConfigError as error:
                 raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
             if secret_variables is not None and prop.sensitive:
@@ -208,7 +208,7 @@ def _providers(sources: tuple[_Source, ...], environment: Mapping[str, str]) -> 
         raise ConfigError(f"{origin}: {error}", error.name, error.value) from None
 
 
-def _resolved(prop: Property, text: str, providers: Providers) -> str:
+def _resolve(prop: Property, text: str, providers: Providers) -> str:
     """The canonical text. The value of a reference may be a secret, whatever the property: errors do not show it."""
     try:
         value = providers.resolve(text)

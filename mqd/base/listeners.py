@@ -62,7 +62,7 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
     protocols = _protocols(config)
     listeners: list[Listener] = []
     for listener in _client_listeners(config, "listeners"):
-        listener = _checked(config, listener, protocols.get(listener.name, listener.name))
+        listener = _check_listener(config, listener, protocols.get(listener.name, listener.name))
         for other in listeners:
             if other.name == listener.name or (
                 listener.port and (other.host, other.port) == (listener.host, listener.port)
@@ -121,7 +121,7 @@ def _where(listener: Listener) -> str:
     return f"listeners has {listener.name}://{listener.host}:{listener.port}"
 
 
-def _checked(config: Mapping[str, str], listener: Listener, protocol: str) -> Listener:
+def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str) -> Listener:
     """The listener with its protocol, and the loopback address where it names no host and other
     hosts may not reach it.
     """

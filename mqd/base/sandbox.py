@@ -178,7 +178,7 @@ def restrict_files(readable: Iterable[str], writable: Iterable[str], devices: It
     if version < LANDLOCK_VERSION_MIN:
         raise OSError(errno.ENOSYS, f"Landlock: the kernel has version {version}, and {LANDLOCK_VERSION_MIN} is needed")
     rights = [(readable, _READ), (writable, _READ | _WRITE), (devices, _READ | _WRITE_FILES)]
-    opened = _opened([(path, access) for paths, access in rights for path in dict.fromkeys(paths)])
+    opened = _open_paths([(path, access) for paths, access in rights for path in dict.fromkeys(paths)])
     try:
         if not _is_alone():
             raise OSError(errno.EBUSY, "Landlock: other threads are running already")
@@ -219,7 +219,7 @@ def _restrict(version: int, opened: Iterable[tuple[int, int]]) -> None:
         os.close(ruleset)
 
 
-def _opened(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
+def _open_paths(paths: Iterable[tuple[str, int]]) -> list[tuple[int, int]]:
     """Descriptors of the existing paths, with the rights. Opened by a thread: a disk may hang, and
     this process must start nevertheless.
     """

@@ -177,11 +177,11 @@ async def in_task() -> None:
 
 
 async def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    await _continued(work, waits_for)
+    await _continue(work, waits_for)
 
 
 @types.coroutine
-def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+def _continue(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
     try:
         while True:
             try:

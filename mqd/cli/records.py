@@ -80,7 +80,7 @@ def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
     for literal, token in re.findall(r"((?:[^%\\]|\\.)+|\\$)|%(.?)", text, re.DOTALL):
         if literal or token == "%":
             fixed = unescape(literal) if literal else b"%"
-            parts.append(partial(_fixed, fixed))
+            parts.append(partial(_constant, fixed))
         elif token in tokens:
             parts.append(tokens[token])
         else:
@@ -88,7 +88,7 @@ def compile_format(text: str, null: bytes = b"") -> Callable[[Any], bytes]:
     return lambda message: b"".join([part(message) for part in parts])
 
 
-def _fixed(text: bytes, _message: Any) -> bytes:
+def _constant(text: bytes, _message: Any) -> bytes:
     return text
 
 

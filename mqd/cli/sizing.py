@@ -106,10 +106,10 @@ class Plan(msgspec.Struct):
     notes: list[str]
 
     def __getitem__(self, name: str) -> float:
-        return _named(self.lines, name)
+        return _value_of(self.lines, name)
 
 
-def _named(lines: list[Line], name: str) -> float:
+def _value_of(lines: list[Line], name: str) -> float:
     return next(line.value for line in lines if line.name == name)
 
 
@@ -159,7 +159,7 @@ class _Sheet:
         return value
 
     def __getitem__(self, name: str) -> float:
-        return _named(self.lines, name)
+        return _value_of(self.lines, name)
 
 
 def plan(load: Load, host: Host, figures: Figures) -> Plan:

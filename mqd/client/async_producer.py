@@ -34,7 +34,9 @@ class AsyncProducer:
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         self._loop = asyncio.get_running_loop()
-        self._producer = Producer(_guarded(config) if isinstance(config, Mapping) else config, **_guarded(more))
+        self._producer = Producer(
+            _guard_callbacks(config) if isinstance(config, Mapping) else config, **_guard_callbacks(more)
+        )
         self._pending_calls: collections.deque[tuple[Callable[..., None], Any]] = collections.deque()
         self._scheduled = False
         self._room = asyncio.Event()
@@ -217,16 +219,17 @@ class AsyncProducer:
         self._room.set()
 
 
-def _guarded(config: Mapping[str, Any]) -> dict[str, Any]:
+def _guard_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
     """Logs exceptions of callbacks, which otherwise would end the flush(), the batch or the commit
     that happens to serve them.
     """
     return {
-        key: _logged(key, value) if key in _CALLBACKS and callable(value) else value for key, value in config.items()
+        key: _log_exceptions(key, value) if key in _CALLBACKS and callable(value) else value
+        for key, value in config.items()
     }
 
 
-def _logged(name: str, callback: Callable[[Any], object]) -> Callable[[Any], None]:
+def _log_exceptions(name: str, callback: Callable[[Any], object]) -> Callable[[Any], None]:
     def call(outcome: Any) -> None:
         try:
             callback(outcome)

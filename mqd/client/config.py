@@ -148,7 +148,7 @@ class ProducerConfig:
         topic = settings.rdkafka.get("default.topic.config") or {}
         for key, value in {**topic, **settings.rdkafka}.items():
             given[_ALIASES.get(key, key)] = value
-        self.values = {key: _typed(key, given.get(key), default) for key, default in _PRODUCER_DEFAULTS.items()}
+        self.values = {key: convert_value(key, given.get(key), default) for key, default in _PRODUCER_DEFAULTS.items()}
         self.partitioner = settings.partitioner
         values = self.values
         if values["transactional.id"]:
@@ -165,7 +165,7 @@ class ProducerConfig:
         return self.values[key]
 
 
-def _typed(key: str, value: Any, default: Any) -> Any:
+def convert_value(key: str, value: Any, default: Any) -> Any:
     if value is None:
         return default
     if isinstance(value, str) and value in _NAMED_VALUES.get(key, {}):

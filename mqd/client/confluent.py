@@ -40,11 +40,11 @@ def find(name: str, *, module: str = "") -> object:
     """Resolves `mqd.<module>.<name>`; `module` is "" for the package itself. AttributeError if
     confluent_kafka has no such name.
     """
-    theirs = importlib.import_module(_joined(THEIRS, module))
+    theirs = importlib.import_module(_join_name(THEIRS, module))
     try:
         found = getattr(theirs, name)
     except AttributeError:
-        raise AttributeError(f"module {_joined(OURS, module)!r} has no attribute {name!r}") from None
+        raise AttributeError(f"module {_join_name(OURS, module)!r} has no attribute {name!r}") from None
     if name in CLIENTS and (found.__module__.partition(".")[0] in (THEIRS, "cimpl")):
         return getattr(importlib.import_module("mqd.client"), name)
     if isinstance(found, ModuleType) and found.__name__.startswith(THEIRS + "."):
@@ -57,7 +57,7 @@ def find(name: str, *, module: str = "") -> object:
 
 def names(module: str = "") -> list[str]:
     """The public names of the counterpart: its __all__, or the names that do not begin with "_"."""
-    theirs = importlib.import_module(_joined(THEIRS, module))
+    theirs = importlib.import_module(_join_name(THEIRS, module))
     listed: list[str] = getattr(theirs, "__all__", None) or [name for name in vars(theirs) if name[0] != "_"]
     return sorted(listed)
 
@@ -81,7 +81,7 @@ class _Finder:
         import importlib.util  # not before it is needed: each process of the broker imports this module
 
         try:
-            theirs = importlib.util.find_spec(_joined(THEIRS, rest))
+            theirs = importlib.util.find_spec(_join_name(THEIRS, rest))
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] == THEIRS:
                 return None
@@ -109,7 +109,7 @@ class _AliasLoader:
 
     def exec_module(self, module: ModuleType) -> None:
         rest = self._rest
-        module.__doc__ = importlib.import_module(_joined(THEIRS, rest)).__doc__
+        module.__doc__ = importlib.import_module(_join_name(THEIRS, rest)).__doc__
 
         def __getattr__(name: str) -> object:
             if name == "__all__":
@@ -123,5 +123,5 @@ class _AliasLoader:
         vars(module).update(__getattr__=__getattr__, __dir__=lambda: sorted({*vars(module), *names(rest)}))
 
 
-def _joined(package: str, rest: str) -> str:
+def _join_name(package: str, rest: str) -> str:
     return f"{package}.{rest}" if rest else package

@@ -41,13 +41,13 @@ class RebuildingLoader:
 class _Imports(ast.NodeTransformer):
     def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.ImportFrom:
         if node.level == 0 and node.module is not None:
-            node.module = _renamed(node.module)
+            node.module = _rename(node.module)
         return node
 
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         imports: list[ast.stmt] = []
         for alias in node.names:
-            renamed, bound = _renamed(alias.name), alias.asname
+            renamed, bound = _rename(alias.name), alias.asname
             if renamed != alias.name and bound is None:  # binds the name of the package
                 imports.append(ast.Import([ast.alias(renamed)]))
                 renamed, bound = OURS, THEIRS
@@ -55,5 +55,5 @@ class _Imports(ast.NodeTransformer):
         return [ast.copy_location(statement, node) for statement in imports]
 
 
-def _renamed(name: str) -> str:
+def _rename(name: str) -> str:
     return OURS + name.removeprefix(THEIRS) if name.partition(".")[0] == THEIRS else name

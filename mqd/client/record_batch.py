@@ -198,7 +198,7 @@ class Blobs(Sequence):
         """
         arrow = _pyarrow()
         if type in ("binary", "string"):
-            return self._arrow_copied(arrow, type)
+            return self._copy_to_arrow(arrow, type)
         if type not in ("binary_view", "string_view"):
             raise ValueError(f"{type!r} is not one of binary_view, string_view, binary, string")
         base = self.buffer
@@ -212,7 +212,7 @@ class Blobs(Sequence):
         kind = arrow.binary_view() if type == "binary_view" else arrow.string_view()
         return arrow.Array.from_buffers(kind, len(self), buffers, null_count)
 
-    def _arrow_copied(self, arrow: Any, type: str) -> pyarrow.Array:  # noqa: A002
+    def _copy_to_arrow(self, arrow: Any, type: str) -> pyarrow.Array:  # noqa: A002
         data, offsets = segments.gather(self.buffer, self._positions, self._sizes, True)
         null_count = self.null_count
         validity = np.packbits(self._sizes >= 0, bitorder="little") if null_count else None
@@ -316,20 +316,20 @@ class RecordBatchView:
         """Releases the records. A second call has no effect."""
         self._offsets = None
         del self._timestamps, self._keys, self._values, self._headers
-        self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]  # see _held()
+        self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]  # see _require_held()
 
     @property
     def released(self) -> bool:
         return self._offsets is None
 
     def __enter__(self) -> RecordBatchView:
-        self._held()
+        self._require_held()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _held(self) -> np.ndarray:
+    def _require_held(self) -> np.ndarray:
         if self._offsets is None:
             raise ValueError(
                 f"this batch of {self.topic} [{self.partition}] was released: use it before release() or the end of its"
@@ -342,34 +342,34 @@ class RecordBatchView:
     @property
     def offsets(self) -> np.ndarray:
         """int64, ascending, with gaps for compacted and aborted records and transaction markers."""
-        return self._held()
+        return self._require_held()
 
     @property
     def timestamps(self) -> np.ndarray:
         """int64, milliseconds since the epoch; -1 = none. Their meaning: timestamp_type."""
-        self._held()
+        self._require_held()
         return self._timestamps
 
     @property
     def keys(self) -> Blobs:
-        self._held()
+        self._require_held()
         return self._keys
 
     @property
     def values(self) -> Blobs:
-        self._held()
+        self._require_held()
         return self._values
 
     def headers(self, index: int) -> list[tuple[str, bytes | None]]:
         """The headers of one record."""
-        self._held()
+        self._require_held()
         encoded = self._headers[index] if self._headers is not None else None
         return [] if encoded is None else decode_headers(encoded)
 
     @property
     def has_headers(self) -> bool:
         """Whether any record may have headers."""
-        self._held()
+        self._require_held()
         return self._headers is not None
 
     @property
@@ -377,16 +377,16 @@ class RecordBatchView:
         """The headers of every record as stored in the log (count varint first), in the same memory
         as keys and values; None: no record has any.
         """
-        self._held()
+        self._require_held()
         return self._headers
 
     @property
     def next_offset(self) -> int:
         """The offset after the last record: what to commit when all of them were processed."""
-        return int(self._held()[-1]) + 1
+        return int(self._require_held()[-1]) + 1
 
     def __len__(self) -> int:
-        return len(self._held())
+        return len(self._require_held())
 
     def __bool__(self) -> bool:
         return self._offsets is not None and len(self._offsets) > 0
@@ -398,7 +398,7 @@ class RecordBatchView:
         return RecordBatchView(
             self.topic,
             self.partition,
-            self._held()[index],
+            self._require_held()[index],
             self._timestamps[index],
             self._keys[index],
             self._values[index],
@@ -418,12 +418,16 @@ class RecordBatchView:
     def records(self) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
         """(offset, timestamp, key, value) of each record, copied."""
         return zip(
-            self._held().tolist(), self._timestamps.tolist(), self._keys.to_list(), self._values.to_list(), strict=True
+            self._require_held().tolist(),
+            self._timestamps.tolist(),
+            self._keys.to_list(),
+            self._values.to_list(),
+            strict=True,
         )
 
     def messages(self, kind_of_message: type[_M] = Message) -> Iterator[_M]:  # type: ignore[assignment]  # mypy 4236
         """A Message for each record. The call copies all of them, so they outlive the batch."""
-        offsets = self._held().tolist()
+        offsets = self._require_held().tolist()
         kind = self.timestamp_type
         stamps = zip(repeat(kind), self._timestamps.tolist())
         sections = repeat(None) if self._headers is None else map(_section, self._headers.to_list())

@@ -369,14 +369,14 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
             _SOURCES.get(one.config_source, "?"),
             one.config_source == _TOPIC_SOURCE,
             one.is_sensitive,
-            _inherited(one),
+            _inherited_value(one),
             one.documentation or "",
         )
         for one in sorted(found.configs, key=lambda one: one.name)
     )
 
 
-def _inherited(config: Any) -> str | None:
+def _inherited_value(config: Any) -> str | None:
     """Synonyms may have other units (log.retention.hours of retention.ms): they are left out."""
     alike = (config.name, f"log.{config.name}")
     return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in alike), None)

@@ -56,7 +56,7 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
             tuple(sorted({topic for topic, _ in positions[one.group]})),
             sum(found.lag or 0 for found in positions[one.group].values()) if positions[one.group] else None,
             _oldest(settings, positions[one.group]),
-            _added(found.delivered for found in positions[one.group].values()),
+            _add_up(found.delivered for found in positions[one.group].values()),
             topics[one.group],
             letter_counts.get(topics[one.group]),
         )
@@ -64,7 +64,7 @@ def queues(settings: Settings, known: list[Group]) -> list[Queue]:
     ]
 
 
-def _added(counts: Iterable[dict[int, int]]) -> dict[int, int]:
+def _add_up(counts: Iterable[dict[int, int]]) -> dict[int, int]:
     total: Counter[int] = Counter()
     for one in counts:
         total.update(one)

@@ -164,7 +164,7 @@ class ClusterSockets(NamedTuple):
             one.close()
 
 
-def _advertised(place: HostListener, listener: socket.socket) -> tuple[str, int]:
+def _advertised_address(place: HostListener, listener: socket.socket) -> tuple[str, int]:
     return place.advertised_host, place.advertised_port or listener.getsockname()[1]
 
 
@@ -189,8 +189,8 @@ def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
         controller,
         gossip,
         inter_broker,
-        _advertised(places.controller, controller),
-        _advertised(places.inter_broker, inter_broker),
+        _advertised_address(places.controller, controller),
+        _advertised_address(places.inter_broker, inter_broker),
     )
 
 

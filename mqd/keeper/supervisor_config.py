@@ -30,7 +30,7 @@ class Unprintable(ValueError):
     """A value that supervisord's configuration cannot hold."""
 
 
-def _quoted(name: str, value: str) -> str:
+def _quote(name: str, value: str) -> str:
     """NAME="value" in supervisord's syntax, which has no escapes."""
     mark = "'" if '"' in value else '"'
     # supervisord takes everything after a blank and a semicolon for a comment
@@ -43,7 +43,7 @@ def _quoted(name: str, value: str) -> str:
 
 
 def _environment(values: Mapping[str, str]) -> str:
-    return ",".join(_quoted(name, value) for name, value in values.items())
+    return ",".join(_quote(name, value) for name, value in values.items())
 
 
 def render_configuration(

@@ -72,7 +72,7 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
     try:
         memory = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=MODE)
     except (posix_ipc.Error, OSError) as error:
-        raise _refused("create", name, error) from error
+        raise _refusal("create", name, error) from error
     try:
         os.posix_fallocate(memory.fd, 0, reserved_bytes)
         os.ftruncate(memory.fd, size_bytes)
@@ -88,7 +88,7 @@ def create(name: str, size_bytes: int, reserved_bytes: int | None = None) -> mma
         memory.close_fd()
 
 
-def _refused(what: str, name: str, error: Exception) -> SegmentError:
+def _refusal(what: str, name: str, error: Exception) -> SegmentError:
     if isinstance(error, OSError) and error.errno == errno.EROFS:
         return SegmentError(
             errno.EROFS,
@@ -163,7 +163,7 @@ def unlink(name: str) -> bool:
     except posix_ipc.ExistentialError:
         return False
     except (posix_ipc.Error, OSError) as error:
-        raise _refused("remove", name, error) from error
+        raise _refusal("remove", name, error) from error
     return True
 
 

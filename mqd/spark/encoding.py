@@ -136,13 +136,13 @@ def encode(
         if not taken:  # one row is larger than the batch size
             large = bytearray(HEADER_BYTES + rows.size_bytes(start, start + 1))
             size, taken = records_encode(rows.native(start, start + 1), large)
-            yield Batch(topic, partition, rows, start, start + taken, _packed(large, size, codec))
+            yield Batch(topic, partition, rows, start, start + taken, _copy_compressed(large, size, codec))
         else:
-            yield Batch(topic, partition, rows, start, start + taken, _packed(buffer, size, codec))
+            yield Batch(topic, partition, rows, start, start + taken, _copy_compressed(buffer, size, codec))
         start += taken
 
 
-def _packed(buffer: bytearray, size: int, codec: int) -> bytearray:
+def _copy_compressed(buffer: bytearray, size: int, codec: int) -> bytearray:
     """A copy of the encoded batch, compressed if that makes it smaller."""
     if codec:
         records = bytes(memoryview(buffer)[HEADER_BYTES:size])
@@ -260,9 +260,9 @@ class Encoder:
             moments = pc.cast(timestamps, pa.timestamp("ms", tz=timestamps.type.tz), safe=False).cast(pa.int64())
             times = np.array(moments.fill_null(now_ms), np.int64)
         keys = self._keys(batch)
-        return Rows(self._sealed(topic, columns.pack(values, "value"), keys), keys, self._headers(batch), times, now_ms)
+        return Rows(self._seal(topic, columns.pack(values, "value"), keys), keys, self._headers(batch), times, now_ms)
 
-    def _sealed(self, topic: str, values: Column, keys: Column | None) -> Column:
+    def _seal(self, topic: str, values: Column, keys: Column | None) -> Column:
         encryption = self._options.kafka.encryption
         if encryption is None:
             return values

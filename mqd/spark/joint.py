@@ -106,7 +106,7 @@ class Joint:
                 if not response.error_code:
                     return response
                 if response.error_code not in _RETRIABLE:
-                    raise MqdWriteError(f"{doing}: {self._explained(response.error_code)}")
+                    raise MqdWriteError(f"{doing}: {self._explain(response.error_code)}")
                 problem = str(BrokerError(response.error_code))
                 if response.error_code != ErrorCode.CONCURRENT_TRANSACTIONS:
                     self._node_id = -1
@@ -124,7 +124,7 @@ class Joint:
             time.sleep(pause)  # there is no notification when another coordinator is ready
             pause = min(2 * pause, 0.5)
 
-    def _explained(self, code: int) -> str:
+    def _explain(self, code: int) -> str:
         known = ERRORS.get(code)
         text = f"{known.message} ({known.name})" if known else f"error {code}"
         if code == ErrorCode.PRODUCER_FENCED:

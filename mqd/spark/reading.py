@@ -55,7 +55,7 @@ class Assembly:
             [name for name in names if name in _FROM_RECORDS],
         )
         self._constant = {
-            "topic": lambda: _repeated(topic.encode(), rows_max),
+            "topic": lambda: _repeat(topic.encode(), rows_max),
             "partition": lambda: pa.array(np.full(rows_max, partition, np.int32)),
         }
         self._columns: dict[str, Any] = {}
@@ -82,7 +82,7 @@ class Assembly:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._names], schema=self._schema)
 
 
-def _repeated(text: bytes, count: int) -> Any:
+def _repeat(text: bytes, count: int) -> Any:
     """A string column of one value."""
     ends = np.arange(count + 1, dtype=np.int32) * len(text)
     return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text * count))
@@ -99,7 +99,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
                 # the batch extends beyond the range
                 view = view[: int(np.searchsorted(view.offsets, one.end))]
             try:
-                yield from assembly.add(_decrypted(options, view))
+                yield from assembly.add(_decrypt(options, view))
             except NativeError as error:
                 raise MqdReadError(
                     f"{one.topic}-{one.partition}: {error.strerror}. startingOffsets after it skips it"
@@ -109,7 +109,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
         cluster.close()
 
 
-def _decrypted(options: SourceOptions, view: Any) -> Any:
+def _decrypt(options: SourceOptions, view: Any) -> Any:
     """Decrypts sealed values. Raises MqdReadError."""
     if options.kafka.encryption is None:
         return view

@@ -177,7 +177,7 @@ class Index:
 
     def _sort_memory(self) -> None:
         """Sorts the entries in memory, and moves those that are too many back into files."""
-        rows = self._in_memory()
+        rows = self._entries_in_memory()
         if len(rows) > 2 * self._entry_count_max:
             cut = int(rows[self._entry_count_max, 0])
             self._lower_end(cut)
@@ -206,14 +206,14 @@ class Index:
             self._garbage.append(file.name)
         return file
 
-    def _in_memory(self) -> NDArray[np.int64]:
+    def _entries_in_memory(self) -> NDArray[np.int64]:
         """The entries in memory, without cancelled ones."""
         rest = self._front[self._at :]
         rows = np.concatenate([rest, np.array(self._recent, np.int64)]) if self._recent else rest
         if self._cancelled:
             rows = rows[~np.isin(rows[:, 1], np.fromiter(self._cancelled, np.int64))]
             self._cancelled = set()
-        return _sorted(rows) if self._recent else rows
+        return _sort_rows(rows) if self._recent else rows
 
     # -- taking ------------------------------------------------------------------------------------
 
@@ -273,8 +273,8 @@ class Index:
             pass
         # of the entries that are due in the same millisecond, only those with offsets up to that of `last`
         self._load(last.due_ms)
-        rows = _sorted(np.array(self._recent, np.int64)) if self._recent else _NONE
-        rows = _sorted(np.concatenate([self._front[self._at :], rows]))
+        rows = _sort_rows(np.array(self._recent, np.int64)) if self._recent else _NONE
+        rows = _sort_rows(np.concatenate([self._front[self._at :], rows]))
         delivered = (rows[:, 0] < last.due_ms) | (rows[:, 0] == last.due_ms) & (rows[:, 1] <= last.offset)
         self.count = max(self.count - int(delivered.sum()), 0)
         self._front, self._at, self._recent = rows[~delivered], 0, []
@@ -338,7 +338,7 @@ class Index:
         if cancels.any():
             gone = np.isin(rows[:, 1], ~rows[cancels, 1])
             rows = rows[~(gone | cancels)]
-        self._front, self._at = np.concatenate([self._front[self._at :], _sorted(rows)]), 0
+        self._front, self._at = np.concatenate([self._front[self._at :], _sort_rows(rows)]), 0
 
     def _entries(self, name: str, at: int, size_bytes: int) -> NDArray[np.int64]:
         data = self._storage.read(name, at, size_bytes) if size_bytes else b""
@@ -374,5 +374,5 @@ class Index:
         self._garbage, self._loaded_name = [], loaded
 
 
-def _sorted(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sort_rows(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return rows[np.lexsort((rows[:, 1], rows[:, 0]))]

@@ -321,7 +321,7 @@ class PartitionTimer:
         producer, target = self._producer, self.topic.target
         producer.begin_transaction()
         sent = 0
-        for record in self._in_order(tick.entries):
+        for record in self._read_in_order(tick.entries):
             key, value, section = record
             headers = _without_schedule_headers(section) if section else []
             while True:
@@ -349,7 +349,7 @@ class PartitionTimer:
             status.late_buckets[bisect_left(LATE_S, late_s)] += 1
             status.late_s += late_s
 
-    def _in_order(self, entries: list[Entry]) -> Iterator[Record]:
+    def _read_in_order(self, entries: list[Entry]) -> Iterator[Record]:
         """The records of `entries`, in that order; looked up by offset, some at a time."""
         for begin in range(0, len(entries), LOOK_UP_COUNT_MAX):
             some = entries[begin : begin + LOOK_UP_COUNT_MAX]

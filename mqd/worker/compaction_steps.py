@@ -65,7 +65,7 @@ def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple
         state = compaction.step(bytes_max)
         moved += compaction.done_bytes
         while state in (native.CompactState.DECOMPRESS, native.CompactState.COMPRESS):
-            state = compaction.resume(_converted(state, *compaction.unconverted))
+            state = compaction.resume(_convert(state, *compaction.unconverted))
             moved += compaction.done_bytes
             if state == native.CompactState.MORE and moved < bytes_max:
                 state = compaction.step(bytes_max - moved)
@@ -77,7 +77,7 @@ def advance(compaction: native.Compaction, bytes_max: int = STEP_BYTES) -> tuple
     return state == native.CompactState.DONE, moved
 
 
-def _converted(state: int, codec: int, data: bytes) -> bytes:
+def _convert(state: int, codec: int, data: bytes) -> bytes:
     if state == native.CompactState.COMPRESS:
         return compress(codec, data)
     try:

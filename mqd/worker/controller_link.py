@@ -66,7 +66,7 @@ class ControllerLink:
             data = await reader.readexactly(size)
             with paused():
                 message = _decode(data)
-            await _shielded(self._on_message(message))
+            await _await_handler(self._on_message(message))
 
     def send(self, message: ToController) -> None:
         """Sends to the currently connected controller; the message is dropped if there is none (the
@@ -82,7 +82,7 @@ class HandlerFailed(RuntimeError):
     """Handling a message failed. The connection is not at fault, so a new one would not help."""
 
 
-async def _shielded(work: Awaitable[None]) -> None:
+async def _await_handler(work: Awaitable[None]) -> None:
     try:
         await work
     except (OSError, EOFError, ValueError) as error:

@@ -35,7 +35,7 @@ def set_strays_aside(
     for log_dir in log_dirs:
         if not log_dir.failure:
             try:
-                to_delete += [(log_dir, path) for path in _unfinished(log_dir, worker, worker_count, files)]
+                to_delete += [(log_dir, path) for path in _unfinished_copies(log_dir, worker, worker_count, files)]
                 to_delete += [
                     (log_dir, path)
                     for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)
@@ -139,7 +139,7 @@ def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, ind
     )
 
 
-def _unfinished(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
+def _unfinished_copies(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
     """Copies that were in progress when their worker ended."""
     to_delete = []
     for path, index in list(moving.futures(log_dir.path)):

@@ -97,14 +97,14 @@ class _Parser:
     def whole(self) -> Node:
         node = self._condition()
         if self._next.kind != "end":
-            raise self._expected("AND, OR or the end")
+            raise self._expected_error("AND, OR or the end")
         return node
 
     @property
     def _next(self) -> _Token:
         return self._tokens[self._at]
 
-    def _expected(self, what: str) -> FilterError:
+    def _expected_error(self, what: str) -> FilterError:
         token = self._next
         found = "the filter ends" if token.kind == "end" else f"there is {token.value!r} at character {token.at + 1}"
         return FilterError(f"{found} where {what} should be")
@@ -119,7 +119,7 @@ class _Parser:
     def _need(self, what: str, kind: str, *values: str) -> _Token:
         token = self._take(kind, *values)
         if token is None:
-            raise self._expected(what)
+            raise self._expected_error(what)
         return token
 
     def _condition(self) -> Node:

@@ -227,7 +227,7 @@ def _count(rate: float | None) -> int | str:
     return "-" if rate is None else round(rate)
 
 
-def _counted(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
@@ -281,8 +281,8 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
     lines = [
         heading,
         f"{shown.records_in_s:,.0f} records/s in, {shown.records_read_s:,.0f} committed by groups; "
-        f"{_counted(len(shown.topics), 'topic')}, {_counted(shown.partition_count, 'partition')}, "
-        f"{_counted(len(shown.groups), 'group')}",
+        f"{_plural(len(shown.topics), 'topic')}, {_plural(shown.partition_count, 'partition')}, "
+        f"{_plural(len(shown.groups), 'group')}",
     ]
     row_limits = _row_limits([len(rows) for _, rows in sections], None if height is None else height - len(lines))
     for (titles, rows), room in zip(sections, row_limits, strict=True):

@@ -38,7 +38,7 @@ def number(path: Path) -> int | None:
         return None
 
 
-def _unescaped(word: str) -> str:
+def _unescape(word: str) -> str:
     r"""Replaces the escapes of proc(5), such as \040 for a space."""
     return word.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
 
@@ -59,7 +59,7 @@ def file_system_of(root: Path, directory: Path) -> FileSystem | None:
         fields, of_system = own.split(), rest.split()
         if len(fields) < 6 or len(of_system) < 3:
             continue
-        mount_point = Path(_unescaped(fields[4]))
+        mount_point = Path(_unescape(fields[4]))
         inner = best is None or len(mount_point.parts) >= len(
             best.mount_point.parts
         )  # a later one hides an earlier one

@@ -24,7 +24,7 @@ def _directories(data_dir: Path | None, config_file: Path | None) -> list[Path]:
     return [base, *(base / one for one in others)]
 
 
-def _shown(found: Sequence[Setting]) -> None:
+def _show(found: Sequence[Setting]) -> None:
     emit_table(
         ("SETTING", "NOW", "WANTED", ""),
         [
@@ -130,5 +130,5 @@ def command(
     if as_json:
         emit_json(_as_json(found))
     else:
-        _shown(found)
+        _show(found)
     return 0 if all(one.is_good for one in found) else EXIT_FAILED

@@ -261,11 +261,11 @@ class Writer:
             except KafkaException as problem:
                 error = problem.args[0]
                 if error.fatal() or not error.txn_requires_abort():
-                    raise CliError(self._explained(problem)) from None
+                    raise CliError(self._explain(problem)) from None
                 self._call(self._producer.abort_transaction)
                 self._is_open = False
                 if self._failure is not None or attempt == ATTEMPTS:
-                    raise CliError(self._explained(problem)) from None
+                    raise CliError(self._explain(problem)) from None
 
     def _transaction(self, records: list[NewRecord], offsets: list[TopicPartition]) -> None:
         self._failure = None
@@ -298,7 +298,7 @@ class Writer:
         if error is not None and self._failure is None and error.code() != KafkaError._PURGE_QUEUE:
             self._failure = (error, message.topic())
 
-    def _explained(self, problem: KafkaException) -> str:
+    def _explain(self, problem: KafkaException) -> str:
         if problem.args[0].code() in (
             KafkaError._FENCED,
             KafkaError.PRODUCER_FENCED,

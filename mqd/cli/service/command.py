@@ -25,7 +25,7 @@ name_option = click.option(
 )
 
 
-def _checked(name: str) -> str:
+def _check_name(name: str) -> str:
     if not service_unit.NAME.fullmatch(name):
         raise click.UsageError(f"--name takes letters, digits, - and _, not {name!r}")
     return name
@@ -116,7 +116,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
     start = [*_program(), "up", "--data-dir", str(data_dir)]
     start += ["--config", str(config_file)] if config_file is not None else []
     start += ["--secure"] if secured else []
-    text = service_unit.unit(_checked(name), user, data_dir, start, _other_log_dirs(config_file, data_dir))
+    text = service_unit.unit(_check_name(name), user, data_dir, start, _other_log_dirs(config_file, data_dir))
     if prints:
         click.echo(text, nl=False)
         return
@@ -136,7 +136,7 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
 @name_option
 def uninstall(name: str) -> None:
     """Stop the service and remove its unit. Its data directory and its user stay."""
-    _checked(name)
+    _check_name(name)
     _need_root()
     path = UNITS / f"{name}.service"
     if not path.exists():
@@ -159,7 +159,7 @@ def status(ctx: click.Context, name: str, output_format: str | None) -> int:
     Exit status: 0 it runs, 1 it is starting, stopping or has failed, 3 it does not run or there is
     no such service.
     """
-    unit = f"{_checked(name)}.service"
+    unit = f"{_check_name(name)}.service"
     text = _run("systemctl", "show", unit, f"--property={','.join(_SHOWN)}")
     about: dict[str, Any] = dict(line.partition("=")[::2] for line in text.splitlines())
     if (output_format or (ctx.find_root().obj or {}).get("output_format")) == "json":

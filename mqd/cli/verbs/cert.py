@@ -36,7 +36,7 @@ def status(data_dir: Path | None, output_format: str) -> int:
     from mqd.cli import secure
     from mqd.security import pki
 
-    places = _secured(data_dir)
+    places = _secured_files(data_dir)
     now = datetime.datetime.now(datetime.UTC)
     try:
         found = [places.ca, places.broker, *([places.host] if places.host.exists() else [])]
@@ -62,7 +62,7 @@ def renew(data_dir: Path | None) -> int:
     """
     from mqd.cli import secure
 
-    places = _secured(data_dir)
+    places = _secured_files(data_dir)
     secure.renew(places, datetime.datetime.now(datetime.UTC))
     click.echo(f"{places.broker} is renewed; a running broker uses it within seconds")
     return 0
@@ -82,7 +82,7 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
     from mqd.cli.verbs.connect import save
     from mqd.security import pki
 
-    places = _secured(data_dir)
+    places = _secured_files(data_dir)
     try:
         pair = pki.issue_host(_ca(places), node_id, datetime.datetime.now(datetime.UTC))
     except ValueError as error:
@@ -99,7 +99,7 @@ def require(data_dir: Path | None) -> int:
     an earlier release secured: run it when all hosts run this release. Brokers secured by this
     release already refuse such hosts.
     """
-    places = _secured(data_dir)
+    places = _secured_files(data_dir)
     if not places.host.exists():
         raise CliError(f"{places.host} is missing; start the broker or run `mqd cert host` to create it")
     places.allowed.unlink(missing_ok=True)
@@ -124,7 +124,7 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     from mqd.cli.verbs.connect import save
     from mqd.security import pki
 
-    places = _secured(data_dir)
+    places = _secured_files(data_dir)
     try:
         pair = pki.issue(_ca(places), name, list(hosts), datetime.datetime.now(datetime.UTC))
     except ValueError as error:
@@ -144,7 +144,7 @@ def _ca(places: "Files") -> "Pair":
         raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
 
 
-def _secured(data_dir: Path | None) -> "Files":
+def _secured_files(data_dir: Path | None) -> "Files":
     """The files of a secured broker. Raises CliError."""
     from mqd.cli import secure
 

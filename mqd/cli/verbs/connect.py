@@ -23,7 +23,7 @@ _JAVA = {"sasl.mechanisms": "sasl.mechanism", "ssl.ca.location": "ssl.truststore
 _MODULES = {"PLAIN": "plain.PlainLoginModule"}
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """A value of Java's properties syntax."""
     return text.replace("\\", "\\\\")
 
@@ -55,7 +55,7 @@ def format_settings(form: str, bootstrap: str, settings: Mapping[str, str]) -> s
         found = {"bootstrap.servers": bootstrap, **java(settings)}
         prefix = "kafka." if form == "spark" else ""
         return "".join(
-            f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escaped(value)}\n"
+            f"{prefix}{name}={value if name.startswith('ssl.keystore.') else _escape(value)}\n"
             for name, value in found.items()
         )
     # TOKEN_AUTH is left out: librdkafka has no such setting, and mqd does not need it for a token

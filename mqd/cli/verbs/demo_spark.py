@@ -108,7 +108,7 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
             " hours"
         )
         try:
-            rows, published = _through(spark, broker, flights, progress)
+            rows, published = _run_pipelines(spark, broker, flights, progress)
         except CliError:
             raise
         except Exception as error:
@@ -135,14 +135,14 @@ def command(settings: Settings, limit: int | None, picture: Path) -> int:
     return 0 if passed else EXIT_FAILED
 
 
-def _through(
+def _run_pipelines(
     spark: SparkSession, broker: Broker, flights: list[dict[str, Any]], progress: Progress
 ) -> tuple[list[Window], list[dict[str, Any]]]:
     """The final windows in Parquet, and those in the topic."""
     from mqd.spark.pipelines import running
     from mqd.spark.pipelines.settings import READ_COMMITTED, Aggregate, Sink, Source, Value
 
-    place = str(broker.directory)
+    directory = str(broker.directory)
     common: dict[str, Any] = {
         "source": Source(topics=[TOPIC]),
         "value": Value(schema=SCHEMA),
@@ -157,7 +157,7 @@ def _through(
             name="demo-topic",
             bootstrap=broker.bootstrap,
             trigger="0 seconds",
-            checkpoint=f"{place}/topic",
+            checkpoint=f"{directory}/topic",
             sink=Sink(topic=DELAYS, key="origin"),
             **common,
         ),
@@ -165,8 +165,8 @@ def _through(
             name="demo-parquet",
             bootstrap=broker.bootstrap,
             trigger="0 seconds",
-            checkpoint=f"{place}/parquet",
-            sink=Sink(path=f"{place}/delays"),
+            checkpoint=f"{directory}/parquet",
+            sink=Sink(path=f"{directory}/delays"),
             **common,
         ),
     ]
@@ -177,7 +177,7 @@ def _through(
     sender.start()
     sender.join()
     for query, pipeline in zip(queries, pipelines, strict=True):
-        ended = _completed(query, partial(running.start, spark, pipeline))
+        ended = _wait_until_complete(query, partial(running.start, spark, pipeline))
         progress.show(f"  {query.name}: complete after batch {ended.lastProgress['batchId']}")
         ended.stop()
     records = (
@@ -188,12 +188,12 @@ def _through(
         .load()
     )
     values = records.selectExpr("CAST(value AS STRING)").collect()
-    return _windows(spark, f"{place}/delays"), [
+    return _windows(spark, f"{directory}/delays"), [
         window for window in (msgspec.json.decode(row[0]) for row in values) if window["origin"] is not None
     ]
 
 
-def _completed(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
+def _wait_until_complete(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Waits until the query has emitted all windows. If an overloaded machine makes Spark fail, the
     query continues from its checkpoint.
     """

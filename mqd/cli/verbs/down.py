@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mqd.shm.tools import KeeperTool
 
 
-def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
+def _find_by_keeper(tool: KeeperTool) -> tuple[int, int]:
     """(pid, pidfd) of supervisord, or of a keeper that runs without one. Raises KeeperError,
     ProcessLookupError.
     """
@@ -42,7 +42,7 @@ def _by_keeper(tool: KeeperTool) -> tuple[int, int]:
     return pid, pidfd
 
 
-def _by_lock(places: Layout) -> tuple[int, int] | None:
+def _find_by_lock(places: Layout) -> tuple[int, int] | None:
     """(pid, pidfd) of supervisord from its own lock, if the keeper does not run (any more). None: no
     process holds the lock.
     """
@@ -64,13 +64,13 @@ def _find(places: Layout) -> tuple[int, int] | None:
 
     try:
         with KeeperTool(places.data_dir) as tool:
-            return _by_keeper(tool)
+            return _find_by_keeper(tool)
     except KeeperDenied as error:
         raise CliError(str(error), EXIT_FAILED) from error
     except (KeeperError, ProcessLookupError):
         pass
     try:
-        return _by_lock(places)
+        return _find_by_lock(places)
     except ProcessLookupError:
         return None
 

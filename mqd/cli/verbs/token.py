@@ -93,7 +93,7 @@ def _save(settings: Settings, form: str, out: Path, response: "CreateDelegationT
     connect.save(out, connect.format_settings(form, settings.bootstrap, chosen))
 
 
-def _found(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:
+def _describe_tokens(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:
     from mqd.cli.kafka_request import Broker, check
     from mqd.protocol.messages import DescribeDelegationTokenRequest
 
@@ -112,7 +112,7 @@ def _found(settings: Settings, owners: tuple[str, ...] = ()) -> list[Any]:
 @click.option("--owner", "owners", multiple=True, help="Only those that this user owns, has requested or may renew.")
 def list_(settings: Settings, owners: tuple[str, ...]) -> None:
     """Show the tokens that you may see, without their passwords."""
-    found = _found(settings, owners)
+    found = _describe_tokens(settings, owners)
     if settings.json:
         emit_json(
             [
@@ -147,7 +147,7 @@ def list_(settings: Settings, owners: tuple[str, ...]) -> None:
 def _change(settings: Settings, token_id: str, api_key: int, request: Any, word: str) -> None:
     from mqd.cli.kafka_request import Broker, check
 
-    known = next((one for one in _found(settings) if one.token_id == token_id), None)
+    known = next((one for one in _describe_tokens(settings) if one.token_id == token_id), None)
     if known is None:
         raise CliError(f"there is no token {token_id} that you may see; mqd token list shows those that you may")
     request.hmac = known.hmac

@@ -53,7 +53,7 @@ def sealing(produce: Callable[..., None], sealer: Sealer, default_report: Any) -
             try:
                 value = sealer.seal(topic, key, value)
             except PayloadError as error:
-                raise _not_sealed(error) from error
+                raise _sealing_failure(error) from error
         more = {} if report is None else {"on_delivery": report}
         produce(topic, value, key, partition, timestamp=timestamp, headers=headers, **more)
 
@@ -72,7 +72,7 @@ def _report_of(config: Mapping[str, Any]) -> Any:
     return next((config[name] for name in _REPORTS if callable(config.get(name))), None)
 
 
-def _not_sealed(problem: PayloadError) -> KafkaException:
+def _sealing_failure(problem: PayloadError) -> KafkaException:
     return failure(KafkaError._VALUE_SERIALIZATION, f"Unable to produce message: {problem}")
 
 
@@ -101,7 +101,7 @@ class SealingShmProducer(ShmProducer):
         try:
             sealed = self._sealer.seal_column(topic, packed, packed_keys)
         except PayloadError as error:
-            raise _not_sealed(error) from error
+            raise _sealing_failure(error) from error
         return super().produce_batch(topic, sealed, packed_keys, **more)
 
 

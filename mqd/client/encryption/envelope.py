@@ -66,7 +66,7 @@ def key_digest(key: bytes | None) -> bytes:
     return _NO_KEY if key is None else hashlib.sha256(key).digest()[:DIGEST_BYTES]
 
 
-def packed(codec: int, value: bytes | memoryview) -> bytes | None:
+def compress_value(codec: int, value: bytes | memoryview) -> bytes | None:
     """The size and the compressed value, which seal() takes; None: compression does not make it smaller."""
     if len(value) > VALUE_BYTES_MAX:  # readers would refuse it
         return None
@@ -75,7 +75,7 @@ def packed(codec: int, value: bytes | memoryview) -> bytes | None:
 
 
 def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: bytes | memoryview, nonce: bytes) -> bytes:
-    """Returns the envelope. `head`: prefix(); `text`: the value, or packed() if the prefix has a codec."""
+    """Returns the envelope. `head`: prefix(); `text`: the value, or compress_value() if the prefix has a codec."""
     known = head + key_digest(key)
     return known + nonce + cipher.encrypt(nonce, text, known + topic)
 
@@ -126,10 +126,10 @@ def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes
         raise PayloadError(
             "it was changed, or sealed for another topic (encryption.topic.names gives the original name of a copy)"
         ) from None
-    return text if not data[4] else _unpacked(data[4], text)
+    return text if not data[4] else _decompress_value(data[4], text)
 
 
-def _unpacked(codec: int, text: bytes) -> bytes:
+def _decompress_value(codec: int, text: bytes) -> bytes:
     """Decompresses a value (E2)."""
     size = _SIZE.unpack_from(text)[0] if len(text) >= _SIZE.size else VALUE_BYTES_MAX + 1
     if size > VALUE_BYTES_MAX:

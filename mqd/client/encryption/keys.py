@@ -142,7 +142,7 @@ class KeyFile(Keys):
 def provider(option: object) -> KeyProvider:
     """The provider of encryption.key.provider. Raises ConfigError."""
     if not isinstance(option, str):
-        return _checked(option)
+        return _check_provider(option)
     kind, _, name = option.partition(":")
     if kind == "file" and name:
         return KeyFile(Path(name))
@@ -157,10 +157,10 @@ def provider(option: object) -> KeyProvider:
             f" provider ({error})",
             PROVIDER,
         ) from None
-    return _checked(made)
+    return _check_provider(made)
 
 
-def _checked(made: Any) -> KeyProvider:
+def _check_provider(made: Any) -> KeyProvider:
     if callable(getattr(made, "wrap", None)) and callable(getattr(made, "unwrap", None)):
         return made
     raise ConfigError(f"{PROVIDER}: {type(made).__name__} has no methods wrap and unwrap", PROVIDER)

@@ -72,7 +72,7 @@ class Sealer:
     def seal(self, topic: str, key: bytes | None, value: bytes) -> bytes:
         """Returns the value unchanged if the topic is not encrypted. Raises PayloadError."""
         name = self.bound_name(topic)
-        return value if name is None else self._sealed(name, key, value, self._random(NONCE_BYTES))
+        return value if name is None else self._seal(name, key, value, self._random(NONCE_BYTES))
 
     def seal_column(self, topic: str, values: Column, keys: Column | None) -> Column:
         """Raises PayloadError."""
@@ -86,18 +86,18 @@ class Sealer:
         for index, size in enumerate(sizes):
             if size >= 0:
                 nonce = bytes(nonces[NONCE_BYTES * index : NONCE_BYTES * (index + 1)])
-                sealed = self._sealed(name, record_keys[index], data[position : position + size], nonce)
+                sealed = self._seal(name, record_keys[index], data[position : position + size], nonce)
                 found.append(sealed)
                 sizes[index], position = len(sealed), position + size
         return Column(values.count, b"".join(found), np.array(sizes, np.int32))
 
-    def _sealed(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
+    def _seal(self, topic: bytes, key: bytes | None, value: bytes | memoryview, nonce: bytes) -> bytes:
         self._left -= 1  # concurrent threads may lose decrements: a few values more (P2)
         if self._left < 0 or self._now() >= self._until:
             self._renew()
         assert self._current is not None  # otherwise _renew() has raised
         cipher, plain, compressed = self._current
-        if self._settings.codec and (text := envelope.packed(self._settings.codec, value)) is not None:
+        if self._settings.codec and (text := envelope.compress_value(self._settings.codec, value)) is not None:
             return envelope.seal(cipher, compressed, topic, key, text, nonce)
         return envelope.seal(cipher, plain, topic, key, value, nonce)
 

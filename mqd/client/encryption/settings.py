@@ -63,8 +63,8 @@ def take(properties: MutableMapping[str, Any]) -> Encryption | None:
     provider = given.pop(PROVIDER, None)
     found = Encryption(
         provider,
-        tuple(_listed(text("topics", "*"))),
-        tuple(map(_renamed, _listed(text("topic.names", "")))),
+        tuple(_split_list(text("topics", "*"))),
+        tuple(map(_parse_copy, _split_list(text("topic.names", "")))),
         CODECS.index(choice("compression", CODECS)),
         choice("on.failure", ("error", "raw")) == "raw",
         choice("plaintext.allow", ("false", "true")) == "true",
@@ -76,11 +76,11 @@ def take(properties: MutableMapping[str, Any]) -> Encryption | None:
     return found
 
 
-def _listed(text: str) -> Iterable[str]:
+def _split_list(text: str) -> Iterable[str]:
     return filter(None, (part.strip() for part in text.split(",")))
 
 
-def _renamed(text: str) -> tuple[str, str]:
+def _parse_copy(text: str) -> tuple[str, str]:
     copied, _, name = (part.strip() for part in text.partition("="))
     if not copied or not name or copied.count("*") != name.count("*") or copied.count("*") > 1:
         raise ConfigError(f"encryption.topic.names: {text!r} is not COPY=ORIGINAL, such as copy.*=*", text)

@@ -431,9 +431,9 @@ class ClassicCore:
 
     def _start_callback(self, kind: type, partitions: set[TopicPartition], actions: list[Action]) -> None:
         self.callback = kind, partitions
-        actions.append(kind(self._named(partitions), self.is_cooperative))
+        actions.append(kind(self._to_partitions(partitions), self.is_cooperative))
 
-    def _named(self, partitions: set[TopicPartition]) -> Partitions:
+    def _to_partitions(self, partitions: set[TopicPartition]) -> Partitions:
         return tuple(sorted(Partition(topic, index) for topic, index in partitions))
 
     # -- requests ----------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class Rebalancer:
         added = [(one.topic, one.index) for one in partitions]
         self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
         if not self._is_eager:
-            self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_listed(added)))
+            self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_topic_partitions(added)))
             return
         if self._eager_assignment:
             self._revoke_all(self._on_revoke)
@@ -127,7 +127,9 @@ class Rebalancer:
     def _assign_all(self, keys: list[Key]) -> None:
         self._eager_assignment = sorted(keys)
         self._call(
-            self._on_assign, self._eager_assignment, lambda: self._consumer.assign(_listed(self._eager_assignment))
+            self._on_assign,
+            self._eager_assignment,
+            lambda: self._consumer.assign(_topic_partitions(self._eager_assignment)),
         )
 
     def _revoke_all(self, callback: Callable | None) -> None:
@@ -143,7 +145,7 @@ class Rebalancer:
         self._application_assigned = False
         try:
             if callback is not None:
-                callback(self._consumer._owner, _listed(keys))
+                callback(self._consumer._owner, _topic_partitions(keys))
         finally:
             if not self._application_assigned:
                 otherwise()
@@ -163,7 +165,7 @@ class Rebalancer:
                 )
 
 
-def _listed(keys: list[Key]) -> list[TopicPartition]:
+def _topic_partitions(keys: list[Key]) -> list[TopicPartition]:
     return [TopicPartition(topic, index) for topic, index in keys]
 
 

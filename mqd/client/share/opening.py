@@ -58,7 +58,7 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
     open_channel = over_tcp
     if choice.transport == "shm":
         try:
-            open_channel = _shared(settings, config, choice, core, over_tcp)
+            open_channel = _open_shared(settings, config, choice, core, over_tcp)
         except (KafkaException, OSError) as error:
             if settings.own["transport"] == "shm" or not servers:
                 raise
@@ -96,7 +96,7 @@ def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: 
     return open_channel
 
 
-def _shared(
+def _open_shared(
     settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenChannel
 ) -> OpenChannel:
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because

@@ -44,10 +44,10 @@ class ShareMessage(Message):
         return self._delivery_count
 
     def __reduce__(self) -> tuple:
-        return _unpickled, (self._fields(), self._delivery_count)
+        return _unpickle, (self._fields(), self._delivery_count)
 
 
-def _unpickled(fields: tuple, delivery_count: int) -> ShareMessage:
+def _unpickle(fields: tuple, delivery_count: int) -> ShareMessage:
     message = ShareMessage(*fields)
     message._delivery_count = delivery_count
     return message
@@ -68,7 +68,7 @@ def read(topic_partition: TopicPartitionKey, data: bytes | None, acquired: Itera
     """Returns the acquired records of one partition. The time depends on the number of records and of
     acquired ranges, not on the length of the ranges. Raises ProtocolError if the ranges are invalid.
     """
-    runs = _checked(acquired)
+    runs = _check_runs(acquired)
     found = Fetched([], [], [])
     problem = ""
     end = runs[0].first_offset if runs else 0  # the offset after those handled so far
@@ -99,7 +99,7 @@ def read(topic_partition: TopicPartitionKey, data: bytes | None, acquired: Itera
     return found._replace(problem=problem)
 
 
-def _checked(acquired: Iterable[Acquired]) -> list[Acquired]:
+def _check_runs(acquired: Iterable[Acquired]) -> list[Acquired]:
     runs, end = list(acquired), 0
     for one in runs:
         if not end <= one.first_offset <= one.last_offset < OFFSET_MAX or one.delivery_count < 1:

@@ -168,7 +168,7 @@ class Session:
         request, self.under_way = self.under_way, None
         assert request is not None  # H1
         if response.error_code:
-            return [*_reported(request.acknowledgements, response.error_code), *self.end(LOST)]
+            return [*_report(request.acknowledgements, response.error_code), *self.end(LOST)]
         self.epoch = self.epoch + 1 if self.epoch < EPOCH_MAX else 1
         self.partitions = request.partitions
         codes = {
@@ -184,21 +184,21 @@ class Session:
     def on_no_response(self) -> Reported:
         """Ends the session, because the connection has ended or the response is late."""
         request, self.under_way = self.under_way, None
-        unknown = _reported(request.acknowledgements, UNKNOWN) if request is not None else []
+        unknown = _report(request.acknowledgements, UNKNOWN) if request is not None else []
         return [*unknown, *self.end(LOST)]
 
     def end(self, code: int) -> Reported:
         """Fails the waiting acknowledgements with `code`. No request is under way."""
         self.is_dead = True
         waiting, self.acknowledgements, self.renewals = [self.acknowledgements, self.renewals], {}, {}
-        return [entry for acknowledgements in waiting for entry in _reported(acknowledgements, code)]
+        return [entry for acknowledgements in waiting for entry in _report(acknowledgements, code)]
 
     def check(self) -> None:
         assert self.epoch or not (self.under_way and self.under_way.acknowledgements), "H2"
         assert not self.is_dead or (not self.acknowledgements and not self.renewals), "H3"
 
 
-def _reported(acknowledgements: Mapping[Key, list[Range]], code: int) -> Reported:
+def _report(acknowledgements: Mapping[Key, list[Range]], code: int) -> Reported:
     return [(key, ranges, code) for key, ranges in acknowledgements.items()]
 
 

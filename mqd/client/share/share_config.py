@@ -6,8 +6,7 @@ from typing import Any
 
 import confluent_kafka
 
-from mqd.client.config import Settings
-from mqd.client.config import _typed as typed
+from mqd.client.config import Settings, convert_value
 from mqd.client.messages import KafkaError, failure
 
 _DEFAULTS: dict[str, Any] = {
@@ -40,7 +39,7 @@ class ShareConfig:
         if not given.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
         _check({key: value for key, value in settings.rdkafka.items() if _ALIASES.get(key, key) != "bootstrap.servers"})
-        self.values = {key: typed(key, given.get(key), default) for key, default in _DEFAULTS.items()}
+        self.values = {key: convert_value(key, given.get(key), default) for key, default in _DEFAULTS.items()}
         mode = str(self.values["share.acknowledgement.mode"]).lower()
         if mode not in MODES:
             raise failure(

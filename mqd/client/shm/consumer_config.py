@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mqd.client.config import Settings
-from mqd.client.config import _typed as typed
+from mqd.client.config import Settings, convert_value
 
 _DEFAULTS: dict[str, Any] = {
     "bootstrap.servers": "",
@@ -68,7 +67,7 @@ class ConsumerConfig:
         topic = settings.rdkafka.get("default.topic.config") or {}
         for key, value in {**topic, **settings.rdkafka}.items():
             given[_ALIASES.get(key, key)] = value
-        self.values = {key: typed(key, given.get(key), default) for key, default in _DEFAULTS.items()}
+        self.values = {key: convert_value(key, given.get(key), default) for key, default in _DEFAULTS.items()}
         values = self.values
         if not values["group.id"]:
             raise ValueError("Failed to create consumer: group.id must be set")

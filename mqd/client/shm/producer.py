@@ -209,7 +209,7 @@ class ShmProducer(ProducerDriver):
             raise TypeError("expected on_delivery to be callable")
         records = chunk_of_arguments(values, keys, headers, partition, timestamps, self.config["message.max.bytes"])
         if self.config.partitioner is not None and records.partitions is None and records.partition < 0:
-            records = self._partitioned(stage, records)
+            records = self._with_partitions(stage, records)
         self.require_usable()
         deadline = time.monotonic() + timeout if timeout >= 0 else NEVER
         call = BatchCall(self, stage, records, None if on_delivery is None else CallReport(on_delivery))
@@ -237,7 +237,7 @@ class ShmProducer(ProducerDriver):
         if call.error is not None:
             raise KafkaException(call.error)
 
-    def _partitioned(self, stage: Stage, records: Chunk) -> Chunk:
+    def _with_partitions(self, stage: Stage, records: Chunk) -> Chunk:
         count, partitioner = self._partition_count(stage), self.config.partitioner
         assert partitioner is not None  # otherwise the C core chooses the partition
         keys = [None] * records.values.count if records.keys is None else records.keys.items()

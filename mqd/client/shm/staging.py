@@ -191,7 +191,7 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
             values, keys = list(map(_value_of, entries)), list(map(_key_of, entries))
             given = np.fromiter(map(_partition_of, entries), np.int32, count) if sizes == {3} else None
             return Chunk(_column(values), _optional(keys), None, given, timestamp_ms, timestamps)
-        return _mixed(entries, timestamp_ms, timestamps)
+        return _chunk_of_mixed(entries, timestamp_ms, timestamps)
     return Chunk(
         Column(count, data, np.fromiter(map(len, entries), np.int32, count)),
         None,
@@ -203,7 +203,7 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
     )
 
 
-def _mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
+def _chunk_of_mixed(entries: list[Any], timestamp_ms: int, timestamps: np.ndarray | None) -> Chunk:
     count = len(entries)
     times_ms = [timestamp_ms] * count if timestamps is None else timestamps.tolist()
     rows = [entry if type(entry) is Entry else _entry(entry, times_ms[index]) for index, entry in enumerate(entries)]

@@ -63,7 +63,7 @@ class Connection:
                 ApiVersionsRequest(client_software_name=software, client_software_version="0.1.0"), version=3
             )
             if response.error_code:
-                raise self._broken(f"ApiVersions failed with {error_name(response.error_code)}")
+                raise self._broken_error(f"ApiVersions failed with {error_name(response.error_code)}")
             self.versions = {one.api_key: (one.min_version, one.max_version) for one in response.api_keys}
             security.authenticate(lambda _, request, version: self.request(request, version=version))
         except NotAuthenticated as error:
@@ -105,9 +105,9 @@ class Connection:
                 frame, api_key, version if version is not None else self.pick(api_key, at_most)
             )
         except ProtocolError as error:
-            raise self._broken(str(error)) from error
+            raise self._broken_error(str(error)) from error
         if got != number:
-            raise self._broken(f"a response to request {got} where {number} was expected")
+            raise self._broken_error(f"a response to request {got} where {number} was expected")
         return response
 
     def send(self, request: Any, version: int) -> int:
@@ -116,7 +116,7 @@ class Connection:
         try:
             self._socket.sendall(with_length(encode_request(request, version, number, self._client_id)))
         except OSError as error:
-            raise self._ended(error) from error
+            raise self._end_error(error) from error
         return number
 
     def ready(self, seconds: float) -> bool:
@@ -135,7 +135,7 @@ class Connection:
         self._fill(memoryview(head))
         (size,) = struct.unpack(">i", head)
         if not 4 <= size <= FRAME_BYTES_MAX:
-            raise self._broken(f"a frame of {size} bytes")
+            raise self._broken_error(f"a frame of {size} bytes")
         view = memoryview(memory if memory is not None and len(memory) >= size else bytearray(size))[:size]
         self._fill(view)
         return view
@@ -149,15 +149,15 @@ class Connection:
             try:
                 got = self._socket.recv_into(view[at:])
             except OSError as error:
-                raise self._ended(error) from error
+                raise self._end_error(error) from error
             if not got:
-                raise self._ended(None)
+                raise self._end_error(None)
             at += got
 
-    def _ended(self, error: OSError | None) -> ConnectionError:
+    def _end_error(self, error: OSError | None) -> ConnectionError:
         self.close()
         return ConnectionError(f"broker {self.host}:{self.port}: {error or 'it has closed the connection'}")
 
-    def _broken(self, problem: str) -> ConnectionError:
+    def _broken_error(self, problem: str) -> ConnectionError:
         self.close()
         return ConnectionError(f"broker {self.host}:{self.port} does not respond like a Kafka broker: {problem}")

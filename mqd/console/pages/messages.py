@@ -66,13 +66,13 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
 
 def command_of(query: Query, bootstrap: str, at: str) -> str:
     """The equivalent mqd command, without the filters, which only the console has."""
-    place = {
+    offset = {
         "newest": f"-{query.count}", "beginning": "beginning", "offset": str(query.at), "time": f"@{at or '-1h'}",
         "live": "end",
     }[query.start]  # fmt: skip
     which = "" if query.partition is None else f" -p {query.partition}"
     end = "" if query.start == "live" else " -e"
-    return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(place)}{which}{end}"
+    return f"mqd consume {shlex.quote(query.topic)} -b {shlex.quote(bootstrap)} -o {shlex.quote(offset)}{which}{end}"
 
 
 def page(request: PageRequest) -> Response:
@@ -124,7 +124,7 @@ def stream_page(request: PageRequest) -> Response:
     except BadFilter as error:
         raise Refused(400, str(error)) from None
     if not stream_limit.take(user):
-        return _stream(_refused("too many searches are running; stop one, or close its tab"))
+        return _stream(_refusal("too many searches are running; stop one, or close its tab"))
     rows = request.console.templates.get_template("records.html")
 
     def shown(step: Step) -> str:
@@ -151,7 +151,7 @@ def stream_page(request: PageRequest) -> Response:
     return _stream(events())
 
 
-async def _refused(reason: str) -> AsyncIterator[bytes]:
+async def _refusal(reason: str) -> AsyncIterator[bytes]:
     yield _event("failed", reason)
 
 

@@ -20,7 +20,7 @@ HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: no coordinator let
 LONG_MS = 60_000  # as long as a transaction may be open by default
 
 
-def _listed(settings: Settings) -> tuple[list[Transaction], list[str]]:
+def _list(settings: Settings) -> tuple[list[Transaction], list[str]]:
     with Cluster(settings.bootstrap) as cluster:
         return txns.all_transactions(cluster, (), -1)
 
@@ -34,7 +34,7 @@ def page(request: PageRequest) -> Response:
     if request.text("show") == "hanging":
         return _hanging_page(request)
     text, state = request.text("q"), request.text("state")
-    every, without_coordinator = request.cached("transactions", LIST_CACHE_S, lambda: _listed(request.settings))
+    every, without_coordinator = request.cached("transactions", LIST_CACHE_S, lambda: _list(request.settings))
     found = [
         one for one in every if text.casefold() in one.transactional_id.casefold() and (not state or one.state == state)
     ]

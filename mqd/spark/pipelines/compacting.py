@@ -35,14 +35,14 @@ def due(archive: Archive, file_bytes: int, from_files: int, without: Collection[
             days.setdefault((file.topic, file.date), []).append(file)
     found = []
     for _, files in sorted(days.items()):
-        small = _balanced(files)
+        small = _choose_balanced(files)
         if len(small) >= max(from_files, 2):
-            groups = _packed(sorted(small, key=lambda file: (file.spans[0].first, file.path)), file_bytes)
+            groups = _pack(sorted(small, key=lambda file: (file.spans[0].first, file.path)), file_bytes)
             found += [group for group in groups if len(group) > 1 and _is_worth(group, file_bytes)]
     return found
 
 
-def _balanced(files: list[ArchivedFile]) -> list[ArchivedFile]:
+def _choose_balanced(files: list[ArchivedFile]) -> list[ArchivedFile]:
     """The smallest files, up to the last one that is not larger than all smaller ones together."""
     ordered = sorted(files, key=lambda file: (file.size_bytes, file.path))
     before = count = 0
@@ -82,7 +82,7 @@ def compact(spark: SparkSession, archive: Archive, groups: list[list[ArchivedFil
     return commit
 
 
-def _packed(files: list[ArchivedFile], file_bytes: int) -> list[list[ArchivedFile]]:
+def _pack(files: list[ArchivedFile], file_bytes: int) -> list[list[ArchivedFile]]:
     groups: list[list[ArchivedFile]] = [[]]
     filled = 0
     for file in files:

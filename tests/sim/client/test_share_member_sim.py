@@ -75,7 +75,7 @@ def others_records_are_handed_out(patch: pytest.MonkeyPatch) -> None:
     def everything(runs: list[Any]) -> list[Any]:
         return [records.Acquired(first_offset=0, last_offset=23, delivery_count=1)] if (runs := list(runs)) else runs
 
-    patch.setattr(records, "_checked", everything)
+    patch.setattr(records, "_check_runs", everything)
 
 
 def a_dead_session_takes_acknowledgements(patch: pytest.MonkeyPatch) -> None:

@@ -97,7 +97,7 @@ def test_oversized_decompression_is_stopped(codec: int, monkeypatch: pytest.Monk
 
 
 def test_a_value_that_compression_makes_larger_is_sealed_as_it_is() -> None:
-    assert envelope.packed(CODECS.index("zstd"), b"short") is None
+    assert envelope.compress_value(CODECS.index("zstd"), b"short") is None
     sealer = Sealer(Encryption(PROVIDER, codec=CODECS.index("zstd")), PROVIDER)
     assert sealer.seal("t", None, b"short")[4] == 0 and sealer.seal("t", None, b"long" * 100)[4] == 4
 
