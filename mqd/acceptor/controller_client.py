@@ -16,6 +16,7 @@ import msgspec
 
 from mqd.base import logging
 from mqd.base.collector import paused
+from mqd.base.tasks import timeout
 from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 
@@ -78,7 +79,8 @@ class ControllerClient:
         else:
             self._unsent[request_id] = request
         try:
-            return await asyncio.wait_for(answered, max(timeout_ms, 1) / 1000)
+            async with timeout(max(timeout_ms, 1) / 1000):
+                return await answered
         except TimeoutError:
             never_sent = self._unsent.pop(request_id, None) is not None
             text = (

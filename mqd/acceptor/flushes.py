@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Protocol
 
+from mqd.base.tasks import timeout
 from mqd.native import NativeError, SlotRole, SlotState, SlotView
 
 WAIT_S = 2.0
@@ -59,7 +60,7 @@ class Flushes:
         if not awaited:
             return
         try:
-            async with asyncio.timeout(WAIT_S):
+            async with timeout(WAIT_S):
                 for slot, end_offset in awaited:
                     await self._wait_for(slot, end_offset)
         except TimeoutError:

@@ -61,9 +61,6 @@ PARK_S = 0.05
 # JoinGroup, SyncGroup: may wait for minutes, and can be dropped when their client has gone
 # (MQD_LINK_CANCEL).
 WAIT_FOR_MEMBERS = frozenset({11, 14})
-# SaslHandshake, ApiVersions, SaslAuthenticate: nearly always answered without waiting, and before
-# they wait they use nothing that needs a task (mqd/base/tasks.py).
-ANSWERED_IMMEDIATELY = frozenset({17, 18, 36})
 BATCH_TOKENS = 1 << 63
 DESCRIBE_TOKENS = 1 << 62
 ARCHIVE_TOKENS = 1 << 61
@@ -274,21 +271,15 @@ class Link:
             return
         self._taken += 1
         assert self._loop is not None
-        coroutine = self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame)
         api_key = int.from_bytes(frame[:2], "big")
-        task: asyncio.Task[None] | Work
-        if api_key in ANSWERED_IMMEDIATELY:
-            try:
-                task = self._begin(coroutine)
-            except Exception:
-                log.exception("a request failed; its connection is closed", connection=descriptor.b, api_key=api_key)
-                self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
-                return
-            if task.done():
-                return
-        else:
-            task = self._loop.create_task(coroutine)
-            self._keep(task)
+        try:
+            task = self._begin(self._handle(worker, descriptor, client_identity.address(descriptor, identity), frame))
+        except Exception:
+            log.exception("a request failed; its connection is closed", connection=descriptor.b, api_key=api_key)
+            self._put(worker, _Piece(descriptor.token, b"", DescriptorKind.CLOSE, 0, 0))
+            return
+        if task.done():
+            return
         waits_for_members = api_key in WAIT_FOR_MEMBERS
         self._newer.append(_Pending(task, worker, descriptor.token, descriptor.generation, waits_for_members))
         if self._park is None:

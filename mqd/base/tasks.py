@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from mqd.base import logging
@@ -99,7 +100,7 @@ class Work:
     at a time: a task would cost two more turns of the event loop, and one more each time that it
     waits. When it waits for anything else, the rest becomes a task.
 
-    Until then it must not need a task: asyncio.timeout() does, for example (see in_task()).
+    Until then it must not need a task, as asyncio.timeout() does: timeout() below is for both.
     """
 
     __slots__ = ("_callbacks", "_coroutine", "_is_cancelled", "_is_ended", "_is_woken", "_task", "_turn", "_waits_for")
@@ -170,10 +171,15 @@ class Work:
             callback(self)
 
 
-async def in_task() -> None:
-    """Comes before what needs a task, in a coroutine that may run as Work."""
+@asynccontextmanager
+async def timeout(seconds: float) -> AsyncIterator[None]:
+    """asyncio.timeout(), which needs a task, for coroutines that may run as Work: the rest of the Work
+    becomes a task. Raises TimeoutError.
+    """
     if asyncio.current_task() is None:
-        await asyncio.sleep(0)  # the rest of the Work becomes a task
+        await asyncio.sleep(0)
+    async with asyncio.timeout(seconds):
+        yield
 
 
 async def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> None:

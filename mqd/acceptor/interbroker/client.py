@@ -18,7 +18,7 @@ from mqd.acceptor.interbroker.server import own_identity
 from mqd.acceptor.metadata import Metadata
 from mqd.base import logging
 from mqd.base.host_names import malformed_name_as_oserror
-from mqd.base.tasks import in_task
+from mqd.base.tasks import timeout
 from mqd.cluster.host.messages import BrokerImage
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.credentials import Credentials
@@ -116,9 +116,8 @@ class Peers:
 
     async def request(self, node_id: int, request: object, version: int, timeout_s: float) -> Any:
         """The response. Raises PeerError."""
-        await in_task()
         try:
-            async with asyncio.timeout(timeout_s):
+            async with timeout(timeout_s):
                 connection = await self._get_connection(node_id)
                 return await self._request(connection, request, version)
         except TimeoutError:

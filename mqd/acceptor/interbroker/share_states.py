@@ -19,7 +19,6 @@ from mqd.acceptor.broker_state import BrokerState
 from mqd.acceptor.interbroker.client import PeerError, Peers
 from mqd.base import logging
 from mqd.base.offset_reset import BY_DURATION
-from mqd.base.tasks import in_task
 from mqd.coordinator.actions import Effect
 from mqd.coordinator.group.settings import ShareSettings
 from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, StatesChanged
@@ -123,7 +122,6 @@ class ShareStates:
         if result.error_code or result.start_offset >= 0 or self.first_since is None:
             return 0
         since_ms = int(time.time() * 1000) - duration_ms
-        await in_task()
         found, error = await self.first_since(topic_id, result.partition, since_ms)
         if error:
             result.error_code = int(ErrorCode.COORDINATOR_NOT_AVAILABLE)  # the worker retries

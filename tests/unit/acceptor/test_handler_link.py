@@ -210,9 +210,9 @@ def test_a_delayed_response_does_not_keep_its_request_in_memory(
 
         monkeypatch.setattr(dispatch, "respond", answer)
         wire.send_request(0, 1, everything())
-        await wire.until(lambda: any("outcome" in task.get_coro().cr_frame.f_locals for task in wire.link._tasks))
-        (task,) = wire.link._tasks
-        assert "frame" not in task.get_coro().cr_frame.f_locals
+        await wire.until(lambda: any("outcome" in work._coroutine.cr_frame.f_locals for work in wire.link._tasks))
+        (work,) = wire.link._tasks
+        assert "frame" not in work._coroutine.cr_frame.f_locals
         message = await wire.receive(0, 2)
         assert message[0].kind == DescriptorKind.PARKED and wire.payload(message[1]) == b"refused"
 
@@ -379,21 +379,24 @@ def test_a_turn_of_the_loop_takes_up_few_requests(tmp_path: Path) -> None:
     """
 
     async def scenario(_broker: HandlerBroker, wire: Wire) -> None:
-        count = 4 * TURN_REQUESTS_MAX
+        request_count = 4 * TURN_REQUESTS_MAX
         taken: list[int] = []
-        on_turn = wire.link._on_turn
+        on_turn, on_request = wire.link._on_turn, wire.link._on_request
 
         def counted() -> None:
-            before = wire.link.request_count
+            taken.append(0)
             on_turn()
-            taken.append(wire.link.request_count - before)
 
-        wire.link._on_turn = counted  # type: ignore[method-assign]
-        for token in range(count):
+        def count(worker: int, descriptor: Descriptor) -> None:
+            taken[-1] += 1
+            on_request(worker, descriptor)
+
+        wire.link._on_turn, wire.link._on_request = counted, count  # type: ignore[method-assign]
+        for token in range(request_count):
             wire.send_request(0, token, everything())
-        responses = await wire.receive(0, count)
-        assert sorted(response.token for response in responses) == list(range(count))
-        assert sum(taken) == count and max(taken) <= TURN_REQUESTS_MAX, taken
+        responses = await wire.receive(0, request_count)
+        assert sorted(response.token for response in responses) == list(range(request_count))
+        assert sum(taken) == request_count and max(taken) <= TURN_REQUESTS_MAX, taken
 
     run(tmp_path, scenario)
 

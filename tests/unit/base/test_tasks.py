@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import pytest
 
@@ -169,16 +170,19 @@ def test_a_cancelled_prompt() -> None:
     asyncio.run(body())
 
 
-def test_a_task_is_made_for_what_needs_one() -> None:
-    seen: list[int] = []
+def test_a_task_is_made_for_a_timeout() -> None:
+    seen: list[object] = []
 
     async def coroutine(prompt: Prompt[int]) -> None:
         seen.append(await prompt)
-        await tasks.in_task()
-        async with asyncio.timeout(10):
+        async with tasks.timeout(60):
+            task = asyncio.current_task()
             seen.append(2)
-        task = asyncio.current_task()
-        await tasks.in_task()
+        try:
+            async with tasks.timeout(0.001):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            seen.append("late")
         assert asyncio.current_task() is task
 
     async def body() -> None:
@@ -186,9 +190,22 @@ def test_a_task_is_made_for_what_needs_one() -> None:
         work = begun(coroutine(prompt))
         prompt.set_result(1)
         await until(work.done)
-        assert seen == [1, 2]
+        assert seen == [1, 2, "late"]
 
     asyncio.run(body())
+
+
+def test_requests_use_a_timeout_that_makes_a_task() -> None:
+    """Their handlers run as Work. These modules wait in tasks of their own."""
+    own = {"acceptor/dead_letters.py", "acceptor/interbroker/channel.py", "acceptor/interbroker/client.py"}
+    root = Path(tasks.__file__).parents[1]
+    found = {
+        str(path.relative_to(root))
+        for package in ("acceptor", "coordinator")
+        for path in (root / package).rglob("*.py")
+        if any(name in path.read_text() for name in ("asyncio.timeout(", "asyncio.wait_for(", "TaskGroup"))
+    }
+    assert found == own
 
 
 def test_a_callback_that_fails_does_not_stop_the_others() -> None:

@@ -5,10 +5,9 @@ The request goes to the owner of the partition: only the owner knows transaction
 and not ended.
 """
 
-import asyncio
-
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.topics.topic_names import absent_error
+from mqd.base.tasks import timeout
 from mqd.native import ProducerView
 from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.headers import RequestHeader
@@ -48,7 +47,8 @@ async def _request(broker: Broker, name: str, index: int) -> tuple[int, list[Pro
     if view is None or broker.transactions is None:
         return broker.unserved_error(partition), []
     try:
-        return await asyncio.wait_for(broker.transactions.owners.producers(view.owner, partition.slot), TIMEOUT_S)
+        async with timeout(TIMEOUT_S):
+            return await broker.transactions.owners.producers(view.owner, partition.slot)
     except TimeoutError:
         return int(ErrorCode.REQUEST_TIMED_OUT), []
 

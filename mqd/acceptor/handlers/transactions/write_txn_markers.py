@@ -18,6 +18,7 @@ from functools import partial
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.interbroker.transactions import RemoteTransaction, abort_elsewhere, ongoing_elsewhere
 from mqd.acceptor.transactions import TransactionService
+from mqd.base.tasks import timeout
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.log import AppendError
 from mqd.coordinator.topics import GROUPS
@@ -214,7 +215,8 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
     if view is None:
         return broker.unserved_error(image)
     try:
-        error, found = await asyncio.wait_for(service.owners.producers(view.owner, image.slot), TIMEOUT_S)
+        async with timeout(TIMEOUT_S):
+            error, found = await service.owners.producers(view.owner, image.slot)
     except TimeoutError:
         return int(ErrorCode.REQUEST_TIMED_OUT)
     producer = next((one for one in found if one.producer_id == marker.producer_id), None)
