@@ -40,7 +40,7 @@ class Progress(NamedTuple):
     end_offset: int  # Y
     last: Entry  # X
 
-    def delivered(self, entry: Entry) -> bool:
+    def is_delivered(self, entry: Entry) -> bool:
         """Whether the entry was delivered or cancelled."""
         return entry.offset < self.end_offset and entry <= self.last
 
@@ -94,7 +94,7 @@ class Schedule:
                 self._cancel(row.cancels, due_of)
             if is_late:
                 self._late.append(entry)
-            elif row.due_ms >= 0 and not self.progress.delivered(entry):
+            elif row.due_ms >= 0 and not self.progress.is_delivered(entry):
                 self.index.add(*entry)
             self.end_offset = row.offset + 1
         return True
@@ -124,7 +124,7 @@ class Schedule:
             return None
         return Tick(sorted([*self._late, *entries]), progress)
 
-    def committed(self, tick: Tick) -> None:
+    def on_committed(self, tick: Tick) -> None:
         self._late = []
         self.progress = tick.progress
 

@@ -212,7 +212,7 @@ class PartitionTimer:
             now = time.monotonic()
             if tick is not None and (tick.entries or now - committed_at >= COMMIT_S):
                 self._deliver(tick)
-                schedule.committed(tick)
+                schedule.on_committed(tick)
                 committed_at = now
             if now - saved_at >= SAVE_S and schedule.can_save and saved_offset != schedule.end_offset:
                 schedule.save()
@@ -390,31 +390,31 @@ def _now_ms() -> int:
 
 
 def _select(batch: Any, wanted: list[int]) -> Any:
-    """The wanted records of a batch; one slice where they follow each other."""
+    """The wanted records of a batch; a slice if they are adjacent."""
     offsets = batch.offsets
     if not wanted:
         return batch[0:0]
     first, last = int(offsets.searchsorted(wanted[0])), int(offsets.searchsorted(wanted[-1], "right"))
     if last - first == len(wanted):
         return batch[first:last]
-    return _Picked(batch, [int(offsets.searchsorted(one)) for one in wanted], wanted)
+    return _PickedRecords(batch, [int(offsets.searchsorted(one)) for one in wanted], wanted)
 
 
-class _Picked:
+class _PickedRecords:
     """Single records of a batch, with the part of a batch's interface that _rows() and _records() use."""
 
-    def __init__(self, batch: Any, places: list[int], wanted: list[int]) -> None:
+    def __init__(self, batch: Any, indices: list[int], wanted: list[int]) -> None:
         found = [
-            at for at, one in zip(places, wanted, strict=True) if at < len(batch) and int(batch.offsets[at]) == one
+            at for at, one in zip(indices, wanted, strict=True) if at < len(batch) and int(batch.offsets[at]) == one
         ]
         self.offsets, self.timestamps = batch.offsets[found], batch.timestamps[found]
-        self.keys = _Listed([batch.keys[at] for at in found])
-        self.values = _Listed([batch.values[at] for at in found])
+        self.keys = _ListWithToList([batch.keys[at] for at in found])
+        self.values = _ListWithToList([batch.values[at] for at in found])
         sections = batch.header_sections
-        self.header_sections = None if sections is None else _Listed([sections[at] for at in found])
+        self.header_sections = None if sections is None else _ListWithToList([sections[at] for at in found])
 
 
-class _Listed(list[Any]):
+class _ListWithToList(list[Any]):
     def to_list(self) -> list[Any]:
         return self
 

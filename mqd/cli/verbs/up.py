@@ -175,8 +175,8 @@ def _environment(settings: Settings, config_file: Path | None) -> dict[str, str]
 def _print_supervisord(
     kind: str, settings: Settings, config_file: Path | None, overrides: dict[str, str], port: int | None
 ) -> None:
-    """Prints the configuration for supervisord to start this broker. Creates the directories, because supervisord
-    refuses a configuration that names missing ones.
+    """Prints the configuration with which supervisord starts this broker. Creates the directories,
+    because supervisord refuses a configuration that names missing ones.
     """
     import pwd
 

@@ -55,7 +55,8 @@ def _choose_balanced(files: list[ArchivedFile]) -> list[ArchivedFile]:
 
 def _is_worth(group: list[ArchivedFile], file_bytes: int) -> bool:
     """Whether the resulting file is large enough not to be compacted again, or at least twice as large
-    as each file of the group. It may be neither: packing may have separated a large file from the small ones.
+    as each file of the group. It may be neither, because packing may have separated a large file from
+    the small ones.
     """
     together = sum(file.size_bytes for file in group)
     return together >= file_bytes / 2 or together >= 2 * max(file.size_bytes for file in group)

@@ -96,7 +96,7 @@ class World:
         outcome = self.rng.random()
         if outcome < 0.85:
             self.commit(tick)
-            self.schedule.committed(tick)
+            self.schedule.on_committed(tick)
         else:  # the timer dies, and the coordinator decides whether the transaction was committed
             if outcome < 0.92:
                 self.commit(tick)
@@ -197,7 +197,7 @@ class World:
             tick = self.schedule.tick(self.clock(), 100)
             if tick is not None:
                 self.commit(tick)
-                self.schedule.committed(tick)
+                self.schedule.on_committed(tick)
             elif self.schedule.end_offset == before[0]:
                 break
         for row in self.log:
