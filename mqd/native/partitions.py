@@ -120,9 +120,9 @@ class Partition:
         has_other_replicas: bool = False,
     ) -> Partition:
         """Opens or creates and recovers; fills `recovery`. May read the whole log: call it off the
-        event loop. `committed_end`, of a partition with several replicas: everything below this
-        offset is known to be committed; the reactor does not serve it before its first assignment. `has_other_replicas`: other
-        hosts have replicas.
+        event loop. `committed_end`, for a partition with several replicas: everything below this offset
+        is known to be committed; the reactor does not serve the partition before its first assignment.
+        `has_other_replicas`: other hosts have replicas.
         """
         recovery = recovery if recovery is not None else Recovery()
         c_recovery = copy_in(recovery, ffi.new("struct mqd_recovery *"))

@@ -52,9 +52,9 @@ def unmark(path: Path, files: Files) -> None:
 
 
 def is_requested(assignment: Assignment) -> bool:
-    """Whether the replica is to lead, or is the next candidate: in sync while there is no leader. A replica that is
-    only eligible is elected as soon as it is available, and is in sync then. One that is neither
-    may be an operator's choice (H4).
+    """Whether the replica is to lead, or is the next candidate: in sync while there is no leader. A
+    replica that is only eligible is elected as soon as it is available, and is in sync then. An
+    operator may choose one that is neither (H4).
     """
     return assignment.leader == assignment.node_id or (assignment.leader < 0 and _is_in_sync(assignment))
 

@@ -138,8 +138,9 @@ def record_of(
     letter: StoredRecord, origin: Origin, source: StoredRecord | None, takes_letters: bool
 ) -> NewRecord | str:
     """The record to write, or the reason why none is written. `source`: the original record, if it is
-    needed and still exists. `takes_letters`: the source topic takes dead letters. A record that is moved there
-    would become a dead letter without headers, or, over two topics, be redriven in a circle.
+    needed and still exists. `takes_letters`: the source topic takes dead letters. A record that is
+    moved there would become a dead letter without headers, or, over two topics, be redriven in a
+    circle.
     """
     if takes_letters:
         return LOOP
