@@ -367,7 +367,7 @@ def test_invalid_states_are_refused(runs: list[Run]) -> None:
 
 @pytest.mark.parametrize("rule", quick(sorted(PLANTED), ["LATE", "ONE_QUEUE", "PARTLY"]))
 def test_a_planted_bug_is_found(rule: str) -> None:
-    for seed in range(40):
+    for seed in range(200):
         try:
             history = History(seed, [rule], (1, 5, 40))
             for _ in range(150):
