@@ -107,12 +107,11 @@ class History:
             if key and self.core.at(offset)[0] not in (ACKNOWLEDGED, ARCHIVED):
                 open_keys.add(key)
 
-    def check_reach(self, position: int, got: Sequence[object], beyond: Sequence[object]) -> None:
-        """Batches above reach() add nothing, unless holes, skipped batches or waiting records use up
-        what is reached: then the next pass continues, from a later position.
+    def check_reach(self, offsets: int, got: Sequence[object], beyond: Sequence[object]) -> None:
+        """Batches above reach() add nothing, unless holes, skipped batches or records that are not
+        available are among the `offsets` below it: then the next pass continues, from a later position.
         """
-        passed = self.core.next() - position
-        assert got == beyond or (got == beyond[: len(got)] and len(got) < passed), "reach"
+        assert got == beyond or (got == beyond[: len(got)] and len(got) < offsets), "reach"
 
     def acquire(self) -> None:
         position = self.core.next()
@@ -125,12 +124,13 @@ class History:
         strict = self.random.random() < 0.5
         beyond = copy.deepcopy(self.model) if self.random.random() < 0.1 else None
         requested = (member, self.now_ms, records_max, strict, position)
-        reached = [batch for batch in batches[1:] if batch.first < self.core.reach(records_max)]
+        reach = self.core.reach(records_max)
+        reached = [batch for batch in batches[1:] if batch.first < reach]
         runs = self.core.acquire(*requested, batches[:1] + reached)
         got = [(offset, run.count) for run in runs for offset in range(run.first, run.last + 1)]
         assert got == self.model.acquire(*requested, batches[:1] + reached)
         if beyond is not None:
-            self.check_reach(position, got, beyond.acquire(*requested, batches))
+            self.check_reach(reach - position, got, beyond.acquire(*requested, batches))
         skipped = {offset for batch in batches if batch.skipped for offset in range(batch.first, batch.last + 1)}
         for offset, count in got:
             assert offset not in self.accepted, "S2"
