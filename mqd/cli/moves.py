@@ -338,7 +338,7 @@ class _Stall:
 
 def _watch(doing: str, left: Callable[[], set[Partition]], stall: _Stall, shown: bool, planned: int = 0) -> None:
     """Waits until nothing is left. Shows a progress bar on a terminal, otherwise occasional lines.
-    `planned`: the total, of which some may be done already.
+    `planned`: the total, including moves that are done already.
     """
     remaining = with_retries(left)
     if not remaining:

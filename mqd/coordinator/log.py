@@ -214,7 +214,9 @@ class Log:
     def _redirect(
         self, future: asyncio.Future[int], marker: Marker, error: int, base_offset: int, redirect: int
     ) -> None:
-        """Writes the marker to the other partition, too (L5). `error`, `base_offset`: the result in the retired partition itself."""
+        """Writes the marker to the other partition, too (L5). `error`, `base_offset`: the result in the
+        retired partition itself.
+        """
 
         def on_written(second: asyncio.Future[int]) -> None:
             failure = None if second.cancelled() else second.exception()

@@ -255,8 +255,8 @@ static void evict_runs(struct mqd_reactor *r)
 }
 
 /* Makes room for stalled connections: old runs leave the arena, and the empty window moves to the
- * low end. Elsewhere the window can split the free extents, of which the largest frame needs nearly
- * all as one run. */
+ * low end. Elsewhere the window can split the free extents, and the largest frame needs nearly
+ * all of them as one run. */
 static void compact_arena(struct mqd_reactor *r)
 {
     if (r->now_ms - r->relieved_ms < RELIEVE_MS)

@@ -207,7 +207,7 @@ class QuorumReplica:
     # -- results of disk writes -------------------------------------------------------------------
 
     def complete_writes(self, sequence: int) -> bool:
-        """Marks the writes up to `sequence` as durable. Returns whether one of them was the installation of a snapshot."""
+        """Marks the writes up to `sequence` as durable. Returns whether one of them installed a snapshot."""
         self._disk_done = max(self._disk_done, sequence)
         installed = False
         while self._disk and self._disk[0][0] <= sequence:

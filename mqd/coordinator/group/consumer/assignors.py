@@ -155,7 +155,7 @@ def _uniform_alike(members: Members, counts: Counts) -> dict[str, Partitions]:
 
 
 def _give_up(mine: dict[bytes, list[int]], count: int, taken: dict[bytes, bytearray]) -> None:
-    """Gives up `count` partitions, each from the topic of which the member has the most left."""
+    """Gives up `count` partitions, each from the topic with the most partitions left."""
     heap = [(-len(indexes), topic) for topic, indexes in mine.items()]
     heapq.heapify(heap)
     for _ in range(count):
