@@ -18,7 +18,7 @@ HEADERS = (
     "server/api.h",
     "replica/rules.h",
     "log/compaction/api.h",
-    "log/views/view_index.h",
+    "log/views/view_cache.h",
     "client/client.h",
     "client/reader.h",
     "client/columns.h",

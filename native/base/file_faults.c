@@ -14,11 +14,11 @@
 #define RULE_COUNT_MAX 32
 #define SPEC_BYTES_MAX 8192
 
-enum { WHAT_ERRNO, WHAT_SHORT, WHAT_DELAY };
+enum { FAULT_ERRNO, FAULT_SHORT, FAULT_DELAY };
 
 struct rule {
     enum mqd_file_call call;
-    int what;
+    int fault_kind;
     int error;
     char path[160];
     int64_t after, count, bytes, delay_ms, budget; /* count -1 = unlimited, budget -1 = none */
@@ -45,10 +45,10 @@ static const struct {
               {"EACCES", EACCES},         {"EMFILE", EMFILE}, {"ENFILE", ENFILE}, {"ENOMEM", ENOMEM},
               {"EOPNOTSUPP", EOPNOTSUPP}, {"EFBIG", EFBIG}};
 
-static int parse_what(struct rule *rule, const char *text)
+static int parse_fault_kind(struct rule *rule, const char *text)
 {
     if (strcmp(text, "SHORT") == 0 || strcmp(text, "DELAY") == 0) {
-        rule->what = text[0] == 'S' ? WHAT_SHORT : WHAT_DELAY;
+        rule->fault_kind = text[0] == 'S' ? FAULT_SHORT : FAULT_DELAY;
         return 0;
     }
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
@@ -87,8 +87,8 @@ static int parse_rule(char *text)
         if (strcmp(calls[i].name, part) == 0)
             rule.call = (enum mqd_file_call)calls[i].value;
     part = strtok_r(NULL, ":", &state);
-    if ((int)rule.call < 0 || !part || parse_what(&rule, part) < 0)
-        return mqd_error_set(MQD_E_INVALID, "file fault rule '%s' is not op:what[:path][:key=value]...", whole);
+    if ((int)rule.call < 0 || !part || parse_fault_kind(&rule, part) < 0)
+        return mqd_error_set(MQD_E_INVALID, "file fault rule '%s' is not op:fault[:path][:key=value]...", whole);
     while ((part = strtok_r(NULL, ":", &state)))
         if (parse_field(&rule, part) < 0)
             return mqd_error_set(MQD_E_INVALID, "file fault rule '%s': cannot read '%s'", whole, part);
@@ -118,7 +118,7 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* A control file may not parse while it is being written: then no faults are injected until it
+/* A control file that is being written might fail to parse: then no faults are injected until it
  * changes again, and a line is written to stderr. */
 static void reread_control(void)
 {
@@ -176,9 +176,9 @@ static bool applies(struct rule *rule, uint64_t size_bytes, struct mqd_file_faul
         return false;
     if (rule->count > 0)
         rule->count--;
-    if (rule->what == WHAT_SHORT)
+    if (rule->fault_kind == FAULT_SHORT)
         fault->bytes_max = rule->bytes;
-    else if (rule->what == WHAT_ERRNO)
+    else if (rule->fault_kind == FAULT_ERRNO)
         fault->error = rule->error;
     return true;
 }
@@ -188,7 +188,7 @@ bool mqd_file_faults_may_delay(enum mqd_file_call call)
     if (faults.control[0])
         reread_control();
     for (int i = 0; i < faults.count; i++)
-        if (faults.rules[i].what == WHAT_DELAY &&
+        if (faults.rules[i].fault_kind == FAULT_DELAY &&
             (faults.rules[i].call == call || faults.rules[i].call == MQD_CALL_ANY))
             return true;
     return false;
@@ -205,7 +205,7 @@ struct mqd_file_fault mqd_file_faults_apply(enum mqd_file_call call, const char 
             continue;
         if (!applies(rule, size_bytes, &fault))
             continue;
-        if (rule->what != WHAT_DELAY)
+        if (rule->fault_kind != FAULT_DELAY)
             break;
         fault.delay_ms += (uint32_t)rule->delay_ms;
     }

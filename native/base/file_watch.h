@@ -28,10 +28,10 @@
  * and is read again whenever it changes (its counters then restart; a missing or empty file means
  * no faults):
  *
- *   op:what[:path-substring][:key=value]...      '#' starts a comment
+ *   op:fault[:path-substring][:key=value]...      '#' starts a comment
  *   op        open write sync syncfs truncate rename fallocate unlink mkdir any (pwritev and pwrite
  *             are `write`)
- *   what      an errno name (ENOSPC EIO EDQUOT EROFS EACCES EMFILE ENFILE ENOMEM EOPNOTSUPP), SHORT
+ *   fault     an errno name (ENOSPC EIO EDQUOT EROFS EACCES EMFILE ENFILE ENOMEM EOPNOTSUPP), SHORT
  *             or DELAY
  *   after=N   skips the first N matching calls
  *   count=M   then applies M times (default: always)

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "io/poll_internal.h"
 
-static int create_body(struct mqd_poll *poll, int backend, uint32_t fd_count_max)
+static int create_backend_state(struct mqd_poll *poll, int backend, uint32_t fd_count_max)
 {
     switch (backend) {
     case MQD_BACKEND_EPOLL:
@@ -35,7 +35,7 @@ int mqd_poll_create(struct mqd_poll **out, int backend, uint32_t fd_count_max)
         return -1;
     }
     poll->pool = mqd_pool_create(poll->wake_fd);
-    if (poll->pool && create_body(poll, backend, fd_count_max) == 0) {
+    if (poll->pool && create_backend_state(poll, backend, fd_count_max) == 0) {
         *out = poll;
         return 0;
     }

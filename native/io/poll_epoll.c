@@ -17,37 +17,37 @@
 #define EVENT_COUNT_MAX 256
 #define WAKE_TOKEN (1ull << 63)
 
-struct body {
+struct epoll_poll {
     int fd;
     bool no_pwait2; /* kernels before 5.11 */
 };
 
 static void destroy(struct mqd_poll *poll)
 {
-    struct body *body = poll->body;
-    close(body->fd);
-    free(body);
+    struct epoll_poll *epoll = poll->backend_state;
+    close(epoll->fd);
+    free(epoll);
 }
 
-static int watch(struct body *body, int fd, uint32_t events, uint64_t token)
+static int watch(struct epoll_poll *epoll, int fd, uint32_t events, uint64_t token)
 {
     struct epoll_event event = {.events = events | EPOLLET, .data.u64 = token};
-    if (epoll_ctl(body->fd, EPOLL_CTL_ADD, fd, &event) == 0)
+    if (epoll_ctl(epoll->fd, EPOLL_CTL_ADD, fd, &event) == 0)
         return 0;
     return mqd_error_system(errno, "cannot watch file descriptor %d", fd);
 }
 
 static int add(struct mqd_poll *poll, int fd, uint64_t token)
 {
-    return watch(poll->body, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, token);
+    return watch(poll->backend_state, fd, EPOLLIN | EPOLLOUT | EPOLLRDHUP, token);
 }
 
 /* epoll_wait returns events directly to the caller, so none arrive after this. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
-    struct body *body = poll->body;
+    struct epoll_poll *epoll = poll->backend_state;
     struct epoll_event unused = {0};
-    if (epoll_ctl(body->fd, EPOLL_CTL_DEL, fd, &unused) == 0)
+    if (epoll_ctl(epoll->fd, EPOLL_CTL_DEL, fd, &unused) == 0)
         return 0;
     return mqd_error_system(errno, "file descriptor %d is not watched", fd);
 }
@@ -66,20 +66,20 @@ static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t s
             .kind = MQD_POOL_READ_AHEAD, .fd = fd, .offset = offset, .size_bytes = size_bytes, .token = token});
 }
 
-static int wait_epoll(struct body *body, struct epoll_event *events, int count_max, int64_t timeout_ns)
+static int wait_epoll(struct epoll_poll *epoll, struct epoll_event *events, int count_max, int64_t timeout_ns)
 {
-    if (!body->no_pwait2 && timeout_ns > 0) {
+    if (!epoll->no_pwait2 && timeout_ns > 0) {
         /* __kernel_timespec */
         struct {
             int64_t seconds, nanoseconds;
         } timeout = {timeout_ns / 1000000000, timeout_ns % 1000000000};
-        int count = (int)syscall(SYS_epoll_pwait2, body->fd, events, count_max, &timeout, NULL, _NSIG / 8);
+        int count = (int)syscall(SYS_epoll_pwait2, epoll->fd, events, count_max, &timeout, NULL, _NSIG / 8);
         if (count >= 0 || (errno != ENOSYS && errno != EPERM)) /* some seccomp profiles answer EPERM */
             return count;
-        body->no_pwait2 = true;
+        epoll->no_pwait2 = true;
     }
     int64_t timeout_ms = timeout_ns > 0 ? (timeout_ns + 999999) / 1000000 : timeout_ns;
-    return epoll_wait(body->fd, events, count_max,
+    return epoll_wait(epoll->fd, events, count_max,
                       timeout_ms < 0           ? -1
                       : timeout_ms > INT32_MAX ? INT32_MAX
                                                : (int)timeout_ms);
@@ -102,7 +102,8 @@ static uint32_t flags_of(uint32_t events)
 static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *out, int count_max, int64_t timeout_ns)
 {
     struct epoll_event events[EVENT_COUNT_MAX];
-    int got = wait_epoll(poll->body, events, count_max < EVENT_COUNT_MAX ? count_max : EVENT_COUNT_MAX, timeout_ns);
+    int got =
+        wait_epoll(poll->backend_state, events, count_max < EVENT_COUNT_MAX ? count_max : EVENT_COUNT_MAX, timeout_ns);
     if (got < 0)
         return errno == EINTR ? 0 : mqd_error_system(errno, "epoll_wait failed");
     int count = 0;
@@ -122,21 +123,21 @@ static const struct mqd_poll_calls calls = {.backend = MQD_BACKEND_EPOLL,
 
 int mqd_poll_epoll_create(struct mqd_poll *poll)
 {
-    struct body *body = calloc(1, sizeof *body);
-    if (!body)
+    struct epoll_poll *epoll = calloc(1, sizeof *epoll);
+    if (!epoll)
         return mqd_error_system(ENOMEM, "no memory for epoll");
-    body->fd = epoll_create1(EPOLL_CLOEXEC);
-    if (body->fd < 0) {
+    epoll->fd = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll->fd < 0) {
         mqd_error_system(errno, "cannot create an epoll instance");
-        free(body);
+        free(epoll);
         return -1;
     }
-    if (watch(body, poll->wake_fd, EPOLLIN, WAKE_TOKEN) != 0) {
-        close(body->fd);
-        free(body);
+    if (watch(epoll, poll->wake_fd, EPOLLIN, WAKE_TOKEN) != 0) {
+        close(epoll->fd);
+        free(epoll);
         return -1;
     }
-    poll->body = body;
+    poll->backend_state = epoll;
     poll->calls = &calls;
     return 0;
 }

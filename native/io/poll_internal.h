@@ -49,13 +49,13 @@ struct mqd_poll_calls {
 
 struct mqd_poll {
     const struct mqd_poll_calls *calls;
-    void *body;
+    void *backend_state;
     struct mqd_pool *pool;
     int wake_fd; /* eventfd: pool completions and interrupts; watched edge-triggered, never read */
     uint32_t interrupted;
 };
 
-/* Both set `calls` and `body`, and watch wake_fd, which must exist. -1 with the reason. */
+/* Both set `calls` and `backend_state`, and watch wake_fd, which must exist. -1 with the reason. */
 int mqd_poll_epoll_create(struct mqd_poll *poll);
 int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max);
 /* Sizes of io_uring's two queues for polls created from now on; tests make them tiny, so that they

@@ -9,8 +9,8 @@
  * generation (24) | index (32); the generation distinguishes late completions of a removed
  * descriptor from those of the next one with the same number.
  *
- * An arming that fails for lack of kernel memory is recorded in `waiting` and retried at the next
- * wait.
+ * When a poll cannot be armed because the submission queue is full, `arm_pending` is set, and arming
+ * is retried at the next wait.
  */
 #include <errno.h>
 #include <poll.h>
@@ -24,7 +24,9 @@
 #include "io/uring.h"
 
 #define OPERATION_COUNT_MAX 1024
-#define READ_PIECE_COUNT 16 /* one operation reads up to this many steps into the same scratch memory */
+/* One operation reads up to this many steps into one scratch buffer: the data is discarded, only the
+ * page cache is wanted. */
+#define READ_PIECE_COUNT 16
 #define READ_BYTES_MAX (READ_PIECE_COUNT * MQD_READ_AHEAD_STEP_BYTES)
 #define GENERATION_MASK 0xffffffu
 #define NO_OPERATION UINT32_MAX
@@ -39,7 +41,7 @@ struct watched_fd {
     uint64_t token;
     uint32_t generation; /* of the current or the next use */
     bool present;
-    bool waiting; /* not armed: the submission queue was full */
+    bool arm_pending; /* not armed yet: the submission queue was full */
 };
 
 struct operation {
@@ -52,13 +54,13 @@ struct operation {
     bool directory;
 };
 
-struct body {
+struct uring_poll {
     struct mqd_uring ring;
     int wake_fd;
     struct watched_fd *watched; /* by fd */
     uint32_t watched_count;
-    uint32_t waiting_count;
-    bool wake_waiting;
+    uint32_t arm_pending_count;
+    bool wake_arm_pending;
     uint32_t running_count;
     uint32_t free_operation;
     struct operation operation[OPERATION_COUNT_MAX];
@@ -73,9 +75,9 @@ static uint64_t user_data(enum kind kind, uint32_t generation, uint32_t index)
 
 /* ---- sockets ---- */
 
-static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
+static bool arm(struct uring_poll *uring, int fd, uint32_t events, uint64_t data)
 {
-    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
         return false;
     submission->opcode = MQD_URING_OP_POLL_ADD;
@@ -87,55 +89,56 @@ static bool arm(struct body *body, int fd, uint32_t events, uint64_t data)
     return true;
 }
 
-static void arm_watched(struct body *body, uint32_t fd)
+static void arm_watched(struct uring_poll *uring, uint32_t fd)
 {
-    struct watched_fd *watched = &body->watched[fd];
-    bool armed = arm(body, (int)fd, WATCHED_EVENTS, user_data(KIND_POLL, watched->generation, fd));
-    body->waiting_count += (uint32_t)watched->waiting * (armed ? -1u : 0u) + (uint32_t)(!watched->waiting && !armed);
-    watched->waiting = !armed;
+    struct watched_fd *watched = &uring->watched[fd];
+    bool armed = arm(uring, (int)fd, WATCHED_EVENTS, user_data(KIND_POLL, watched->generation, fd));
+    uring->arm_pending_count +=
+        (uint32_t)watched->arm_pending * (armed ? -1u : 0u) + (uint32_t)(!watched->arm_pending && !armed);
+    watched->arm_pending = !armed;
 }
 
-static void arm_wake(struct body *body)
+static void arm_wake(struct uring_poll *uring)
 {
-    body->wake_waiting = !arm(body, body->wake_fd, POLLIN, user_data(KIND_WAKE, 0, 0));
+    uring->wake_arm_pending = !arm(uring, uring->wake_fd, POLLIN, user_data(KIND_WAKE, 0, 0));
 }
 
-static void arm_waiting(struct body *body)
+static void arm_pending_fds(struct uring_poll *uring)
 {
-    if (body->wake_waiting)
-        arm_wake(body);
-    for (uint32_t fd = 0; body->waiting_count && fd < body->watched_count; fd++)
-        if (body->watched[fd].waiting)
-            arm_watched(body, fd);
+    if (uring->wake_arm_pending)
+        arm_wake(uring);
+    for (uint32_t fd = 0; uring->arm_pending_count && fd < uring->watched_count; fd++)
+        if (uring->watched[fd].arm_pending)
+            arm_watched(uring, fd);
 }
 
-static int grow_watched(struct body *body, uint32_t fd)
+static int grow_watched(struct uring_poll *uring, uint32_t fd)
 {
-    uint32_t count = body->watched_count ? body->watched_count : 64;
+    uint32_t count = uring->watched_count ? uring->watched_count : 64;
     while (count <= fd)
         count *= 2;
-    struct watched_fd *bigger = realloc(body->watched, count * sizeof *bigger);
+    struct watched_fd *bigger = realloc(uring->watched, count * sizeof *bigger);
     if (!bigger)
         return mqd_error_system(ENOMEM, "no memory to watch file descriptor %u", fd);
-    for (uint32_t i = body->watched_count; i < count; i++)
+    for (uint32_t i = uring->watched_count; i < count; i++)
         bigger[i] = (struct watched_fd){0};
-    body->watched = bigger;
-    body->watched_count = count;
+    uring->watched = bigger;
+    uring->watched_count = count;
     return 0;
 }
 
 static int add(struct mqd_poll *poll, int fd, uint64_t token)
 {
-    struct body *body = poll->body;
+    struct uring_poll *uring = poll->backend_state;
     uint32_t index = (uint32_t)fd;
-    if (index >= body->watched_count && grow_watched(body, index) != 0)
+    if (index >= uring->watched_count && grow_watched(uring, index) != 0)
         return -1;
-    struct watched_fd *watched = &body->watched[index];
+    struct watched_fd *watched = &uring->watched[index];
     if (watched->present)
         return mqd_error_set(EEXIST, "file descriptor %d is watched already", fd);
     watched->present = true;
     watched->token = token;
-    arm_watched(body, index);
+    arm_watched(uring, index);
     return 0;
 }
 
@@ -144,17 +147,17 @@ static int add(struct mqd_poll *poll, int fd, uint64_t token)
  * caller's close() releases the file. */
 static int remove_fd(struct mqd_poll *poll, int fd)
 {
-    struct body *body = poll->body;
-    if (fd < 0 || (uint32_t)fd >= body->watched_count || !body->watched[fd].present)
+    struct uring_poll *uring = poll->backend_state;
+    if (fd < 0 || (uint32_t)fd >= uring->watched_count || !uring->watched[fd].present)
         return mqd_error_set(ENOENT, "file descriptor %d is not watched", fd);
-    struct watched_fd *watched = &body->watched[fd];
+    struct watched_fd *watched = &uring->watched[fd];
     uint64_t data = user_data(KIND_POLL, watched->generation, (uint32_t)fd);
-    bool armed = !watched->waiting;
-    body->waiting_count -= watched->waiting;
+    bool armed = !watched->arm_pending;
+    uring->arm_pending_count -= watched->arm_pending;
     *watched = (struct watched_fd){.generation = (watched->generation + 1) & GENERATION_MASK};
     if (!armed)
         return 0;
-    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
         return mqd_error_set(ENOMEM, "file descriptor %d stays open in the kernel: io_uring accepts no more requests",
                              fd);
@@ -163,7 +166,7 @@ static int remove_fd(struct mqd_poll *poll, int fd)
     submission->fd = -1;
     submission->address = data;
     submission->user_data = user_data(KIND_IGNORE, 0, 0);
-    mqd_uring_enter(&body->ring, 0, 0);
+    mqd_uring_enter(&uring->ring, 0, 0);
     return 0;
 }
 
@@ -181,11 +184,12 @@ static uint32_t flags_of(uint32_t events)
     return flags;
 }
 
-static int on_poll(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event)
+static int on_poll(struct uring_poll *uring, const struct mqd_uring_completion *completion,
+                   struct mqd_poll_event *event)
 {
     uint32_t fd = (uint32_t)completion->user_data;
     uint32_t generation = (uint32_t)(completion->user_data >> 32) & GENERATION_MASK;
-    struct watched_fd *watched = fd < body->watched_count ? &body->watched[fd] : NULL;
+    struct watched_fd *watched = fd < uring->watched_count ? &uring->watched[fd] : NULL;
     if (!watched || !watched->present || watched->generation != generation)
         return 0; /* removed in the meantime */
     /* not pollable, or no memory: arming again would not help; the owner will close the
@@ -198,72 +202,72 @@ static int on_poll(struct body *body, const struct mqd_uring_completion *complet
         return 1;
     }
     if (!(completion->flags & MQD_URING_CQE_MORE))
-        arm_watched(body, fd);
+        arm_watched(uring, fd);
     *event = (struct mqd_poll_event){.token = watched->token, .flags = flags_of((uint32_t)completion->result)};
     return 1;
 }
 
 /* ---- files ---- */
 
-static struct operation *take_operation(struct body *body, int fd, uint64_t token)
+static struct operation *take_operation(struct uring_poll *uring, int fd, uint64_t token)
 {
-    uint32_t index = body->free_operation;
+    uint32_t index = uring->free_operation;
     if (index == NO_OPERATION) {
         mqd_error_set_static(MQD_E_FULL, "too many file operations are under way");
         return NULL;
     }
-    struct operation *operation = &body->operation[index];
-    body->free_operation = operation->next;
+    struct operation *operation = &uring->operation[index];
+    uring->free_operation = operation->next;
     *operation = (struct operation){.fd = fd, .token = token};
     return operation;
 }
 
-static void free_operation(struct body *body, struct operation *operation)
+static void free_operation(struct uring_poll *uring, struct operation *operation)
 {
-    operation->next = body->free_operation;
-    body->free_operation = (uint32_t)(operation - body->operation);
+    operation->next = uring->free_operation;
+    uring->free_operation = (uint32_t)(operation - uring->operation);
 }
 
-static uint64_t operation_data(const struct body *body, enum kind kind, const struct operation *operation)
+static uint64_t operation_data(const struct uring_poll *uring, enum kind kind, const struct operation *operation)
 {
-    return user_data(kind, 0, (uint32_t)(operation - body->operation));
+    return user_data(kind, 0, (uint32_t)(operation - uring->operation));
 }
 
-static int refuse_operation(struct body *body, struct operation *operation)
+static int refuse_operation(struct uring_poll *uring, struct operation *operation)
 {
-    free_operation(body, operation);
+    free_operation(uring, operation);
     return mqd_error_set_static(MQD_E_FULL, "io_uring accepts no more requests now");
 }
 
 static int sync_fd(struct mqd_poll *poll, int fd, bool directory, uint64_t token)
 {
-    struct body *body = poll->body;
+    struct uring_poll *uring = poll->backend_state;
     if (mqd_file_sync_delays())
         return mqd_pool_submit(
             poll->pool,
             &(struct mqd_pool_request){.kind = MQD_POOL_SYNC, .fd = fd, .directory = directory, .token = token});
-    struct operation *operation = take_operation(body, fd, token);
+    struct operation *operation = take_operation(uring, fd, token);
     if (!operation)
         return -1;
-    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
-        return refuse_operation(body, operation);
+        return refuse_operation(uring, operation);
     operation->directory = directory;
     submission->opcode = MQD_URING_OP_FSYNC;
     submission->fd = fd;
     submission->operation_flags = directory ? 0 : MQD_URING_FSYNC_DATASYNC;
-    submission->user_data = operation_data(body, KIND_SYNC, operation);
+    submission->user_data = operation_data(uring, KIND_SYNC, operation);
     /* recorded before the kernel starts, so that later writes are not considered covered */
     mqd_file_sync_begin(fd);
-    body->running_count++;
+    uring->running_count++;
     return 0;
 }
 
 /* Always asynchronous: a read that has to start I/O may block in the block layer even with a
  * non-blocking request. */
-static bool queue_read(struct body *body, struct operation *operation)
+static bool queue_read(struct uring_poll *uring, struct operation *operation)
 {
-    struct mqd_uring_submission *submission = mqd_uring_next(&body->ring);
+    struct mqd_uring_submission *submission = mqd_uring_next(&uring->ring);
     if (!submission)
         return false;
     uint32_t pieces =
@@ -272,76 +276,76 @@ static bool queue_read(struct body *body, struct operation *operation)
     submission->flags = MQD_URING_SQE_ASYNC;
     submission->fd = operation->fd;
     submission->offset = operation->offset;
-    submission->address = (uintptr_t)body->pieces;
+    submission->address = (uintptr_t)uring->pieces;
     submission->length = pieces < READ_PIECE_COUNT ? pieces : READ_PIECE_COUNT;
-    submission->user_data = operation_data(body, KIND_READ, operation);
+    submission->user_data = operation_data(uring, KIND_READ, operation);
     return true;
 }
 
 static int read_ahead(struct mqd_poll *poll, int fd, uint64_t offset, uint32_t size_bytes, uint64_t token)
 {
-    struct body *body = poll->body;
-    struct operation *operation = take_operation(body, fd, token);
+    struct uring_poll *uring = poll->backend_state;
+    struct operation *operation = take_operation(uring, fd, token);
     if (!operation)
         return -1;
     operation->offset = offset;
     operation->left_bytes = size_bytes;
-    if (!queue_read(body, operation))
-        return refuse_operation(body, operation);
-    body->running_count++;
+    if (!queue_read(uring, operation))
+        return refuse_operation(uring, operation);
+    uring->running_count++;
     return 0;
 }
 
-static int complete(struct body *body, struct operation *operation, int32_t result, struct mqd_poll_event *event)
+static int complete(struct uring_poll *uring, struct operation *operation, int32_t result, struct mqd_poll_event *event)
 {
     *event = (struct mqd_poll_event){.token = operation->token, .flags = MQD_POLL_DONE, .result = result};
-    free_operation(body, operation);
-    body->running_count--;
+    free_operation(uring, operation);
+    uring->running_count--;
     return 1;
 }
 
 /* Pieces are whole steps, so more than requested may be read; the range ends at the end of the file
  * or at an error. */
-static int on_read(struct body *body, struct operation *operation, int32_t result, struct mqd_poll_event *event)
+static int on_read(struct uring_poll *uring, struct operation *operation, int32_t result, struct mqd_poll_event *event)
 {
     if (result == -EINTR || result == -EAGAIN)
-        result = queue_read(body, operation) ? INT32_MIN : result;
+        result = queue_read(uring, operation) ? INT32_MIN : result;
     else if (result > 0) {
         uint32_t count = (uint32_t)result < operation->left_bytes ? (uint32_t)result : operation->left_bytes;
         operation->done_bytes += count;
         operation->left_bytes -= count;
         operation->offset += count;
-        if (operation->left_bytes && queue_read(body, operation))
+        if (operation->left_bytes && queue_read(uring, operation))
             result = INT32_MIN;
     }
     if (result == INT32_MIN)
         return 0; /* continues */
     if (operation->done_bytes)
         result = operation->done_bytes > INT32_MAX ? INT32_MAX : (int32_t)operation->done_bytes;
-    return complete(body, operation, result, event);
+    return complete(uring, operation, result, event);
 }
 
 /* ---- waiting ---- */
 
-static int on_completion(struct body *body, const struct mqd_uring_completion *completion, struct mqd_poll_event *event,
-                         bool *woken)
+static int on_completion(struct uring_poll *uring, const struct mqd_uring_completion *completion,
+                         struct mqd_poll_event *event, bool *woken)
 {
     uint32_t index = (uint32_t)completion->user_data;
     switch ((enum kind)(completion->user_data >> 56)) {
     case KIND_POLL:
-        return on_poll(body, completion, event);
+        return on_poll(uring, completion, event);
     case KIND_WAKE:
         *woken = true;
         if (!(completion->flags & MQD_URING_CQE_MORE))
-            arm_wake(body);
+            arm_wake(uring);
         return 0;
     case KIND_SYNC: {
-        struct operation *operation = &body->operation[index];
-        return complete(body, operation, mqd_file_sync_end(operation->fd, operation->directory, completion->result),
+        struct operation *operation = &uring->operation[index];
+        return complete(uring, operation, mqd_file_sync_end(operation->fd, operation->directory, completion->result),
                         event);
     }
     case KIND_READ:
-        return on_read(body, &body->operation[index], completion->result, event);
+        return on_read(uring, &uring->operation[index], completion->result, event);
     default:
         return 0;
     }
@@ -349,30 +353,30 @@ static int on_completion(struct body *body, const struct mqd_uring_completion *c
 
 /* A completion is copied and popped first: handling it may queue requests, which may enter the
  * kernel. */
-static int reap(struct body *body, struct mqd_poll_event *events, int count_max, bool *woken)
+static int reap(struct uring_poll *uring, struct mqd_poll_event *events, int count_max, bool *woken)
 {
     int count = 0;
     const struct mqd_uring_completion *next;
-    while (count < count_max && (next = mqd_uring_peek(&body->ring))) {
+    while (count < count_max && (next = mqd_uring_peek(&uring->ring))) {
         struct mqd_uring_completion completion = *next;
-        mqd_uring_pop(&body->ring);
-        count += on_completion(body, &completion, &events[count], woken);
+        mqd_uring_pop(&uring->ring);
+        count += on_completion(uring, &completion, &events[count], woken);
     }
     return count;
 }
 
 static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns)
 {
-    struct body *body = poll->body;
+    struct uring_poll *uring = poll->backend_state;
     bool woken = false;
-    if (body->waiting_count || body->wake_waiting)
-        arm_waiting(body);
-    int count = reap(body, events, count_max, &woken);
-    bool block = count == 0 && !woken && timeout_ns != 0 && !body->waiting_count && !body->wake_waiting;
-    if (!block && !mqd_uring_has_work(&body->ring))
+    if (uring->arm_pending_count || uring->wake_arm_pending)
+        arm_pending_fds(uring);
+    int count = reap(uring, events, count_max, &woken);
+    bool block = count == 0 && !woken && timeout_ns != 0 && !uring->arm_pending_count && !uring->wake_arm_pending;
+    if (!block && !mqd_uring_has_work(&uring->ring))
         return count;
-    int result = mqd_uring_enter(&body->ring, block ? 1 : 0, timeout_ns);
-    count += reap(body, events + count, count_max - count, &woken);
+    int result = mqd_uring_enter(&uring->ring, block ? 1 : 0, timeout_ns);
+    count += reap(uring, events + count, count_max - count, &woken);
     /* ETIME, EINTR: expected. EAGAIN, EBUSY: no memory, or completions must be taken first; all are
      * retried */
     if (result == 0 || result == -ETIME || result == -EINTR || result == -EAGAIN || result == -EBUSY || count)
@@ -380,39 +384,39 @@ static int wait_events(struct mqd_poll *poll, struct mqd_poll_event *events, int
     return mqd_error_system(-result, result == -EEXIST ? "io_uring is used by two threads" : "io_uring_enter failed");
 }
 
-static int create_parts(struct body *body, uint32_t fd_count_max)
+static int create_parts(struct uring_poll *uring, uint32_t fd_count_max)
 {
-    body->scratch = malloc(MQD_READ_AHEAD_STEP_BYTES);
-    if (!body->scratch)
+    uring->scratch = malloc(MQD_READ_AHEAD_STEP_BYTES);
+    if (!uring->scratch)
         return mqd_error_system(ENOMEM, "no memory for reading ahead");
     for (uint32_t i = 0; i < READ_PIECE_COUNT; i++)
-        body->pieces[i] = (struct iovec){body->scratch, MQD_READ_AHEAD_STEP_BYTES};
+        uring->pieces[i] = (struct iovec){uring->scratch, MQD_READ_AHEAD_STEP_BYTES};
     for (uint32_t i = 0; i < OPERATION_COUNT_MAX; i++)
-        body->operation[i].next = i + 1 < OPERATION_COUNT_MAX ? i + 1 : NO_OPERATION;
-    if (grow_watched(body, fd_count_max < 1u << 20 ? fd_count_max : 1u << 20) != 0 || mqd_uring_probe() != 0)
+        uring->operation[i].next = i + 1 < OPERATION_COUNT_MAX ? i + 1 : NO_OPERATION;
+    if (grow_watched(uring, fd_count_max < 1u << 20 ? fd_count_max : 1u << 20) != 0 || mqd_uring_probe() != 0)
         return -1;
-    return mqd_uring_open(&body->ring, mqd_poll_uring_submission_count, mqd_poll_uring_completion_count);
+    return mqd_uring_open(&uring->ring, mqd_poll_uring_submission_count, mqd_poll_uring_completion_count);
 }
 
 /* The caller's thread may have ended; the kernel has then finished or cancelled its requests and
  * refuses further calls. */
 static void destroy(struct mqd_poll *poll)
 {
-    struct body *body = poll->body;
+    struct uring_poll *uring = poll->backend_state;
     struct mqd_poll_event events[64];
     bool woken;
     for (int result = 0;
-         body->running_count && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
-        while (reap(body, events, 64, &woken) > 0) {
+         uring->running_count && (result == 0 || result == -EINTR || result == -EAGAIN || result == -EBUSY);) {
+        while (reap(uring, events, 64, &woken) > 0) {
         }
-        result = body->running_count ? mqd_uring_enter(&body->ring, 1, -1) : 0;
+        result = uring->running_count ? mqd_uring_enter(&uring->ring, 1, -1) : 0;
     }
-    while (reap(body, events, 64, &woken) > 0) {
+    while (reap(uring, events, 64, &woken) > 0) {
     }
-    mqd_uring_close(&body->ring);
-    free(body->scratch);
-    free(body->watched);
-    free(body);
+    mqd_uring_close(&uring->ring);
+    free(uring->scratch);
+    free(uring->watched);
+    free(uring);
 }
 
 static const struct mqd_poll_calls calls = {.backend = MQD_BACKEND_IO_URING,
@@ -425,18 +429,18 @@ static const struct mqd_poll_calls calls = {.backend = MQD_BACKEND_IO_URING,
 
 int mqd_poll_uring_create(struct mqd_poll *poll, uint32_t fd_count_max)
 {
-    struct body *body = calloc(1, sizeof *body);
-    if (!body)
+    struct uring_poll *uring = calloc(1, sizeof *uring);
+    if (!uring)
         return mqd_error_system(ENOMEM, "no memory for io_uring");
-    body->wake_fd = poll->wake_fd;
-    if (create_parts(body, fd_count_max) != 0) {
-        free(body->scratch);
-        free(body->watched);
-        free(body);
+    uring->wake_fd = poll->wake_fd;
+    if (create_parts(uring, fd_count_max) != 0) {
+        free(uring->scratch);
+        free(uring->watched);
+        free(uring);
         return -1;
     }
-    arm_wake(body);
-    poll->body = body;
+    arm_wake(uring);
+    poll->backend_state = uring;
     poll->calls = &calls;
     return 0;
 }

@@ -65,7 +65,8 @@ struct mqd_uring {
     size_t submissions_bytes;
 };
 
-/* -1 with the reason and what to do when the kernel lacks or forbids what is needed. */
+/* Returns -1 if the kernel lacks or forbids a required feature; the error message has the reason
+ * and the remedy. */
 int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count);
 void mqd_uring_close(struct mqd_uring *ring);
 /* Tests the required features once: a multishot poll, a wait with a time limit. -1 with the

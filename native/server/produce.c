@@ -396,7 +396,7 @@ void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t e
     MQD_ASSERT(request->pending > 0, "a Produce (id %llu) of %u batches has more outcomes than batches",
                (unsigned long long)request->id, request->append_count);
     if (mqd_slow_enabled(r))
-        request->slow.slot = append->slot;
+        request->times.slot = append->slot;
     if (--request->pending)
         return;
     if (request->connection)
@@ -502,7 +502,7 @@ void mqd_produce_encode(struct mqd_reactor *r, struct mqd_request *request)
         mqd_produce_response_topic_end(out, version);
     }
     mqd_produce_response_end_nodes(out, version, mqd_throttle_time_ms(r, request->connection), nodes.nodes,
-                                   mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
+                                   mqd_connection_can_use_node_addresses(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, 0);
     mqd_output_take_scratch(r, request->connection);
 }

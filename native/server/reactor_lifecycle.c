@@ -6,7 +6,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "log/views/view_index.h"
+#include "log/views/view_cache.h"
 #include "server/check/checks.h"
 #include "server/reactor.h"
 #include "server/rights/subject.h"
@@ -200,7 +200,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
         mqd_endpoint_close(r->endpoint);
     if (r->reader)
         mqd_reader_destroy(r->reader);
-    mqd_view_index_destroy(r->views.index);
+    mqd_view_cache_destroy(r->views.cache);
     if (r->arena)
         mqd_arena_close(r->arena);
     if (r->control_arena)

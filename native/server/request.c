@@ -112,7 +112,7 @@ struct mqd_request *mqd_request_new(struct mqd_reactor *r, struct mqd_connection
     request->started_ns = r->now_ns;
     request->arena_offset = -1;
     if (mqd_slow_enabled(r))
-        request->slow = (struct mqd_slow){.slot = UINT32_MAX};
+        request->times = (struct mqd_request_times){.slot = UINT32_MAX};
     request->id = ++r->next_request_id;
     if (c->tail)
         c->tail->next = request;

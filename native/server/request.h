@@ -80,8 +80,8 @@ enum mqd_pin { MQD_PIN_NONE, MQD_PIN_FRAME, MQD_PIN_CONTROL, MQD_PIN_RUN };
 
 struct mqd_check {
     struct mqd_node node; /* in reactor->check_queue while not sent */
-    /* appends that wait for the response, in the payload's order; when the list is empty, the
-     * payload is still lent until the response */
+    /* appends that wait for the response, in the payload's order; even when the list is
+     * empty, the acceptor may read the payload until it has responded */
     struct mqd_node parked;
     uint64_t acceptor_generation; /* generation of the acceptor that was queried */
     struct mqd_check_job *job;    /* a job of the thread pool, which decides instead of the acceptor; NULL = none */
@@ -139,8 +139,8 @@ struct mqd_request_order {
     struct mqd_text transactional_id; /* in the frame, while an append pins it */
 };
 
-/* time stamps for server/slow, while it is enabled; 0 = not reached */
-struct mqd_slow {
+/* a request's time stamps for server/slow, while it is enabled; 0 = not reached */
+struct mqd_request_times {
     int64_t begun_ns, flushed_ns, completed_ns;
     uint32_t slot;     /* of the partition that was done last; UINT32_MAX = none */
     uint8_t forwarded; /* a batch went to another worker */
@@ -176,7 +176,7 @@ struct mqd_request {
     struct mqd_append inline_append;
     struct mqd_produce_topic_entry inline_topic;
     struct mqd_request_order order; /* when order_read */
-    struct mqd_slow slow;           /* while slow requests are logged */
+    struct mqd_request_times times; /* while slow requests are logged */
     /* Fetch; from here on no field is set for a Produce */
     struct mqd_fetch_set *set;
     int32_t wait_ms, bytes_min, bytes_max;
@@ -261,7 +261,7 @@ struct mqd_connection {
     int32_t peer_node;        /* the authenticated host at the other end; -1 = a client */
     struct mqd_local *local;  /* transfers bytes through shared memory (server/local/local.h); NULL = TCP */
     struct mqd_tls *tls;      /* encrypts what is sent (server/tls/secure.h); NULL = plain */
-    uint32_t sealed_bytes;    /* sealed and not sent */
+    uint32_t encrypted_bytes; /* encrypted and not sent */
     int64_t secure_by_ms;     /* with tls: when its handshake must have ended */
     uint8_t awaits_principal; /* with tls: waits until the name in its certificate is mapped to a principal */
     int64_t last_active_ms;
@@ -321,7 +321,7 @@ struct mqd_connection {
 
 /* Whether the client can use the addresses of other brokers that the reactor knows, which are those
  * of each broker's first listener. Clients of other listeners must request the metadata. */
-static inline bool mqd_connection_knows_nodes(const struct mqd_connection *c)
+static inline bool mqd_connection_can_use_node_addresses(const struct mqd_connection *c)
 {
     return c->listener_id == 0 || c->local;
 }

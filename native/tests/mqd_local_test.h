@@ -85,7 +85,7 @@ struct local_sizes {
 };
 
 /* Hands over one end of a socket like the acceptor; returns the other one. principal: NULL =
- * rights are off. */
+ * there is no authorizer. */
 static int local_hand_as(struct bench *b, uint32_t worker, struct local_sizes sizes, const char *principal)
 {
     int ends[2];

@@ -3,7 +3,7 @@
  * written again.
  *
  * The ids are a function of the log: leader, follower and recovery read them from the same batches
- * (log/recovery/learn_ids.c), so a new leader knows the same ids as the old one. For this, the
+ * (log/recovery/load_dedup_ids.c), so a new leader knows the same ids as the old one. For this, the
  * configuration requires uncompressed batches with the broker's time (LogAppendTime).
  *
  * Invariants

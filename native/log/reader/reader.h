@@ -73,8 +73,9 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
  * directory is listed again at the next look-up. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset;
- * `positions` as published, because their markers may be after the last stable offset. Overwrites
- * `out` and reuses its memory; the caller frees entries. Returns codes like mqd_reader_find. */
+ * Pass the published `positions`, not those that mqd_reader_bound has limited: a transaction's marker
+ * may be after the last stable offset. Overwrites `out` and reuses its memory; the caller frees
+ * entries. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                 uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                                 struct mqd_aborted_list *out);
@@ -93,7 +94,7 @@ int16_t mqd_reader_locate(struct mqd_reader *reader, uint32_t slot, const struct
                           uint64_t segments_generation, int64_t offset, struct mqd_segment_location *out);
 void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_location *location);
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
-/* The number of this opening of the file: never 0, never used for another one. */
+/* A serial number that was assigned when the file was opened; never 0, never reused. */
 uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
 /* Moves the cursor, which mqd_reader_find has set to the end of `range`, to the batch in the range
  * that begins at `position` and has the first record at or above `offset`. */

@@ -66,17 +66,18 @@ struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, in
 
 /* Fills partition->dedup from the records of the window (log/dedup/dedup.h). Segments and their
  * indexes must be known. -1: mqd_error set. */
-int mqd_recovery_learn_ids(struct mqd_partition *partition, int64_t now_ms);
+int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t now_ms);
 
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
  * snapshots of `listing`, without anything beyond cut_offset (-1: the log is emptied and begins at
- * io->log_start_offset). io: trusted_end_offset = cut_offset, recovery_point_offset = the part of
- * the log that is on disk. On return everything is on disk. NULL: mqd_error set. */
+ * parameters->log_start_offset). The parameters also have trusted_end_offset = cut_offset, and
+ * recovery_point_offset = the part of the log that is on disk. On return everything is on disk.
+ * NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
-                                       int64_t now_ms, struct mqd_recovery *io);
+                                       int64_t now_ms, struct mqd_recovery *parameters);
 
 /* C6; only the first gap is recorded. */
-void mqd_recovery_note_missing(struct mqd_recovery *io, int64_t from_offset, int64_t to_offset);
+void mqd_recovery_note_missing(struct mqd_recovery *parameters, int64_t from_offset, int64_t to_offset);
 /* Creates the partition's directory, durably. -1: mqd_error set. */
 int mqd_recovery_make_directory(const char *path);
 /* C5: durable on return. -1: mqd_error set. */
@@ -84,6 +85,6 @@ int mqd_recovery_note_shortened(const char *directory);
 
 /* Flushes everything above the recovery point (C2); with `changed`, also the names and lengths that
  * recovery has changed. -1: mqd_error set. */
-int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *io, bool changed);
+int mqd_recovery_flush(struct mqd_partition *partition, const struct mqd_recovery *parameters, bool changed);
 
 #endif

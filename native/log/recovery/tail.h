@@ -12,7 +12,7 @@ enum mode { MODE_CLEAN, MODE_TRUSTED, MODE_CHECKED };
 
 struct recovery {
     struct mqd_partition *partition;
-    struct mqd_recovery *io;
+    struct mqd_recovery *parameters;
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* of a truncation; INT64_MAX = none */

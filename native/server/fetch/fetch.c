@@ -521,7 +521,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
     collect(r, request);
     request->evaluated = 1;
     if (mqd_slow_enabled(r) && set->included_count)
-        request->slow.slot = set->included[0]->topic->slots[set->included[0]->partition_index];
+        request->times.slot = set->included[0]->topic->slots[set->included[0]->partition_index];
     mqd_slow_begin(r, request);
     read_cold(r, request);
     if (!request->pending)

@@ -5,7 +5,7 @@
 
 #include "base/list.h"
 #include "log/reader/reader.h"
-#include "log/views/view_index.h"
+#include "log/views/view_cache.h"
 #include "server/request.h"
 #include "server/topics.h"
 #include "wire/api.h"
@@ -31,7 +31,9 @@ struct mqd_fetch_entry {
     uint32_t order; /* index in set->entries */
     int32_t partition_index;
     int64_t fetch_offset;
-    int64_t skipped; /* of a view: it selects nothing below fetch_offset + skipped (server/fetch/view.c) */
+    /* of a view: it selects nothing from fetch_offset up to, but not including, fetch_offset + skipped
+     * (server/fetch/view.c) */
+    int64_t skipped;
     int32_t skipped_epoch;
     bool skipped_known; /* skipped_batch is the header of the last batch that was skipped */
     uint8_t skipped_batch[MQD_BATCH_HEADER_BYTES];
@@ -122,8 +124,8 @@ struct mqd_view_skip {
 };
 struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
-    struct mqd_view_index *index;          /* NULL: no view was read yet */
-    struct mqd_view_index_figures counted; /* in the worker's counters */
+    struct mqd_view_cache *cache;          /* NULL: no view was read yet */
+    struct mqd_view_cache_figures counted; /* in the worker's counters */
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */
@@ -177,8 +179,8 @@ struct mqd_fetch_entry *mqd_fetch_set_put(struct mqd_reactor *r, struct mqd_fetc
 bool mqd_fetch_entry_resolve(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
 void mqd_fetch_set_remove(struct mqd_fetch_set *set, const struct mqd_topic_key *key, int32_t partition_index);
 void mqd_fetch_set_compact(struct mqd_reactor *r, struct mqd_fetch_set *set);
-/* Finds the set for this request: the session it names, a new one, or one of its own. Returns a
- * Kafka error code. */
+/* Finds the set for this request: the session that it names, a new session, or a set for this request
+ * alone. Returns a Kafka error code. */
 int16_t mqd_session_find(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_fetch_request *fetch,
                          struct mqd_fetch_set **set, bool *full, bool *create);
 void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_fetch_set *set);

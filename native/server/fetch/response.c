@@ -118,7 +118,7 @@ void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request)
         }
     }
     mqd_fetch_response_end_nodes(out, version, nodes.nodes,
-                                 mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
+                                 mqd_connection_can_use_node_addresses(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, file_bytes);
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,

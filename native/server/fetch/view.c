@@ -1,5 +1,5 @@
 /* Fetches of views: batches of the base topic are read and filtered by a thread of the worker's
- * pool, or their selections are taken from the cache (log/views/view_index.h). The response
+ * pool, or their selections are taken from the cache (log/views/view_cache.h). The response
  * contains the selected records.
  *
  *   collect -> range of the base found -> job -> something selected, or the fetch expires -> response
@@ -21,12 +21,12 @@
 #include <string.h>
 
 #include "codec/codec.h"
-#include "log/views/view_index.h"
+#include "log/views/view_cache.h"
 #include "server/reactor.h"
 #include "wire/buffer.h"
 #include "wire/filter.h"
 
-#define INDEX_BYTES_MAX (64ull << 20) /* of a worker */
+#define CACHE_BYTES_MAX (64ull << 20) /* of a worker */
 #define PIECE_BYTES (1u << 20)
 #define FILTERED_BYTES_MAX (4u << 20) /* bytes of the base that are filtered for one response */
 #define OUTPUT_BYTES_MAX (1 << 20)    /* bytes selected from a partition for one response */
@@ -35,7 +35,7 @@ struct mqd_view_job {
     struct mqd_request *request;
     struct mqd_fetch_entry *entry; /* may be dangling, so it is only compared with the entries of the request's set */
     struct mqd_range range;
-    struct mqd_view_index *index;
+    struct mqd_view_cache *cache;
     struct mqd_view_read read;
     int16_t error;
     uint8_t filter[];
@@ -96,7 +96,7 @@ void mqd_view_add_empty(const struct mqd_request *request, struct mqd_fetch_entr
 static int run(void *argument)
 {
     struct mqd_view_job *job = argument;
-    job->error = mqd_view_read(job->index, &job->read);
+    job->error = mqd_view_read(job->cache, &job->read);
     mqd_decompress_trim();
     return 0;
 }
@@ -111,7 +111,7 @@ static uint64_t room_of(const struct mqd_request *request, const struct mqd_fetc
 bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry)
 {
     const struct mqd_view *view = entry->topic->view;
-    if (!r->views.index && !(r->views.index = mqd_view_index_create(INDEX_BYTES_MAX, PIECE_BYTES)))
+    if (!r->views.cache && !(r->views.cache = mqd_view_cache_create(CACHE_BYTES_MAX, PIECE_BYTES)))
         return false;
     struct mqd_view_job *job = calloc(1, sizeof *job + view->filter_bytes);
     if (!job)
@@ -121,7 +121,7 @@ bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct m
     job->request = request;
     job->entry = entry;
     job->range = entry->range;
-    job->index = r->views.index;
+    job->cache = r->views.cache;
     memcpy(job->filter, view->filter, view->filter_bytes);
     job->read = (struct mqd_view_read){.fd = mqd_segment_ref_fd(entry->range.segment),
                                        .file = mqd_segment_ref_serial(entry->range.segment),
@@ -212,8 +212,8 @@ static bool has_to_continue(const struct mqd_reactor *r, const struct mqd_reques
 
 static void count(struct mqd_reactor *r, const struct mqd_view_job *job)
 {
-    struct mqd_view_index_figures figures, *counted = &r->views.counted;
-    mqd_view_index_figures(job->index, &figures);
+    struct mqd_view_cache_figures figures, *counted = &r->views.counted;
+    mqd_view_cache_figures(job->cache, &figures);
     mqd_stat(r, MQD_COUNT_VIEW_FILTERED_BYTES, job->read.filtered_bytes);
     mqd_stat(r, MQD_COUNT_VIEW_PIECES_USED, figures.used - counted->used);
     mqd_stat(r, MQD_COUNT_VIEW_PIECES_EVICTED, figures.evicted - counted->evicted);

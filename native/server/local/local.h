@@ -81,7 +81,7 @@ struct mqd_local {
 };
 
 /* server/local/local.c */
-/* principal: the bytes after the hand-off; none: rights are off */
+/* principal: the bytes after the hand-off; none: there is no authorizer */
 void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_handoff *handoff, const void *principal,
                      uint16_t principal_bytes);
 void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);

@@ -90,7 +90,7 @@ static inline uint64_t mqd_subject_version(const struct mqd_connection *c)
     return c->subject ? c->subject->version : 0;
 }
 
-/* The slow paths of mqd_subject_may and mqd_subject_may_name, called only when rights are on. */
+/* The slow paths of mqd_subject_may and mqd_subject_may_name, called only with an authorizer. */
 bool mqd_subject_may_slow(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,
                           enum mqd_operation operation);
 bool mqd_subject_may_name_slow(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,

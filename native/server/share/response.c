@@ -98,7 +98,8 @@ void mqd_share_encode(struct mqd_reactor *r, struct mqd_request *request)
                                    job ? job->lock_ms : 0, job ? count_topics(job) : 0);
     if (job)
         put_topics(r, request, &nodes, &file_bytes, &good);
-    mqd_share_fetch_response_end(out, nodes.nodes, mqd_connection_knows_nodes(request->connection) ? nodes.count : 0);
+    mqd_share_fetch_response_end(out, nodes.nodes,
+                                 mqd_connection_can_use_node_addresses(request->connection) ? nodes.count : 0);
     mqd_response_finish(out, file_bytes);
     if (!good) {
         mqd_log(r, 3, request->connection->id, UINT32_MAX,

@@ -26,8 +26,8 @@ void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned)
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
         if (append->end_offset > positions.durable_offset)
             break;
-        if (append->request && !append->request->slow.flushed_ns)
-            append->request->slow.flushed_ns = r->now_ns;
+        if (append->request && !append->request->times.flushed_ns)
+            append->request->times.flushed_ns = r->now_ns;
     }
 }
 
@@ -58,24 +58,24 @@ static bool may_report(struct mqd_reactor *r)
 
 static void divide_time(const struct mqd_reactor *r, const struct mqd_request *request, uint64_t *spent_us)
 {
-    const struct mqd_slow *slow = &request->slow;
-    int64_t begun_ns = slow->begun_ns ? slow->begun_ns : slow->completed_ns;
+    const struct mqd_request_times *times = &request->times;
+    int64_t begun_ns = times->begun_ns ? times->begun_ns : times->completed_ns;
     bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
     spent_us[fetches ? MQD_SPENT_WAIT : MQD_SPENT_QUEUE] = passed_us(request->started_ns, begun_ns);
-    spent_us[MQD_SPENT_TURN] = passed_us(slow->completed_ns, r->now_ns);
+    spent_us[MQD_SPENT_TURN] = passed_us(times->completed_ns, r->now_ns);
     enum mqd_spent work = request->kind == MQD_REQUEST_CONTROL ? MQD_SPENT_ACCEPTOR
-                          : slow->forwarded                    ? MQD_SPENT_OWNER
+                          : times->forwarded                   ? MQD_SPENT_OWNER
                                                                : MQD_SPENT_DISK;
-    int64_t flushed_ns = slow->flushed_ns ? slow->flushed_ns : slow->completed_ns;
+    int64_t flushed_ns = times->flushed_ns ? times->flushed_ns : times->completed_ns;
     spent_us[work] = passed_us(begun_ns, flushed_ns);
-    spent_us[MQD_SPENT_REPLICAS] = passed_us(flushed_ns, slow->completed_ns);
+    spent_us[MQD_SPENT_REPLICAS] = passed_us(flushed_ns, times->completed_ns);
 }
 
 void mqd_slow_report(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_request *request)
 {
     if (c->peer_node >= 0) /* the client is another host: a follower's fetch normally waits for records */
         return;
-    struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->slow.slot, .connection = c->id};
+    struct mqd_event event = {.kind = MQD_EVENT_SLOW, .slot = request->times.slot, .connection = c->id};
     bool fetches = request->kind == MQD_REQUEST_FETCH || request->kind == MQD_REQUEST_SHARE;
     uint64_t asked_us = fetches && request->wait_ms > 0 ? (uint64_t)request->wait_ms * 1000 : 0;
     divide_time(r, request, event.spent_us);

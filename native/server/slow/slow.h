@@ -15,22 +15,22 @@ static inline bool mqd_slow_enabled(const struct mqd_reactor *r)
 static inline void mqd_slow_begin(const struct mqd_reactor *r, struct mqd_request *request)
 {
     if (mqd_slow_enabled(r))
-        request->slow.begun_ns = r->now_ns;
+        request->times.begun_ns = r->now_ns;
 }
 
 /* A batch is passed to the worker that owns its partition. */
 static inline void mqd_slow_forward(const struct mqd_reactor *r, struct mqd_request *request)
 {
     if (mqd_slow_enabled(r)) {
-        request->slow.begun_ns = r->now_ns;
-        request->slow.forwarded = 1;
+        request->times.begun_ns = r->now_ns;
+        request->times.forwarded = 1;
     }
 }
 
 static inline void mqd_slow_complete(const struct mqd_reactor *r, struct mqd_request *request)
 {
     if (mqd_slow_enabled(r))
-        request->slow.completed_ns = r->now_ns;
+        request->times.completed_ns = r->now_ns;
 }
 
 /* Stamps the requests whose records are below the partition's durable offset: they no longer wait

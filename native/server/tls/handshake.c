@@ -108,7 +108,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 {
     /* the client has not received all handshake bytes yet; when the last is sent, c becomes
      * readable again */
-    if (c->sealed_bytes) {
+    if (c->encrypted_bytes) {
         c->readable = 0;
         return;
     }
@@ -129,8 +129,8 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
                                 : "plain text on a TLS listener: the client needs security.protocol=SSL, or SASL_SSL");
         return;
     }
-    MQD_ASSERT(!c->sealed_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
-               (unsigned long long)c->id, c->sealed_bytes);
+    MQD_ASSERT(!c->encrypted_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
+               (unsigned long long)c->id, c->encrypted_bytes);
     c->blocked++; /* c is not read until the answer arrives */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
@@ -238,8 +238,8 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_tls *tls = c->tls;
     c->tls = NULL;
-    mqd_heap_release(r, c->sealed_bytes);
-    c->sealed_bytes = 0;
+    mqd_heap_release(r, c->encrypted_bytes);
+    c->encrypted_bytes = 0;
     if (mqd_tls_link(tls)->lent) {
         __atomic_store_n(&mqd_tls_link(tls)->abandoned, true, __ATOMIC_RELAXED); /* T2 */
         return;

@@ -8,7 +8,7 @@
  * Invariants: T1 and T2 of server/tls/secure.h; nothing is received or sent for the owner before
  * the other host's certificate has proved that it is the expected node. An error that ends the
  * connection is in mqd_error_code and mqd_error_message.
- * Bounds: mqd_secure_handshake_ms for the handshake; MQD_TLS_UNSENT_BYTES_MAX sealed bytes.
+ * Bounds: mqd_secure_handshake_ms for the handshake; MQD_TLS_UNSENT_BYTES_MAX encrypted bytes.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_OUTGOING_H

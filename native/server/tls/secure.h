@@ -12,8 +12,8 @@
  *       and has nothing to send, because a session is lent only when all its output has been sent.
  *       If the connection closes meanwhile, the session is freed when the pool returns it.
  *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
- *   T4  plain text is sealed only when everything sealed before it has been sent; what the socket
- *       did not take (`sealed_bytes`) counts as the connection's output and in heap_bytes.
+ *   T4  plain text is encrypted only when everything encrypted before it has been sent; what the
+ *       socket did not take (`encrypted_bytes`) counts as the connection's output and in heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see
  * tls/session.h. Concurrency: the reactor's thread.
  */
@@ -53,10 +53,10 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* Like recv: 1 received bytes, 0 none now, -1 closed. The memory must be safe to store to. */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
-/* Seals and sends the next part of the output: 1 progress, 0 the socket is full, -1 the connection
+/* Encrypts and sends the next part of the output: 1 progress, 0 the socket is full, -1 the connection
  * is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
-/* updates the count of sealed and unsent bytes */
+/* updates the count of encrypted and unsent bytes */
 void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c);
 
 #endif

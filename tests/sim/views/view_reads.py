@@ -1,4 +1,4 @@
-"""mqd_view_read (native/log/views/view_index.h) with planted bugs that can be switched on."""
+"""mqd_view_read (native/log/views/view_cache.h) with planted bugs that can be switched on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NamedTuple
 from tests.planted_library import build
 
 _module = build(
-    "view_index",
+    "view_cache",
     "log/views",
-    ["wire/api.h", "log/views/view_index.h"],
+    ["wire/api.h", "log/views/view_cache.h"],
     [
         "base/crc32c.c",
         "base/error.c",
@@ -49,7 +49,7 @@ class Index:
     """`generation`: the partition's segments_generation."""
 
     def __init__(self, bytes_max: int, piece_bytes: int, planted: Collection[str] = ()) -> None:
-        self._native = ffi.gc(lib.mqd_view_index_create(bytes_max, piece_bytes), lib.mqd_view_index_destroy)
+        self._native = ffi.gc(lib.mqd_view_cache_create(bytes_max, piece_bytes), lib.mqd_view_cache_destroy)
         self.generation = ffi.new("uint64_t *", 1)
         lib.mqd_view_planted = sum(getattr(lib, f"MQD_PLANTED_{rule}") for rule in planted)
 
@@ -71,6 +71,6 @@ class Index:
         return result
 
     def figures(self) -> dict[str, int]:
-        out = ffi.new("struct mqd_view_index_figures *")
-        lib.mqd_view_index_figures(self._native, out)
+        out = ffi.new("struct mqd_view_cache_figures *")
+        lib.mqd_view_cache_figures(self._native, out)
         return {name: getattr(out, name) for name in ("pieces", "bytes", "used", "added", "stale")}

@@ -1,5 +1,5 @@
-/* See log/views/view_index.h. */
-#include "log/views/view_index.h"
+/* See log/views/view_cache.h. */
+#include "log/views/view_cache.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -41,11 +41,11 @@ struct buffer { /* the file's bytes from `position` on */
     uint8_t bytes[];
 };
 
-struct mqd_view_index {
+struct mqd_view_cache {
     pthread_mutex_t mutex;
     uint64_t bytes_max;
     uint32_t piece_bytes, selected_bytes_max; /* of a piece; a larger selection is not cached */
-    struct mqd_view_index_figures figures;
+    struct mqd_view_cache_figures figures;
     uint32_t hand;          /* the next bucket to evict from */
     struct buffer *spare;   /* the buffer of the last read, reused by the next one */
     struct piece **buckets; /* NULL: nothing has been cached yet */
@@ -53,16 +53,16 @@ struct mqd_view_index {
 
 /* ---- the table ---- */
 
-struct mqd_view_index *mqd_view_index_create(uint64_t bytes_max, uint32_t piece_bytes)
+struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_bytes)
 {
-    struct mqd_view_index *index = calloc(1, sizeof *index);
-    if (!index)
+    struct mqd_view_cache *cache = calloc(1, sizeof *cache);
+    if (!cache)
         return NULL;
-    index->bytes_max = bytes_max;
-    index->piece_bytes = piece_bytes;
-    index->selected_bytes_max = piece_bytes / SELECTED_PART;
-    pthread_mutex_init(&index->mutex, NULL);
-    return index;
+    cache->bytes_max = bytes_max;
+    cache->piece_bytes = piece_bytes;
+    cache->selected_bytes_max = piece_bytes / SELECTED_PART;
+    pthread_mutex_init(&cache->mutex, NULL);
+    return cache;
 }
 
 static uint64_t size_of(const struct piece *piece)
@@ -70,44 +70,44 @@ static uint64_t size_of(const struct piece *piece)
     return sizeof *piece + piece->size_bytes;
 }
 
-static struct piece **place_of(const struct mqd_view_index *index, uint64_t file, uint64_t view, uint32_t number)
+static struct piece **place_of(const struct mqd_view_cache *cache, uint64_t file, uint64_t view, uint32_t number)
 {
     file *= !PLANTED_VIEW_BUG(FILE);
     view *= !PLANTED_VIEW_BUG(FILTER);
     uint64_t hash = file * 0x9e3779b97f4a7c15ull + view * 0xc2b2ae3d27d4eb4full + number * 0x165667b19e3779f9ull;
     hash ^= hash >> 32;
-    struct piece **at = &index->buckets[hash * 0x9e3779b97f4a7c15ull >> 50];
+    struct piece **at = &cache->buckets[hash * 0x9e3779b97f4a7c15ull >> 50];
     while (*at && (((*at)->file != file && !PLANTED_VIEW_BUG(FILE)) ||
                    ((*at)->view != view && !PLANTED_VIEW_BUG(FILTER)) || (*at)->number != number))
         at = &(*at)->next;
     return at;
 }
 
-static void drop(struct mqd_view_index *index, struct piece **at)
+static void drop(struct mqd_view_cache *cache, struct piece **at)
 {
     struct piece *piece = *at;
     *at = piece->next;
-    index->figures.pieces--;
-    index->figures.bytes -= size_of(piece);
+    cache->figures.pieces--;
+    cache->figures.bytes -= size_of(piece);
     free(piece);
 }
 
-static void make_room(struct mqd_view_index *index, uint64_t size_bytes)
+static void make_room(struct mqd_view_cache *cache, uint64_t size_bytes)
 {
-    while (index->figures.pieces && index->figures.bytes + size_bytes > index->bytes_max) {
-        struct piece **at = &index->buckets[index->hand++ & (BUCKET_COUNT - 1)];
+    while (cache->figures.pieces && cache->figures.bytes + size_bytes > cache->bytes_max) {
+        struct piece **at = &cache->buckets[cache->hand++ & (BUCKET_COUNT - 1)];
         while (*at) {
-            drop(index, at);
-            index->figures.evicted++;
+            drop(cache, at);
+            cache->figures.evicted++;
         }
     }
 }
 
-void mqd_view_index_figures(struct mqd_view_index *index, struct mqd_view_index_figures *out)
+void mqd_view_cache_figures(struct mqd_view_cache *cache, struct mqd_view_cache_figures *out)
 {
-    pthread_mutex_lock(&index->mutex);
-    *out = index->figures;
-    pthread_mutex_unlock(&index->mutex);
+    pthread_mutex_lock(&cache->mutex);
+    *out = cache->figures;
+    pthread_mutex_unlock(&cache->mutex);
 }
 
 /* ---- pieces ---- */
@@ -172,35 +172,35 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
 }
 
 /* Takes the cached selection of the piece, from *position on. Returns like `take_piece`, or NOT_KNOWN. */
-static int take_known(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position)
+static int take_known(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
 {
     int taken = NOT_KNOWN;
-    pthread_mutex_lock(&index->mutex);
-    if (index->buckets) {
-        struct piece **at = place_of(index, read->file, read->view, *position / index->piece_bytes), *piece = *at;
+    pthread_mutex_lock(&cache->mutex);
+    if (cache->buckets) {
+        struct piece **at = place_of(cache, read->file, read->view, *position / cache->piece_bytes), *piece = *at;
         if (piece && *position >= piece->begin && *position < piece->end &&
             (piece->end <= read->limit || PLANTED_VIEW_BUG(LIMIT))) {
             if (PLANTED_VIEW_BUG(STALE) || is_current(read, piece)) {
-                index->figures.used++;
+                cache->figures.used++;
                 taken = take_piece(read, piece);
                 *position = piece->end;
             } else {
-                index->figures.stale++;
-                drop(index, at);
+                cache->figures.stale++;
+                drop(cache, at);
             }
         }
     }
-    pthread_mutex_unlock(&index->mutex);
+    pthread_mutex_unlock(&cache->mutex);
     return taken;
 }
 
 /* Returns a new piece that consists of `before` and `piece`, which begins where `before` ends;
  * NULL: no memory. Frees neither. */
-static struct piece *join_pieces(const struct mqd_view_index *index, const struct piece *before,
+static struct piece *join_pieces(const struct mqd_view_cache *cache, const struct piece *before,
                                  const struct piece *piece)
 {
     uint32_t size_bytes = before->size_bytes + piece->size_bytes;
-    struct piece *both = size_bytes > index->selected_bytes_max ? NULL : malloc(sizeof *both + size_bytes);
+    struct piece *both = size_bytes > cache->selected_bytes_max ? NULL : malloc(sizeof *both + size_bytes);
     if (!both)
         return NULL;
     *both = *piece;
@@ -213,36 +213,36 @@ static struct piece *join_pieces(const struct mqd_view_index *index, const struc
 }
 
 /* Caches the piece, joined with the cached one that precedes it; frees it if it is not cached. */
-static void cache_piece(struct mqd_view_index *index, const struct mqd_view_read *read, struct piece *piece)
+static void cache_piece(struct mqd_view_cache *cache, const struct mqd_view_read *read, struct piece *piece)
 {
-    pthread_mutex_lock(&index->mutex);
-    if (!index->buckets)
-        index->buckets = calloc(BUCKET_COUNT, sizeof *index->buckets);
-    if (index->buckets && is_unchanged(read)) {
-        struct piece **at = place_of(index, read->file, read->view, piece->number), *known = *at;
+    pthread_mutex_lock(&cache->mutex);
+    if (!cache->buckets)
+        cache->buckets = calloc(BUCKET_COUNT, sizeof *cache->buckets);
+    if (cache->buckets && is_unchanged(read)) {
+        struct piece **at = place_of(cache, read->file, read->view, piece->number), *known = *at;
         if (known && (known->end == piece->begin || (PLANTED_VIEW_BUG(GAP) && known->end < piece->begin)) &&
             (PLANTED_VIEW_BUG(JOIN) || is_current(read, known)) && is_unchanged(read)) {
-            struct piece *both = join_pieces(index, known, piece);
+            struct piece *both = join_pieces(cache, known, piece);
             free(piece);
             piece = both;
         } else if (known && known->begin <= piece->begin && known->end >= piece->end) {
             free(piece); /* another reader has cached this piece already, or a longer one */
             piece = NULL;
         }
-        if (piece && size_of(piece) <= index->bytes_max) {
+        if (piece && size_of(piece) <= cache->bytes_max) {
             if (known)
-                drop(index, at);
-            make_room(index, size_of(piece));
-            at = place_of(index, read->file, read->view, piece->number);
+                drop(cache, at);
+            make_room(cache, size_of(piece));
+            at = place_of(cache, read->file, read->view, piece->number);
             piece->next = *at;
             *at = piece;
-            index->figures.pieces++;
-            index->figures.added++;
-            index->figures.bytes += size_of(piece);
+            cache->figures.pieces++;
+            cache->figures.added++;
+            cache->figures.bytes += size_of(piece);
             piece = NULL;
         }
     }
-    pthread_mutex_unlock(&index->mutex);
+    pthread_mutex_unlock(&cache->mutex);
     free(piece);
 }
 
@@ -253,25 +253,25 @@ static int64_t first_offset(const struct buffer *buffer)
     return (int64_t)mqd_get_be64(buffer->bytes);
 }
 
-static void put_buffer(struct mqd_view_index *index, struct buffer *buffer)
+static void put_buffer(struct mqd_view_cache *cache, struct buffer *buffer)
 {
-    pthread_mutex_lock(&index->mutex);
-    if (buffer && !index->spare && buffer->capacity_bytes <= 2 * index->piece_bytes) {
-        index->spare = buffer;
+    pthread_mutex_lock(&cache->mutex);
+    if (buffer && !cache->spare && buffer->capacity_bytes <= 2 * cache->piece_bytes) {
+        cache->spare = buffer;
         buffer = NULL;
     }
-    pthread_mutex_unlock(&index->mutex);
+    pthread_mutex_unlock(&cache->mutex);
     free(buffer);
 }
 
-static struct buffer *get_buffer(struct mqd_view_index *index)
+static struct buffer *get_buffer(struct mqd_view_cache *cache)
 {
-    pthread_mutex_lock(&index->mutex);
-    struct buffer *buffer = index->spare;
-    index->spare = NULL;
-    pthread_mutex_unlock(&index->mutex);
-    if (!buffer && (buffer = malloc(sizeof *buffer + index->piece_bytes + 65536)))
-        buffer->capacity_bytes = index->piece_bytes + 65536;
+    pthread_mutex_lock(&cache->mutex);
+    struct buffer *buffer = cache->spare;
+    cache->spare = NULL;
+    pthread_mutex_unlock(&cache->mutex);
+    if (!buffer && (buffer = malloc(sizeof *buffer + cache->piece_bytes + 65536)))
+        buffer->capacity_bytes = cache->piece_bytes + 65536;
     return buffer;
 }
 
@@ -297,10 +297,10 @@ static bool fill(const struct mqd_view_read *read, struct buffer **buffer, uint3
 
 /* Reads the batches that begin in the piece of `position` and end at or below the limit. *last: the
  * position of the last one in the buffer. */
-static int16_t read_piece(const struct mqd_view_index *index, const struct mqd_view_read *read, uint32_t position,
+static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_view_read *read, uint32_t position,
                           struct buffer **buffer, uint32_t *last, uint32_t *size_bytes)
 {
-    uint64_t border = ((uint64_t)position / index->piece_bytes + 1) * index->piece_bytes;
+    uint64_t border = ((uint64_t)position / cache->piece_bytes + 1) * cache->piece_bytes;
     uint32_t begins = (uint32_t)(border < read->limit ? border : read->limit) - position; /* batches begin below */
     uint32_t limit = read->limit - position, at = 0;
     (*buffer)->position = position;
@@ -326,7 +326,7 @@ static int16_t read_piece(const struct mqd_view_index *index, const struct mqd_v
 
 /* Returns a piece with the selection from the batches in the buffer, which is in found.bytes from
  * `began` on. NULL: no memory. */
-static struct piece *piece_of(const struct mqd_view_index *index, const struct mqd_view_read *read,
+static struct piece *piece_of(const struct mqd_view_cache *cache, const struct mqd_view_read *read,
                               const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t began)
 {
     const struct mqd_filtered *found = &read->found;
@@ -336,7 +336,7 @@ static struct piece *piece_of(const struct mqd_view_index *index, const struct m
         return NULL;
     *piece = (struct piece){.file = read->file,
                             .view = read->view,
-                            .number = buffer->position / index->piece_bytes,
+                            .number = buffer->position / cache->piece_bytes,
                             .begin = buffer->position,
                             .last = buffer->position + last,
                             .end = end,
@@ -374,31 +374,31 @@ static int trim_selection(struct mqd_view_read *read, uint64_t began)
 
 /* Reads the piece from *position on, selects from it, and keeps the selection if it is small.
  * Returns like `take_piece`, or STOPPED. */
-static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read, uint32_t *position,
+static int take_unknown(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position,
                         struct buffer **buffer)
 {
     struct mqd_filtered *out = &read->found;
     uint32_t last = 0, size_bytes = 0;
     uint64_t consumed_bytes = 0, began = out->size_bytes, room = room_left(read);
-    int16_t error = read_piece(index, read, *position, buffer, &last, &size_bytes);
+    int16_t error = read_piece(cache, read, *position, buffer, &last, &size_bytes);
     *position += size_bytes;
     if (PLANTED_VIEW_BUG(BORDER) && last &&
-        (*position - 1) / index->piece_bytes > (*buffer)->position / index->piece_bytes)
+        (*position - 1) / cache->piece_bytes > (*buffer)->position / cache->piece_bytes)
         size_bytes = last;
     if (!error) /* may exceed output_bytes_max: the cache needs the whole selection */
         error = mqd_filter_append(read->filter, read->filter_bytes, (*buffer)->bytes, size_bytes, read->from_offset,
-                                  room > index->selected_bytes_max ? room : index->selected_bytes_max, out,
+                                  room > cache->selected_bytes_max ? room : cache->selected_bytes_max, out,
                                   &consumed_bytes);
     if (error)
         return -error;
     read->filtered_bytes += consumed_bytes;
     uint64_t selected_bytes = out->size_bytes - began;
     bool whole = consumed_bytes == size_bytes;
-    if (whole && selected_bytes <= index->selected_bytes_max &&
+    if (whole && selected_bytes <= cache->selected_bytes_max &&
         (PLANTED_VIEW_BUG(WITHIN) || read->from_offset <= first_offset(*buffer))) {
-        struct piece *piece = piece_of(index, read, *buffer, last, *position, began);
+        struct piece *piece = piece_of(cache, read, *buffer, last, *position, began);
         if (piece)
-            cache_piece(index, read, piece);
+            cache_piece(cache, read, piece);
     }
     if (selected_bytes > room) {
         int taken = trim_selection(read, began);
@@ -409,7 +409,7 @@ static int take_unknown(struct mqd_view_index *index, struct mqd_view_read *read
     return whole ? 1 : STOPPED;
 }
 
-int16_t mqd_view_read(struct mqd_view_index *index, struct mqd_view_read *read)
+int16_t mqd_view_read(struct mqd_view_cache *cache, struct mqd_view_read *read)
 {
     struct buffer *buffer = NULL;
     uint32_t position = read->position;
@@ -417,31 +417,31 @@ int16_t mqd_view_read(struct mqd_view_index *index, struct mqd_view_read *read)
     read->found = (struct mqd_filtered){.next_offset = read->from_offset};
     read->filtered_bytes = 0;
     while (taken == 1 && position < read->limit && room_left(read)) {
-        taken = take_known(index, read, &position);
+        taken = take_known(cache, read, &position);
         if (taken != NOT_KNOWN)
             continue;
         taken = 1;
         if (read->filtered_bytes >= read->filtered_bytes_max)
             break;
-        if (!buffer && !(buffer = get_buffer(index)))
+        if (!buffer && !(buffer = get_buffer(cache)))
             taken = -MQD_KAFKA_STORAGE_ERROR;
         else
-            taken = take_unknown(index, read, &position, &buffer);
+            taken = take_unknown(cache, read, &position, &buffer);
     }
-    put_buffer(index, buffer);
+    put_buffer(cache, buffer);
     read->end_position = taken == 1 || taken == STOPPED ? position : 0;
     return taken < 0 && !read->found.size_bytes ? (int16_t)-taken : 0;
 }
 
-void mqd_view_index_destroy(struct mqd_view_index *index)
+void mqd_view_cache_destroy(struct mqd_view_cache *cache)
 {
-    if (!index)
+    if (!cache)
         return;
-    for (uint32_t i = 0; index->buckets && i < BUCKET_COUNT; i++)
-        while (index->buckets[i])
-            drop(index, &index->buckets[i]);
-    pthread_mutex_destroy(&index->mutex);
-    free(index->buckets);
-    free(index->spare);
-    free(index);
+    for (uint32_t i = 0; cache->buckets && i < BUCKET_COUNT; i++)
+        while (cache->buckets[i])
+            drop(cache, &cache->buckets[i]);
+    pthread_mutex_destroy(&cache->mutex);
+    free(cache->buckets);
+    free(cache->spare);
+    free(cache);
 }

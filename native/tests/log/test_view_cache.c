@@ -8,7 +8,7 @@
 
 #include "mqd_test.h"
 
-#include "log/views/view_index.h"
+#include "log/views/view_cache.h"
 #include "wire/filter.h"
 
 #define BATCH_COUNT 400
@@ -22,7 +22,7 @@ struct world {
     int fd;
     uint32_t size_bytes;
     uint8_t bytes[BATCH_COUNT * 256];
-    struct mqd_view_index *index;
+    struct mqd_view_cache *cache;
     struct mqd_filtered wanted;
 };
 
@@ -37,7 +37,7 @@ static uint32_t put_record(uint8_t *out, uint8_t delta, char tag)
 
 static void begin(struct world *w, uint64_t bytes_max)
 {
-    *w = (struct world){.fd = memfd_create("segment", 0), .index = mqd_view_index_create(bytes_max, PIECE_BYTES)};
+    *w = (struct world){.fd = memfd_create("segment", 0), .cache = mqd_view_cache_create(bytes_max, PIECE_BYTES)};
     for (uint32_t i = 0; i < BATCH_COUNT; i++) {
         uint8_t records[RECORD_COUNT * 16];
         uint32_t records_bytes = 0;
@@ -52,14 +52,14 @@ static void begin(struct world *w, uint64_t bytes_max)
         mqd_batch_seal(at, &batch, at + MQD_BATCH_HEADER_BYTES, records_bytes);
         w->size_bytes += MQD_BATCH_HEADER_BYTES + records_bytes;
     }
-    CHECK(w->fd >= 0 && w->index && write(w->fd, w->bytes, w->size_bytes) == (ssize_t)w->size_bytes);
+    CHECK(w->fd >= 0 && w->cache && write(w->fd, w->bytes, w->size_bytes) == (ssize_t)w->size_bytes);
     CHECK_EQUAL(mqd_filter_batches(filter, sizeof filter, w->bytes, w->size_bytes, 0, 1 << 30, &w->wanted), 0);
     CHECK(w->wanted.size_bytes > 1000);
 }
 
 static void end(struct world *w)
 {
-    mqd_view_index_destroy(w->index);
+    mqd_view_cache_destroy(w->cache);
     mqd_filtered_free(&w->wanted);
     close(w->fd);
 }
@@ -79,7 +79,7 @@ static bool read_all(struct world *w, uint64_t room_bytes)
         uint32_t batch_bytes = w->size_bytes / BATCH_COUNT;
         read.from_offset = offset;
         read.position = (uint32_t)(offset / RECORD_COUNT) * batch_bytes;
-        int16_t error = mqd_view_read(w->index, &read);
+        int16_t error = mqd_view_read(w->cache, &read);
         uint64_t found_bytes = read.found.size_bytes;
         next_offset = read.found.next_offset;
         bool same = !error && next_offset > offset && done + found_bytes <= w->wanted.size_bytes &&
@@ -105,7 +105,7 @@ static void read_in_parallel(uint64_t bytes_max)
     static struct world w;
     pthread_t threads[THREAD_COUNT];
     void *right[THREAD_COUNT];
-    struct mqd_view_index_figures figures;
+    struct mqd_view_cache_figures figures;
     begin(&w, bytes_max);
     for (int i = 0; i < THREAD_COUNT; i++)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, run, &w), 0);
@@ -113,7 +113,7 @@ static void read_in_parallel(uint64_t bytes_max)
         pthread_join(threads[i], &right[i]);
     for (int i = 0; i < THREAD_COUNT; i++)
         CHECK(right[i] == &w);
-    mqd_view_index_figures(w.index, &figures);
+    mqd_view_cache_figures(w.cache, &figures);
     CHECK(figures.used > 0 && figures.bytes <= bytes_max);
     CHECK_EQUAL(figures.evicted > 0, bytes_max < 1 << 20);
     end(&w);

@@ -91,7 +91,7 @@ static int learn_segment(struct learning *learning, int64_t base_offset, int64_t
     return result;
 }
 
-int mqd_recovery_learn_ids(struct mqd_partition *partition, int64_t now_ms)
+int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t now_ms)
 {
     if (!partition->dedup)
         return 0;

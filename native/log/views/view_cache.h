@@ -23,21 +23,21 @@
  *   X4  a piece that ends above the reader's limit (its last stable offset) is not used.
  *
  * Any thread: a mutex protects the table. */
-#ifndef MQD_VIEW_INDEX_H
-#define MQD_VIEW_INDEX_H
+#ifndef MQD_VIEW_CACHE_H
+#define MQD_VIEW_CACHE_H
 
 /* MQD_CDEF_OFF */
 #include "wire/api.h"
 /* MQD_CDEF_ON */
 
-struct mqd_view_index;
-struct mqd_view_index_figures {
+struct mqd_view_cache;
+struct mqd_view_cache_figures {
     uint64_t pieces, bytes;               /* in the cache */
     uint64_t used, added, stale, evicted; /* pieces */
 };
-struct mqd_view_index *mqd_view_index_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: no memory */
-void mqd_view_index_destroy(struct mqd_view_index *index);
-void mqd_view_index_figures(struct mqd_view_index *index, struct mqd_view_index_figures *out);
+struct mqd_view_cache *mqd_view_cache_create(uint64_t bytes_max, uint32_t piece_bytes); /* NULL: no memory */
+void mqd_view_cache_destroy(struct mqd_view_cache *cache);
+void mqd_view_cache_figures(struct mqd_view_cache *cache, struct mqd_view_cache_figures *out);
 
 struct mqd_view_read {
     int fd;
@@ -60,6 +60,6 @@ struct mqd_view_read {
 };
 /* Returns 0 or a Kafka error code. If something was selected before an error, the selection is
  * returned and the error is not. */
-int16_t mqd_view_read(struct mqd_view_index *index, struct mqd_view_read *read);
+int16_t mqd_view_read(struct mqd_view_cache *cache, struct mqd_view_read *read);
 
 #endif
