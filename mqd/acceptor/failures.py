@@ -1,5 +1,6 @@
-"""The response to a request that failed as a whole, as Kafka's getErrorResponse: one error in every
-error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed because of a bug.
+"""Builds the response to a request that failed as a whole, like Kafka's getErrorResponse(): one error
+in every error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed because of a
+bug.
 
 If the response has an error of its own, that is set. Otherwise every requested item gets the error:
 the arrays are filled from the request's, by the schema. Pure functions.
@@ -81,8 +82,8 @@ def _empty(response: object, field: Field) -> object:
 
 
 def _elements(response: object, field: Field, request: object, version: int, failure: Failure) -> list[object]:
-    """One element for each element of the matching array in the request: the array of the same name
-    or, if the response's array has errors, the first one.
+    """One element for each element of the matching array in the request: the array of the same name; or,
+    if the elements of the response's array have an error field, the first array that is not empty.
     """
     if not isinstance(request, msgspec.Struct):
         return []
@@ -96,7 +97,7 @@ def _elements(response: object, field: Field, request: object, version: int, fai
     elements = []
     for element in getattr(request, source[0].name):
         item = _class_of(response, field)()
-        if not _name(item, element, source[0], version) and not same_name:
+        if not _copy_key_fields(item, element, source[0], version) and not same_name:
             return []
         _fail(item, element, version, failure)
         elements.append(item)
@@ -109,8 +110,8 @@ def _class_of(response: object, field: Field) -> type:
     return getattr(message_class(message.api_key, "Response"), field.struct.name)
 
 
-def _name(response: object, element: object, source: Field, version: int) -> bool:
-    """Copies the names of the requested item into the response. False: they have no field in common."""
+def _copy_key_fields(response: object, element: object, source: Field, version: int) -> bool:
+    """Copies the fields that name the requested item into the response. False: there are none in common."""
     own = [
         field
         for field in _fields(message_of(type(response))[1], version)

@@ -1,4 +1,4 @@
-"""Work of an event loop: work that it repeats, and work that becomes a task only when it must."""
+"""Helpers for asyncio: periodic jobs, and coroutines that run without a task until they need one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.get("tasks")
 
 
 class Periodic:
-    """Waits for `interval_s()`, then does `work()`, again and again. An exception is logged with the
+    """Waits for `interval_s()`, then awaits `work()`, again and again. An exception is logged with the
     text `failure`, and does not end it. Concurrency: the event loop's thread.
     """
 
@@ -44,9 +44,9 @@ class Periodic:
 
 
 class Turn:
-    """The turn of an event loop in which a process handles the messages that have arrived. What they
-    make possible is called at the end of that turn; a later turn of the loop would cost an
-    `epoll_wait` each time. Concurrency: the event loop's thread.
+    """The turn (iteration) of an event loop in which a process handles the messages that have arrived.
+    Callbacks that these messages trigger run at the end of the same turn; in a later turn of the loop
+    they would cost an `epoll_wait` each time. Concurrency: the event loop's thread.
     """
 
     def __init__(self) -> None:
@@ -54,13 +54,13 @@ class Turn:
         self._calls: deque[Callable[[], None]] = deque()
 
     def call(self, callback: Callable[[], None]) -> None:
-        """Calls it at the end of this turn; in the loop's next turn if none is open."""
+        """Calls `callback` at the end of this turn; in the loop's next turn if none is open."""
         if not self._calls and not self.is_open:
             asyncio.get_running_loop().call_soon(self.run)
         self._calls.append(callback)
 
     def run(self) -> None:
-        """An exception is logged, and does not keep the other callbacks from being called."""
+        """Calls the callbacks. An exception is logged, and the other callbacks are still called."""
         while self._calls:
             callback = self._calls.popleft()
             try:
@@ -70,11 +70,11 @@ class Turn:
 
 
 class Prompt(asyncio.Future[T]):
-    """A future that resumes a Work in the turn in which it gets its result. For everything else it is
-    an ordinary future.
+    """A future that resumes a Work that awaits it immediately: in the turn of the event loop in which the
+    future gets its result. For tasks and callbacks it is an ordinary future.
     """
 
-    work: Work | None = None  # that waits for it
+    work: Work | None = None  # the Work that awaits this future
 
     def set_result(self, result: T, /) -> None:
         super().set_result(result)
@@ -96,11 +96,13 @@ class Prompt(asyncio.Future[T]):
 
 
 class Work:
-    """A coroutine that begins immediately and needs no task as long as it waits only for Prompts, one
-    at a time: a task would cost two more turns of the event loop, and one more each time that it
-    waits. When it waits for anything else, the rest becomes a task.
+    """A coroutine that runs without a task: it begins in start(), and continues in the turn in which the
+    future that it awaits is done. That works as long as it awaits only Prompts, and one Work at a time
+    awaits each of them. When it awaits anything else, the rest of it becomes a task. A task from the
+    beginning would cost two more turns of the event loop, and one more for each await.
 
-    Until then it must not need a task, as asyncio.timeout() does: timeout() below is for both.
+    Until it is a task it must not call anything that needs one, such as asyncio.timeout(); use
+    timeout() below, which works with and without a task.
     """
 
     __slots__ = ("_callbacks", "_coroutine", "_is_cancelled", "_is_ended", "_is_woken", "_task", "_turn", "_waits_for")
@@ -113,18 +115,22 @@ class Work:
         self._is_ended = self._is_cancelled = self._is_woken = False
 
     def start(self) -> None:
-        """Runs it up to where it first waits. Raises what it raises."""
+        """Runs the coroutine up to its first await that blocks. Raises what the coroutine raises."""
         self._step()
 
     def done(self) -> bool:
         return self._is_ended
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:
-        """Unlike a task's, it is called immediately when the work ends. The work must not have ended."""
+        """Unlike a task's callback, this one is called immediately when the coroutine ends. The coroutine
+        must not have ended yet.
+        """
         self._callbacks.append(callback)
 
     def cancel(self) -> None:
-        """As of a task: the coroutine gets CancelledError where it waits, but not in this call."""
+        """Like Task.cancel(): CancelledError is raised where the coroutine waits, later, not during this
+        call.
+        """
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
@@ -173,8 +179,8 @@ class Work:
 
 @asynccontextmanager
 async def timeout(seconds: float) -> AsyncIterator[None]:
-    """asyncio.timeout(), which needs a task, for coroutines that may run as Work: the rest of the Work
-    becomes a task. Raises TimeoutError.
+    """asyncio.timeout() for coroutines that may run as Work: asyncio.timeout() needs a task, so the rest
+    of the Work first becomes one. Raises TimeoutError.
     """
     if asyncio.current_task() is None:
         await asyncio.sleep(0)
@@ -192,7 +198,7 @@ def _continue(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any,
         while True:
             try:
                 sent = yield waits_for
-            except BaseException as error:  # of what it awaited, or a cancellation: the work handles it
+            except BaseException as error:  # from what it awaited, or a cancellation: the coroutine handles it
                 waits_for = work.throw(error)
             else:
                 waits_for = work.send(sent)

@@ -213,7 +213,8 @@ QUOTA_KEYS = {
     "changes": "controller_mutation_rate",
     "connections": "connection_creation_rate",
 }
-NOUNS = {"user": ("user", "users"), "client-id": ("client", "clients"), "ip": ("address", "addresses")}
+# kind of a quota's entity -> its noun, singular and plural
+ENTITY_NOUNS = {"user": ("user", "users"), "client-id": ("client", "clients"), "ip": ("address", "addresses")}
 _EXACT, _DEFAULT = 0, 1
 # Kafka's entity types and names, a user first; None: the default for all
 Entity = dict[str, str | None]
@@ -222,7 +223,7 @@ Entity = dict[str, str | None]
 def entity_text(entity: Entity) -> str:
     """ "client app of user alice", "the default for all clients"."""
     words = [
-        f"the default for all {NOUNS[kind][1]}" if name is None else f"{NOUNS[kind][0]} {name}"
+        f"the default for all {ENTITY_NOUNS[kind][1]}" if name is None else f"{ENTITY_NOUNS[kind][0]} {name}"
         for kind, name in entity.items()
     ]
     return " of ".join(reversed(words))
@@ -252,9 +253,9 @@ def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, f
     found = []
     for entry in response.entries or []:
         names = {part.entity_type: part.entity_name for part in entry.entity}
-        ordered = {kind: names[kind] for kind in NOUNS if kind in names}
+        ordered = {kind: names[kind] for kind in ENTITY_NOUNS if kind in names}
         found.append((ordered, {value.key: value.value for value in entry.values}))
-    return sorted(found, key=lambda one: [(kind not in one[0], one[0].get(kind) or "\uffff") for kind in NOUNS])
+    return sorted(found, key=lambda one: [(kind not in one[0], one[0].get(kind) or "\uffff") for kind in ENTITY_NOUNS])
 
 
 def set_quotas(settings: Settings, entity: Entity, values: dict[str, float | None], dry_run: bool) -> None:

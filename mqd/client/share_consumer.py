@@ -64,7 +64,7 @@ class ShareConsumer:
         self._core: ShareCore = self._runner.core
         self._callback: OnCommitted | None = None
         self._taken: list[Any] = []  # counted as held by the application, but not returned yet
-        self._user: int | None = None  # the thread that is in a call
+        self._calling_thread: int | None = None  # id of the thread that is in a call
         self._is_in_callback = self._is_closed = False
         self._pid = os.getpid()
         self._finalizer = weakref.finalize(self, self._runner.stop)
@@ -130,7 +130,12 @@ class ShareConsumer:
         IllegalStateException when the consumer does not hold the record (any more).
         """
         # called for each record, so it makes as few calls as possible
-        if type(message) is ShareMessage and self._user is None and not self._is_closed and os.getpid() == self._pid:
+        if (
+            type(message) is ShareMessage
+            and self._calling_thread is None
+            and not self._is_closed
+            and os.getpid() == self._pid
+        ):
             if not self._config.is_explicit:
                 self._require_explicit()
             with self._runner.lock:
@@ -335,14 +340,14 @@ class ShareConsumer:
             raise failure(KafkaError._STATE, "this client was made before fork(): make a new one in the child process")
         if self._is_closed:
             raise IllegalStateException("Share consumer closed")
-        me, before = threading.get_ident(), self._user
+        me, before = threading.get_ident(), self._calling_thread
         if before is not None and before != me:
             raise ConcurrentModificationException("another thread is in a call of this share consumer")
-        self._user = me
+        self._calling_thread = me
         try:
             yield
         finally:
-            self._user = before
+            self._calling_thread = before
 
     def __enter__(self) -> ShareConsumer:
         return self

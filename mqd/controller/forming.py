@@ -17,7 +17,7 @@ LOG_INTERVAL_S = 1.0
 log = logging.get("controller.forming")
 
 
-class Forming:
+class ClusterFormation:
     """`await run()` returns the decision; `on_query(connection, query)` handles requests that arrive
     over connections.
     """

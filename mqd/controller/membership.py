@@ -18,7 +18,7 @@ from mqd.cluster.membership.handshake import Hello, Identity, Refusal
 from mqd.cluster.metadata import features
 from mqd.cluster.raft.identity import directory_text
 from mqd.cluster.raft.messages import ReplicaKey
-from mqd.controller.forming import Forming
+from mqd.controller.forming import ClusterFormation
 from mqd.controller.host_gossip import HostGossip, disk_bytes
 from mqd.controller.peers import Connection, Peers
 
@@ -38,7 +38,7 @@ class Membership:
         self._key = key
         self._waiting = client.waiting
         self._cluster_id = ""
-        self._forming: Forming | None = None
+        self._forming: ClusterFormation | None = None
         self._shell: Shell | None = None
         self._sockets = client.cluster_sockets
         self._credentials = credentials.load(config)
@@ -90,7 +90,9 @@ class Membership:
     async def form(self, lost_cluster_id: str) -> formation.Found | formation.Join:
         """Waits until the seeds' responses allow a decision. Called only if there are seeds."""
         assert self._peers is not None
-        self._forming = Forming(FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting)
+        self._forming = ClusterFormation(
+            FormationCore(self._member(), self.seeds, lost_cluster_id), self._peers, self._waiting
+        )
         decision = await self._forming.run()
         for member in (*decision.voters, *self._forming.core.members()):
             self._peers.add_address(member.node_id, member.host, member.port)
@@ -238,7 +240,7 @@ class Membership:
             Member(voter.node_id, directory_text(voter.key.directory_id), voter.host, voter.port)
             for voter in self._shell.quorum.voters
         ]
-        Forming.respond(
+        ClusterFormation.respond(
             connection,
             formation.response_of_member(
                 query, self._member(), self._cluster_id, self._shell.quorum.core.generation, self.seeds, voters

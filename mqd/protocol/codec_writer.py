@@ -1,5 +1,5 @@
-"""Generated code under construction: lines, each with its field, and the constants that it uses.
-Shared by both directions.
+"""Source lines of a generated codec, each with the field that it handles, and the constants that they
+use. Used by the encoder and the decoder.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ import struct
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
-# The field path of errors in a line; for a run of fixed-size fields: each path and its size.
+# The field path to report when a generated line raises; a line that handles several fixed-size fields
+# has each path with its size.
 Label = str | tuple[tuple[str, int], ...] | None
 
 
 class CodeWriter:
-    """Appends indented lines; `label` of a line is the field path of errors in it."""
+    """Appends indented lines; the `label` of a line is the field path to report when it raises."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

@@ -12,7 +12,8 @@ worker's log and for every request that comes back here.
 
 Hand-off packet, 64 bytes (struct mqd_local_handoff): magic, listener id 0xffff, flags 1, then data
 bytes uint64, reply bytes, submission count, uid uint32, pid int32, client id 32 bytes,
-NUL-terminated. The client's principal follows, if rights are on (principals.py).
+NUL-terminated. The client's principal follows, if authorization is enabled (authorizer.class.name;
+principals.py).
 
 Bounds: HELLO_COUNT_MAX clients that have not sent hello, each for HELLO_S; beyond that the oldest
 is dropped. At most WAITING_COUNT_MAX clients wait for room in a worker's hand-off socket.
@@ -56,7 +57,8 @@ class Hello(NamedTuple):
     data_bytes: int
     reply_bytes: int
     client_id: bytes
-    # the address where the client would connect by TCP; "" = it was configured with the socket
+    # the address where the client would connect by TCP; "": the client was configured with the socket
+    # path instead of an address
     server: str
 
 
@@ -225,33 +227,30 @@ class LocalClients:
         if isinstance(hello, Hello) and (not hello.server or hello.server in self._servers):
             principal = self._principal_of(uid)
             if principal is not None:
-                self._hand(connection, handoff(hello, uid, pid, principal))
+                self._hand_over(connection, handoff(hello, uid, pid, principal))
                 return
-            hello = (
-                f"user id {uid} has no principal by local.principal.mapping.rules: the client uses TCP, where"
-                " it can authenticate"
+            reason = (
+                f"local.principal.mapping.rules map user id {uid} to no principal: the client uses TCP, where it can"
+                " authenticate"
             )
-            refuse(connection, native.E_INVALID, hello)
+            refuse(connection, native.E_INVALID, reason)
         elif isinstance(hello, Hello):
-            hello = (
+            reason = (
                 f"the client would connect by TCP to {hello.server}, and this broker does not listen there: a broker in"
                 " another network namespace or container has the same socket path; the client uses TCP"
             )
-            refuse(connection, native.E_STALE, hello)
+            refuse(connection, native.E_STALE, reason)
         elif hello is not None:
-            refuse(connection, native.E_LAYOUT, hello)
+            reason = hello
+            refuse(connection, native.E_LAYOUT, reason)
         else:
+            reason = "its first packet is not the hello of an mqd client"
             connection.close()
-        log.warning(
-            "a local client was refused",
-            pid=pid,
-            uid=uid,
-            reason=hello or "its first packet is not the hello of an mqd client",
-        )
+        log.warning("a local client was refused", pid=pid, uid=uid, reason=reason)
 
     # -- handing over ------------------------------------------------------------------------------
 
-    def _hand(self, connection: socket.socket, message: bytes) -> None:
+    def _hand_over(self, connection: socket.socket, message: bytes) -> None:
         if not self._waiting and self._handoff.send(connection, message):
             return
         if len(self._waiting) >= WAITING_COUNT_MAX:
@@ -266,9 +265,9 @@ class LocalClients:
 
     def _try_later(self) -> None:
         if self._retry is None and self._loop is not None:
-            self._retry = self._loop.call_later(PAUSE_S, self._hand_waiting)
+            self._retry = self._loop.call_later(PAUSE_S, self._hand_over_waiting)
 
-    def _hand_waiting(self) -> None:
+    def _hand_over_waiting(self) -> None:
         self._retry = None
         while self._waiting and self._handoff.send(*self._waiting[0]):
             self._waiting.popleft()

@@ -5,7 +5,7 @@ every process of the broker anyway. Any other user id is looked up, and its logi
 `local.principal.mapping.rules`; a client without a name, without a matching rule, or with the name
 of a super user is refused and uses TCP.
 
-Where rights are off no client has a principal.
+Without an authorizer, local clients have no principal.
 """
 
 import os

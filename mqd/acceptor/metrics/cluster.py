@@ -80,6 +80,6 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield GaugeMetricFamily(
         "mqd_partitions_under_min_in_sync",
-        "Partitions led here with fewer replicas in sync than acks=all requires: it is refused there",
+        "Partitions led here with fewer replicas in sync than acks=all requires: producers with acks=all are refused",
         value=under_min,
     )

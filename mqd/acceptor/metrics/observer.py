@@ -1,7 +1,7 @@
 """Counters of the acceptor's own requests, and the start of the metrics page's server.
 
-The page (mqd/acceptor/metrics/page.py) is imported at the first scrape: prometheus_client and the
-HTTP servers that it imports are a seventh of all that an acceptor would load before it serves.
+The page (mqd/acceptor/metrics/page.py) is imported at the first scrape: importing prometheus_client
+and its HTTP servers would add a seventh to what an acceptor loads at start.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Requests:
 
 
 class Observer:
-    """Counts in the loop's thread; the thread that renders reads, and may see one request less."""
+    """Counts in the loop's thread. The rendering thread reads the counters without a lock, and may miss the
+    newest request.
+    """
 
     def __init__(self, broker: Broker, control: native.Control, worker_count: int, run_dir: Path) -> None:
         self.broker = broker
@@ -117,7 +119,7 @@ class Observer:
                 from mqd.security.python_tls import ServerTls
 
                 tls = ServerTls(config, configured)
-        except ConfigError as error:  # the port was free when `mqd up` checked
+        except ConfigError as error:  # `mqd up` checked these files; they have changed since
             log.error("there is no metrics page", reason=str(error))
             listener.close()
             return -1

@@ -65,7 +65,7 @@ def _entity(
     named = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
     for kind, (name, is_default) in named.items():
         if name is not None and is_default:
-            raise click.UsageError(f"a {access.NOUNS[kind][0]} and the default for all exclude each other")
+            raise click.UsageError(f"a {access.ENTITY_NOUNS[kind][0]} and the default for all exclude each other")
         if name is not None or is_default:
             found[kind] = name
     if "ip" in found and len(found) > 1:
@@ -87,7 +87,7 @@ def _short(entity: Entity) -> str:
     from mqd.cli import access
 
     return ", ".join(
-        f"{access.NOUNS[kind][0]} {'<default>' if name is None else name}" for kind, name in entity.items()
+        f"{access.ENTITY_NOUNS[kind][0]} {'<default>' if name is None else name}" for kind, name in entity.items()
     )
 
 

@@ -54,8 +54,8 @@ class ActiveController(Maintenance):
     """
 
     def on_persist_failed(self, state: MetadataState, now_ms: int) -> None:
-        """Undoes the effects of records proposed after `state`, which will never be in a log: they have
-        fenced no broker, and decisions based on them are dropped.
+        """Undoes the effects of records proposed after `state`. Those records will never be committed, so
+        they have fenced no broker, and decisions based on them are dropped.
         """
         for node, broker in state.brokers.items():
             if not broker.fenced and node not in self.sessions and node in self._fenced_since:
@@ -82,7 +82,7 @@ class ActiveController(Maintenance):
             )
 
         try:
-            records = broker_rules.register(state, message, self._unable_predicate(state))
+            records = broker_rules.register(state, message, self._unable_to_lead_predicate(state))
         except Refusal as refusal:
             return [], respond(refusal.error, refusal.message)
         first = records[0] if records else None
@@ -93,7 +93,9 @@ class ActiveController(Maintenance):
         if old is None or broker.epoch != old.epoch:  # a new session
             self._end_session(message.node_id, now_ms)
             # its disk may have recovered
-            self._unable = {key: reported_ms for key, reported_ms in self._unable.items() if key[0] != message.node_id}
+            self._unable_to_lead = {
+                key: reported_ms for key, reported_ms in self._unable_to_lead.items() if key[0] != message.node_id
+            }
             self._shutdowns.pop(message.node_id, None)
             self._versions.pop(message.node_id, None)
             self._sent.pop(message.node_id, None)
@@ -110,9 +112,9 @@ class ActiveController(Maintenance):
             self._end_session(node, now_ms)
             self._fencing[node] = state.version
         if self._phases:
-            # retired partitions follow the leaders of other partitions
+            # a retired partition must be led by the same host as its redirect target: check that now
             self._next_upkeep_ms = now_ms
-        return broker_rules.fence(state, nodes, self._unable_predicate(state))
+        return broker_rules.fence(state, nodes, self._unable_to_lead_predicate(state))
 
     def heartbeat(
         self, state: MetadataState, committed: MetadataState, message: peer.Heartbeat, now_ms: int, lease_valid: bool
@@ -181,7 +183,7 @@ class ActiveController(Maintenance):
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
-        return broker_rules.unfence(state, node, self._unable_predicate(state))
+        return broker_rules.unfence(state, node, self._unable_to_lead_predicate(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
         """R15: the broker gets no new leaderships; its leaderships move to other hosts and it leaves all
@@ -194,7 +196,7 @@ class ActiveController(Maintenance):
         if not broker.in_controlled_shutdown:
             return broker_rules.begin_shutdown(state, node)
         late = now_ms - shutdown.since_ms >= self._options.shutdown_wait_ms
-        coming = (
+        recently_heard = (
             frozenset()
             if late
             else frozenset(
@@ -204,7 +206,7 @@ class ActiveController(Maintenance):
             )
         )
         records, done = broker_rules.move_away(
-            state, node, self._options.shutdown_moves_max, coming, self._unable_predicate(state)
+            state, node, self._options.shutdown_moves_max, recently_heard, self._unable_to_lead_predicate(state)
         )
         if records or not done:
             shutdown.moved_at = -1
@@ -240,7 +242,9 @@ class ActiveController(Maintenance):
         """Whether the proof has the epoch of this controller, or of its direct predecessor, which ended
         together with the broker.
         """
-        return message.controller_epoch == self.epoch or (message.led and message.controller_epoch == self._before)
+        return message.controller_epoch == self.epoch or (
+            message.led and message.controller_epoch == self._previous_epoch
+        )
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
         """Skips partitions that have changed in the meantime. If enough other replicas of a partition are
@@ -289,28 +293,28 @@ class ActiveController(Maintenance):
         return move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
 
     def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
-        """Moves leaderships away from replicas that cannot serve. `_unable` prevents two such replicas from
+        """Moves leaderships away from replicas that cannot serve. `_unable_to_lead` prevents two such replicas from
         passing a partition back and forth.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
             return []
-        self._unable = {
-            key: reported_ms for key, reported_ms in self._unable.items() if now_ms - reported_ms < UNABLE_MS
+        self._unable_to_lead = {
+            key: reported_ms for key, reported_ms in self._unable_to_lead.items() if now_ms - reported_ms < UNABLE_MS
         }
-        self._unable.update({(message.node_id, key): now_ms for key in message.partitions})
+        self._unable_to_lead.update({(message.node_id, key): now_ms for key in message.partitions})
         failed = broker_rules.on_replicas_failed(
-            state, message.node_id, message.partitions, self._unable_predicate(state, UNABLE_MS)
+            state, message.node_id, message.partitions, self._unable_to_lead_predicate(state, UNABLE_MS)
         )
         return failed or broker_rules.on_replicas_full(
-            state, message.node_id, message.full, self._unable_predicate(state)
+            state, message.node_id, message.full, self._unable_to_lead_predicate(state)
         )
 
     # -- in-sync sets ------------------------------------------------------------------------------
 
-    def _is_addressed(self, message: peer.AlterPartition) -> bool:
-        """R6b: whether the message is for this controller epoch, because handled proposals are
-        remembered for one epoch only.
+    def _is_for_this_epoch(self, message: peer.AlterPartition) -> bool:
+        """Proposals for other controller epochs are refused: decided ones are remembered for one epoch only
+        (R6b).
         """
         return message.controller_epoch == self.epoch
 
@@ -320,7 +324,7 @@ class ActiveController(Maintenance):
         """Returns records and the response, which may be sent once all records up to the tail, including
         these, are committed.
         """
-        if not self._is_addressed(message):
+        if not self._is_for_this_epoch(message):
             return [], peer.AlterPartitionResponse(
                 self.epoch, message.node_id, message.broker_epoch, int(ErrorCode.NOT_CONTROLLER), []
             )

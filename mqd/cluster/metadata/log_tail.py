@@ -29,9 +29,9 @@ from mqd.cluster.metadata.records import (
     LeaderEpochsRaised,
     PartitionsAdded,
     PartitionsChanged,
-    PartitionsVanished,
     Record,
     ReplicaMoved,
+    RetiredPartitionsRemoved,
     ScramCredentialRemoved,
     ScramCredentialSet,
     TopicConfigured,
@@ -152,7 +152,7 @@ class LogTail:
         return tuple(
             (topics[ids[record.topic_id]], record.partition_count)
             for record in records
-            if isinstance(record, PartitionsVanished)
+            if isinstance(record, RetiredPartitionsRemoved)
         )
 
     def _publication(
@@ -179,7 +179,7 @@ class LogTail:
                     quotas = True
                 case FeatureLevelSet():
                     levels = True
-                case PartitionsAdded() | TopicConfigured() | PartitionsVanished():
+                case PartitionsAdded() | TopicConfigured() | RetiredPartitionsRemoved():
                     name = self._name_of(record.topic_id)
                     if name is not None:  # otherwise removed in the same batch
                         names[name] = None

@@ -1,5 +1,5 @@
 """The active controller's periodic work: leaders for partitions without one, retiring topics,
-replicas of lost or drained hosts, internal topics that grow, and the moves of a balance.
+replicas of lost or drained hosts, internal topics that grow, and the replica moves of a balancing run.
 """
 
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ class Maintenance:
         does not time out, because this process itself sends its heartbeats; its lease has no end while
         it is the only voter.
         """
-        self.epoch, self._before = epoch, before
+        self.epoch, self._previous_epoch = epoch, before
         self._own = own
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
@@ -82,11 +82,11 @@ class Maintenance:
         self._heartbeat_ms: dict[int, int] = {}  # node id -> time of its last heartbeat, fenced or not
         self._fenced_since: dict[int, int] = {}
         self._unfenced_since: dict[int, int] = {}
-        self._moves: dict[tuple[str, int], Move] = {}  # planned by a balance, not started
+        self._moves: dict[tuple[str, int], Move] = {}  # planned by a balancing run, not started
         self._balancing = False
         self._balanced_topics: frozenset[str] | None = None
         # (node id, partition) -> when it was last reported as not served there
-        self._unable: dict[tuple[int, tuple[bytes, int]], int] = {}
+        self._unable_to_lead: dict[tuple[int, tuple[bytes, int]], int] = {}
         self._phases: dict[bytes, tuple[int, int]] = {}  # topic id -> (RETIRE_*, since when)
         # topic id -> partition -> leader epoch in which it was reported empty
         self._emptied: dict[bytes, dict[int, int]] = {}
@@ -119,7 +119,7 @@ class Maintenance:
         self._unfenced_since[node] = now_ms
 
     def view(self, state: MetadataState) -> View:
-        return View(state, unable=self._unable_predicate(state))
+        return View(state, unable=self._unable_to_lead_predicate(state))
 
     def reported_unable(self, within_ms: int) -> dict[tuple[bytes, int], set[int]]:
         """Partition -> live brokers that have recently reported that they do not serve their replica.
@@ -127,12 +127,12 @@ class Maintenance:
         eligible, or while there is no leader.
         """
         found: dict[tuple[bytes, int], set[int]] = {}
-        for (node, key), reported_ms in self._unable.items():
+        for (node, key), reported_ms in self._unable_to_lead.items():
             if self._ticked_ms - reported_ms <= within_ms:
                 found.setdefault(key, set()).add(node)
         return found
 
-    def _unable_predicate(self, state: MetadataState, within_ms: int = -1) -> Unable:
+    def _unable_to_lead_predicate(self, state: MetadataState, within_ms: int = -1) -> Unable:
         """Returns a predicate: whether a replica is not served, according to reports about replicas and
         about directories.
         """

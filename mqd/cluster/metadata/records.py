@@ -39,7 +39,7 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     replacing: int = -1
     # those of removing_replicas that an earlier target of this reassignment added: the partition did
     # not have them before the reassignment
-    astray_replicas: tuple[int, ...] = ()
+    superseded_replicas: tuple[int, ...] = msgspec.field(default=(), name="astray_replicas")
 
 
 RETIRE_NOT, RETIRE_SEALED, RETIRE_REDIRECTED, RETIRE_HIDDEN = 0, 1, 2, 3
@@ -194,7 +194,7 @@ class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
     retiring: int | None = None
     redirect: int | None = None
     replacing: int | None = None
-    astray_replicas: tuple[int, ...] | None = None
+    superseded_replicas: tuple[int, ...] | None = msgspec.field(default=None, name="astray_replicas")
 
 
 class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1"):
@@ -220,7 +220,7 @@ class BrokerUnregistered(msgspec.Struct, frozen=True, tag="broker_unregistered/1
     node_id: int
 
 
-class PartitionsVanished(msgspec.Struct, frozen=True, tag="partitions_vanished/1"):
+class RetiredPartitionsRemoved(msgspec.Struct, frozen=True, tag="partitions_vanished/1"):
     """The retired partitions of the topic are removed; `partition_count` remain."""
 
     topic_id: bytes
@@ -301,7 +301,7 @@ Record = (
     | PartitionsChanged
     | BrokerChanged
     | BrokerUnregistered
-    | PartitionsVanished
+    | RetiredPartitionsRemoved
     | AclCreated
     | AclRemoved
     | ScramCredentialSet

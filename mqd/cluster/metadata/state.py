@@ -48,10 +48,10 @@ from mqd.cluster.metadata.records import (
     PartitionsAdded,
     PartitionsChanged,
     PartitionState,
-    PartitionsVanished,
     ProducerIdsAllocated,
     Record,
     ReplicaMoved,
+    RetiredPartitionsRemoved,
     ScramCredential,
     ScramCredentialRemoved,
     ScramCredentialSet,
@@ -115,7 +115,7 @@ def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState
 
     removing = kept(change.removing_replicas, old.removing_replicas)
     # an older controller does not set these when it ends a reassignment
-    astray = tuple(node for node in kept(change.astray_replicas, old.astray_replicas) if node in removing)
+    superseded = tuple(node for node in kept(change.superseded_replicas, old.superseded_replicas) if node in removing)
     return PartitionState(
         index=old.index,
         replicas=kept(change.replicas, old.replicas),
@@ -132,7 +132,7 @@ def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState
         retiring=kept(change.retiring, old.retiring),
         redirect=kept(change.redirect, old.redirect),
         replacing=kept(change.replacing, old.replacing),
-        astray_replicas=astray,
+        superseded_replicas=superseded,
     )
 
 
@@ -352,7 +352,7 @@ class MetadataState:
                 self._count((new,), 1)
         self._put(msgspec.structs.replace(topic, partitions=tuple(partitions)))
 
-    def _on_partitions_vanished(self, record: PartitionsVanished) -> None:
+    def _on_retired_partitions_removed(self, record: RetiredPartitionsRemoved) -> None:
         topic = self._topic(record.topic_id)
         if not 0 < record.partition_count <= len(topic.partitions):
             raise ValueError(
@@ -492,7 +492,7 @@ class MetadataState:
             f"R14 {what}"
         )
         assert not set(partition.adding_replicas) & set(partition.removing_replicas), f"R14 {what}"
-        assert set(partition.astray_replicas) <= set(partition.removing_replicas), f"R14 {what}"
+        assert set(partition.superseded_replicas) <= set(partition.removing_replicas), f"R14 {what}"
 
 
 _APPLY: dict[type, Callable[[MetadataState, Any], None]] = {
@@ -511,7 +511,7 @@ _APPLY: dict[type, Callable[[MetadataState, Any], None]] = {
     FeatureLevelSet: MetadataState._on_feature_level_set,
     ReplicaMoved: MetadataState._on_replica_moved,
     PartitionsChanged: MetadataState._on_partitions_changed,
-    PartitionsVanished: MetadataState._on_partitions_vanished,
+    RetiredPartitionsRemoved: MetadataState._on_retired_partitions_removed,
     BrokerChanged: MetadataState._on_broker_changed,
     BrokerUnregistered: MetadataState._on_broker_unregistered,
     AclCreated: MetadataState._on_acl_created,

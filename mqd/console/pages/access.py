@@ -26,7 +26,7 @@ def page(request: PageRequest) -> Response:
 
     def load() -> list[tuple[str, ...]]:
         if tab == "users":
-            return [_user(name, known) for name, known in sorted(access.users(settings).items())]
+            return [_user(name, credentials) for name, credentials in sorted(access.users(settings).items())]
         if tab == "rules":
             return [rule_columns(rule) for rule in access.rules(settings, AclFilter())]
         return [_quota(entity, values) for entity, values in access.quotas(settings, {})]
@@ -52,13 +52,15 @@ def page(request: PageRequest) -> Response:
     )
 
 
-def _user(name: str, known: list[tuple[int, int]]) -> tuple[str, ...]:
-    return name, ", ".join(f"{access.mechanism(number)} ({iterations:,} iterations)" for number, iterations in known)
+def _user(name: str, credentials: list[tuple[int, int]]) -> tuple[str, ...]:
+    return name, ", ".join(
+        f"{access.mechanism(number)} ({iterations:,} iterations)" for number, iterations in credentials
+    )
 
 
 def _quota(entity: Entity, values: dict[str, Any]) -> tuple[str, ...]:
     """User, client id, address ("": all), then the limits."""
-    names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.NOUNS if kind in entity)
-    by_kind = dict(zip((kind for kind in access.NOUNS if kind in entity), names, strict=True))
+    names = (DEFAULT if entity[kind] is None else entity[kind] or "" for kind in access.ENTITY_NOUNS if kind in entity)
+    by_kind = dict(zip((kind for kind in access.ENTITY_NOUNS if kind in entity), names, strict=True))
     limits = (access.quota_text(key, values[key]) if key in values else "–" for key in access.QUOTA_KEYS.values())
-    return (*(by_kind.get(kind, "") for kind in access.NOUNS), *limits)
+    return (*(by_kind.get(kind, "") for kind in access.ENTITY_NOUNS), *limits)

@@ -227,7 +227,7 @@ def test_calls_that_the_state_does_not_allow_are_refused(jobs: Jobs) -> None:
     raised: list[BaseException] = []
     waiting = threading.Thread(target=lambda: consumer.poll(5.0))
     waiting.start()
-    while consumer._user is None and waiting.is_alive():
+    while consumer._calling_thread is None and waiting.is_alive():
         time.sleep(0.001)
     try:
         consumer.poll(0)

@@ -19,8 +19,8 @@ from mqd.cluster.metadata.records import (
     PartitionChange,
     PartitionsChanged,
     PartitionState,
-    PartitionsVanished,
     ReplicaMoved,
+    RetiredPartitionsRemoved,
     TopicCreated,
     TopicState,
 )
@@ -206,7 +206,7 @@ def test_the_acceptor_receives_withheld_topics_in_order() -> None:
 def test_deleted_partitions_lose_their_slots(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1)), partition(1, (2, 1)), partition(2, (1, 3))))
     assert host.report()[-1].topic.first_leader_epoch == 0
-    host.commit(PartitionsVanished(TOPIC, 1))
+    host.commit(RetiredPartitionsRemoved(TOPIC, 1))
     (put,) = host.report()
     assert len(put.topic.partitions) == 1 and put.topic.partition_count == 1
     assert put.topic.first_leader_epoch == host.state.topics["t"].first_leader_epoch > 0

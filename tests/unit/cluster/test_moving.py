@@ -142,7 +142,7 @@ def test_a_needed_copy_stays_until_enough_replicas_are_in_sync() -> None:
     assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas
 
 
-def sent_astray() -> tuple[MetadataState, int]:
+def sent_superseded() -> tuple[MetadataState, int]:
     """A move of mqd's own from 1, with the others lost: its first target has caught up and is then
     drained too, but is still needed.
     """
@@ -162,7 +162,7 @@ def sent_astray() -> tuple[MetadataState, int]:
 
 
 def test_an_abandoned_but_needed_target_does_not_stay_a_replica() -> None:
-    state, first = sent_astray()
+    state, first = sent_superseded()
     (second,) = state.topics["t"].partitions[0].adding_replicas
     begin(state, 1, first, second)
     partition = state.topics["t"].partitions[0]
@@ -180,7 +180,7 @@ def test_an_abandoned_but_needed_target_does_not_stay_a_replica() -> None:
 
 
 def test_an_abandoned_target_is_removed_when_the_move_is_cancelled() -> None:
-    state, first = sent_astray()
+    state, first = sent_superseded()
     for entry, change in reassign_rules.cancel_replacements(View(state), 1):
         do(state, [PartitionsChanged(entry.topic_id, (change,))])
     partition = state.topics["t"].partitions[0]
@@ -198,9 +198,9 @@ def test_an_abandoned_target_is_removed_when_an_older_controller_completes_the_m
     """It does not know of targets given up, and does not report them: a cancelled later
     reassignment would go back to fewer replicas than before.
     """
-    state, first = sent_astray()
+    state, first = sent_superseded()
     partition = state.topics["t"].partitions[0]
-    assert partition.astray_replicas == (first,)
+    assert partition.superseded_replicas == (first,)
 
     def says(stay: tuple[int, ...], **fields) -> PartitionState:
         change = PartitionChange(0, replicas=stay, directories=tuple(f"d{node}" for node in stay), **fields)
@@ -216,7 +216,7 @@ def test_an_abandoned_target_is_removed_when_an_older_controller_completes_the_m
         replacing=-1,
         new_epoch=True,
     )
-    assert ended.astray_replicas == ()
+    assert ended.superseded_replicas == ()
     back = says((*stay, first), adding_replicas=(first,))
     assert replicas_before(back) == stay
     back = says((*stay, first), adding_replicas=())
@@ -255,7 +255,9 @@ def test_a_cancel_restores_the_original_replicas_after_a_changed_target() -> Non
     assert reassign_rules.cancel(View(state), entry, partition) is None, "repeated"
     returned(state, 2)
     partition = in_sync_by(state, 1, 2, 4)
-    assert set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and not partition.astray_replicas
+    assert (
+        set(partition.replicas) == {1, 2, 3} and not partition.removing_replicas and not partition.superseded_replicas
+    )
 
 
 def test_a_previous_target_does_not_count_and_may_be_the_target_again() -> None:
@@ -274,7 +276,7 @@ def test_a_previous_target_does_not_count_and_may_be_the_target_again() -> None:
     assert (
         set(partition.adding_replicas) == {4, 5}
         and set(partition.removing_replicas) == {2, 3}
-        and not partition.astray_replicas
+        and not partition.superseded_replicas
     )
     move(state, 1, 2, 6)
     partition = cancel(state)

@@ -14,7 +14,7 @@ from mqd.cluster.host import messages
 from mqd.cluster.metadata.records import (
     PartitionsAdded,
     PartitionState,
-    PartitionsVanished,
+    RetiredPartitionsRemoved,
     TopicCreated,
     TopicState,
     decode_record,
@@ -86,10 +86,12 @@ def test_partitions_added_after_a_retirement_begin_above_all_old_leader_epochs()
 
 def test_snapshots_keep_removed_partitions_and_older_snapshots_are_read() -> None:
     state = topic(cluster(), count=3)
-    do(state, [PartitionsVanished(TOPIC, 2)])
+    do(state, [RetiredPartitionsRemoved(TOPIC, 2)])
     assert state.topics["t"].first_leader_epoch == 6
     low = PartitionState(2, (1,), ("d1",), (1,), 1, 2)
-    do(state, [PartitionsAdded(TOPIC, (low,)), PartitionsVanished(TOPIC, 2)])  # added by a host of an older version
+    do(
+        state, [PartitionsAdded(TOPIC, (low,)), RetiredPartitionsRemoved(TOPIC, 2)]
+    )  # added by a host of an older version
     assert state.topics["t"].first_leader_epoch == 6, "it never falls"
     data = msgspec.msgpack.encode(state.snapshot())
     assert MetadataState.from_snapshot(msgspec.msgpack.decode(data, type=Snapshot)) == state
@@ -112,7 +114,7 @@ def test_proposals_of_the_deleted_partition_are_ignored_and_those_of_the_new_one
 
     old = proposal([1, 2], sequence=9, index=1)
     assert judge(old) == 0
-    do(state, [PartitionsVanished(TOPIC, 1)])
+    do(state, [RetiredPartitionsRemoved(TOPIC, 1)])
     assert judge(proposal([1, 2], sequence=10, index=1)) == E.UNKNOWN_TOPIC_OR_PARTITION
     new = PartitionState(1, (1, 2, 3), ("d1", "d2", "d3"), (1, 2, 3), 1, state.topics["t"].first_leader_epoch)
     do(state, [PartitionsAdded(TOPIC, (new,))])

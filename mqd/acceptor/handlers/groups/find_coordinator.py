@@ -51,7 +51,7 @@ async def _error(context: Context, header: RequestHeader, key_type: int, keys: l
         return 0, None
     if coordinator is None:
         return int(ErrorCode.INVALID_REQUEST), f"There are no coordinators of type {key_type} here."
-    # Keys that no share-partition can have do not create the topic.
+    # Do not create the topic if no key can name a share-partition.
     if key_type == SHARE and not any(map(_is_share_partition, keys)):
         return 0, None
     if not await coordinator.ensure_topic():

@@ -2,7 +2,7 @@
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import has_share_groups, request_group
-from mqd.coordinator.group.consumer.requests import is_too_long, too_long
+from mqd.coordinator.group.consumer.requests import is_too_long, too_long_message
 from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode, error_message
@@ -52,7 +52,7 @@ def problem_of(request: ShareGroupHeartbeatRequest) -> str | None:
     if request.member_epoch < LEAVE_EPOCH:
         return "MemberEpoch is invalid."
     if is_too_long(request.subscribed_topic_names or (), request.group_id, request.rack_id):
-        return too_long()
+        return too_long_message()
     return None
 
 

@@ -84,8 +84,8 @@ async def _heartbeat_again(
     context: Context, header: RequestHeader, request: StreamsGroupHeartbeatRequest, first: StreamsGroupHeartbeatResponse
 ) -> StreamsGroupHeartbeatResponse:
     """Called when the topics exist, so that the member gets its tasks without another heartbeat."""
-    follows = msgspec.structs.replace(request, member_epoch=first.member_epoch, topology=None)
-    response = (await _heartbeat(context, header, follows)).response
+    next_request = msgspec.structs.replace(request, member_epoch=first.member_epoch, topology=None)
+    response = (await _heartbeat(context, header, next_request)).response
     if response.error_code:
         return first
     if response.active_tasks is None:

@@ -294,21 +294,25 @@ def begin_shutdown(state: MetadataState, node: int) -> list[Record]:
     return [BrokerChanged(node, state.brokers[node].epoch, in_controlled_shutdown=True)]
 
 
-def _would_refuse(topic: TopicState, partition: PartitionState, view: View, coming: frozenset[int]) -> bool:
+def _would_refuse(topic: TopicState, partition: PartitionState, view: View, recently_heard: frozenset[int]) -> bool:
     """Whether acks=all would be refused without this broker, while another replica may soon be in sync."""
     minimum = effective_min_in_sync(view.configured_min(topic), len(partition.replicas), len(partition.adding_replicas))
     return len(partition.in_sync_replicas) == minimum and any(
-        other in coming for other in partition.replicas if other not in partition.in_sync_replicas
+        other in recently_heard for other in partition.replicas if other not in partition.in_sync_replicas
     )
 
 
 def move_away(
-    state: MetadataState, node: int, moves_max: int, coming: frozenset[int] = frozenset(), unable: Unable = never_unable
+    state: MetadataState,
+    node: int,
+    moves_max: int,
+    recently_heard: frozenset[int] = frozenset(),
+    unable: Unable = never_unable,
 ) -> tuple[list[Record], bool]:
     """Returns (changes of at most `moves_max` partitions, whether all are done). The broker gives up its
     leaderships and leaves the in-sync sets, so that no leader waits for it when it ends. Partitions
     that no other replica can lead stay as they are. A partition with just enough replicas in sync is
-    not done while another replica is on a `coming` broker (one that sent a heartbeat recently).
+    not done while another replica is on a broker in `recently_heard` (it has sent a heartbeat recently).
     """
     view = View(state, unable=unable)
     targets: list[tuple[TopicState, Target]] = []
@@ -319,7 +323,7 @@ def move_away(
                 other != node and view.may_take_over(topic, partition, other) for other in partition.in_sync_replicas
             ):
                 continue
-            if _would_refuse(topic, partition, view, coming) or len(targets) == moves_max:
+            if _would_refuse(topic, partition, view, recently_heard) or len(targets) == moves_max:
                 done = False
                 continue
             target = Target(partition)

@@ -67,7 +67,7 @@ class Target:
         "retiring",
         "redirect",
         "replacing",
-        "astray",
+        "superseded",
         "lost_memory",
         "new_epoch",
         "election",
@@ -81,7 +81,11 @@ class Target:
         self.old = old
         self.replicas, self.directories = old.replicas, old.directories
         self.in_sync = old.in_sync_replicas
-        self.adding, self.removing, self.astray = old.adding_replicas, old.removing_replicas, old.astray_replicas
+        self.adding, self.removing, self.superseded = (
+            old.adding_replicas,
+            old.removing_replicas,
+            old.superseded_replicas,
+        )
         self.recovering, self.retiring, self.redirect, self.replacing = (
             old.recovering,
             old.retiring,
@@ -105,7 +109,7 @@ def replicas_before(partition: PartitionState) -> tuple[int, ...]:
     """The replicas before the current reassignment, even if its target has changed: a cancel restores
     these.
     """
-    return without(partition.replicas, (*partition.adding_replicas, *partition.astray_replicas))
+    return without(partition.replicas, (*partition.adding_replicas, *partition.superseded_replicas))
 
 
 def compose_change(target: Target, configured_min: int, live: Callable[[int], bool]) -> PartitionChange | None:
@@ -159,7 +163,7 @@ def _difference(
         retiring=if_changed(target.retiring, old.retiring),
         redirect=if_changed(target.redirect, old.redirect),
         replacing=if_changed(target.replacing, old.replacing),
-        astray_replicas=if_changed(target.astray, old.astray_replicas),
+        superseded_replicas=if_changed(target.superseded, old.superseded_replicas),
     )
     return None if change == PartitionChange(old.index) else change
 
@@ -231,5 +235,5 @@ def _maybe_complete_reassignment(target: Target, configured_min: int) -> None:
         return
     by_node = dict(zip(target.replicas, target.directories))
     target.replicas, target.directories = replicas, tuple(by_node[node] for node in replicas)
-    target.in_sync, target.adding, target.removing, target.replacing, target.astray = in_sync, (), (), -1, ()
+    target.in_sync, target.adding, target.removing, target.replacing, target.superseded = in_sync, (), (), -1, ()
     target.new_epoch = True

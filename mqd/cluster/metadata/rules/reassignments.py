@@ -4,7 +4,7 @@ lost host's replicas, a drained host, and internal topics that grow.
 During a reassignment `replicas` is the target followed by the leaving replicas; `adding_replicas` and
 `removing_replicas` list the added and the leaving ones. compose_change() ends a reassignment. When
 the target changes, replicas that were added for the old target but are still needed leave only at the
-end, and are `astray_replicas` until then: a cancel restores the replicas from before the first
+end, and are `superseded_replicas` until then: a cancel restores the replicas from before the first
 target. A reassignment of mqd's own has `replacing`, the node whose replica it removes: this
 distinguishes it from a client's, and it is reverted when the node returns. A reassignment that only
 adds replicas (an internal topic grows) has no `replacing` and is never reverted.
@@ -102,7 +102,7 @@ def reassign(
     target.directories = _directories(partition, target.replicas, directories)
     target.adding = tuple(node for node in replicas if node not in base)
     target.removing = leaving
-    target.astray = without(leaving, base)
+    target.superseded = without(leaving, base)
     target.in_sync = in_sync
     target.replacing = replacing
     if not target.adding and not target.removing:
@@ -140,7 +140,7 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
             ErrorCode.NO_REASSIGNMENT_IN_PROGRESS,
             f"No partition reassignment of {topic.name}-{partition.index} is under way.",
         )
-    base, astray = replicas_before(partition), partition.astray_replicas
+    base, superseded = replicas_before(partition), partition.superseded_replicas
     in_sync = without(partition.in_sync_replicas, partition.adding_replicas)
     is_smaller = len(in_sync) < len(partition.in_sync_replicas)
     if is_smaller and (not in_sync or len(in_sync) < effective_min_in_sync(view.configured_min(topic), len(base))):
@@ -160,9 +160,9 @@ def cancel(view: View, topic: TopicState, partition: PartitionState) -> Partitio
     by_node = dict(zip(partition.replicas, partition.directories))
     # The order from before the reassignment is not stored. In `base`, replicas that the target keeps
     # come before those that it removes.
-    target.replicas = base + astray
+    target.replicas = base + superseded
     target.directories = tuple(by_node[node] for node in target.replicas)
-    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), astray, -1
+    target.in_sync, target.adding, target.removing, target.replacing = in_sync, (), superseded, -1
     return view.change_to(topic, target)
 
 

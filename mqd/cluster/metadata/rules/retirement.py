@@ -2,7 +2,7 @@
 docs/decisions/cluster/2026-11-21-retired-partitions.md.
 
     RETIRE_NOT -> (co-located) -> RETIRE_SEALED -> RETIRE_REDIRECTED -> RETIRE_HIDDEN -> gone
-    (PartitionsVanished)
+    (RetiredPartitionsRemoved)
 
     co-located  has a `redirect` and is not sealed yet: its replicas and its leader move to the
                 hosts of the partition that will take its records
@@ -36,8 +36,8 @@ from mqd.cluster.metadata.records import (
     RETIRE_SEALED,
     PartitionChange,
     PartitionState,
-    PartitionsVanished,
     Record,
+    RetiredPartitionsRemoved,
     TopicState,
 )
 from mqd.cluster.metadata.refusal import Refusal
@@ -218,6 +218,6 @@ def vanish(view: View, topic: TopicState) -> list[Record]:
     first = retiring_from(topic)
     kept = msgspec.structs.replace(topic, partitions=topic.partitions[:first])
     return [
-        PartitionsVanished(topic.topic_id, first),
+        RetiredPartitionsRemoved(topic.topic_id, first),
         *view.changes((kept, Target(partition)) for partition in kept.partitions if in_progress(partition)),
     ]

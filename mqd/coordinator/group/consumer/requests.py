@@ -56,7 +56,7 @@ def problem_of(
         return invalid, f"RebalanceTimeoutMs cannot be {message.rebalance_timeout_ms}."
     names = message.subscribed_topic_names or ()
     if is_too_long(names, message.group_id, message.member_id, message.instance_id, message.rack_id):
-        return invalid, too_long()
+        return invalid, too_long_message()
     if message.server_assignor is not None and message.server_assignor not in assignors:
         return (
             int(ErrorCode.UNSUPPORTED_ASSIGNOR),
@@ -72,7 +72,7 @@ def is_too_long(names: Sequence[str], *texts: str | None) -> bool:
     )
 
 
-def too_long() -> str:
+def too_long_message() -> str:
     return f"A name has more than {NAME_CHARS_MAX} characters, or the subscription more than {SUBSCRIPTION_CHARS_MAX}."
 
 
