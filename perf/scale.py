@@ -145,7 +145,7 @@ def gossip_page(result: dict) -> str:
                 right=range(9),
             ),
             f"![Seconds until all know of a failure, by hosts]({FAILURE_CHART.name})",
-            "What one host sends; while hosts fail, one fails every 2.5 s:",
+            "What one host sends, when idle and while one host fails every 2.5 s:",
             markdown_table(
                 (
                     "hosts",
@@ -283,7 +283,8 @@ def control_page(result: dict) -> str:
                 f" {control_scale.REPETITIONS}."
             ),
             (
-                "**A new broker** gets the whole metadata, hosts = partitions ÷ 1,000 (at least 10)."
+                "**A new broker** gets the whole metadata of a cluster with one host per 1,000 partitions (at least 10"
+                " hosts)."
                 f" The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes a"
                 " partition, so 200,000 partitions are"
                 f" {next(one for one in catch_up if one['partitions'] == 200_000)['snapshot_bytes'] / 1e6:.0f} MB."
