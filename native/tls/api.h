@@ -7,8 +7,8 @@
 #include "native.h"
 /* MQD_CDEF_ON */
 
-/* 1; -1 with the reason and the remedy when OpenSSL 3.0 or later cannot be used. The first call
- * loads it. */
+/* Returns 1; -1, with the reason and the remedy, if OpenSSL 3.0 or later cannot be used. The first
+ * call loads it. */
 int mqd_tls_available(void);
 const char *mqd_tls_version(void); /* "OpenSSL 3.0.19 27 Jan 2026"; "" = not available */
 

@@ -473,7 +473,7 @@ static void renew_key(struct mqd_tls *tls, uint32_t record_count)
 
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
 {
-    MQD_ASSERT(!mqd_tls_unsent(tls), "nothing is unsent when more is sealed");
+    MQD_ASSERT(!mqd_tls_unsent(tls), "nothing is unsent when more is encrypted");
     out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
     renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();

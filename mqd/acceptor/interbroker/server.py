@@ -174,7 +174,7 @@ class InterbrokerServer:
             hello = side.peer
             assert hello is not None
             if hello.worker >= 0:
-                self._hand(connection, hello, address, side.tls)
+                self._hand_over(connection, hello, address, side.tls)
                 return
             channel = Channel(connection, self._credentials.tls(side))
             await channel.begin()
@@ -201,7 +201,7 @@ class InterbrokerServer:
     def _decide(self, hello: Hello) -> Identity | Refusal:
         return admission(hello, self._metadata, self._node_id, len(self._handoffs))
 
-    def _hand(self, connection: socket.socket, hello: Hello, address: tuple, tls: bool) -> None:
+    def _hand_over(self, connection: socket.socket, hello: Hello, address: tuple, tls: bool) -> None:
         """Hands the connection over immediately or not at all: the peer then reconnects."""
         local = connection.getsockname()
         packet = PACKET.pack(
