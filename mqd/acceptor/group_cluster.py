@@ -51,24 +51,24 @@ class BrokerCluster:
         """Whether the feature group.version is enabled; without it the consumer protocol is
         refused.
         """
-        return self._in_force()["group.version"] >= 1
+        return self._feature_levels()["group.version"] >= 1
 
     @property
     def has_share_groups(self) -> bool:
         """Without them the share protocol is refused."""
-        return has_share_groups(self._in_force())
+        return has_share_groups(self._feature_levels())
 
     @property
     def has_streams_groups(self) -> bool:
         """Without them the streams protocol is refused."""
-        return has_streams_groups(self._in_force())
+        return has_streams_groups(self._feature_levels())
 
     @property
     def has_dead_letters(self) -> bool:
         """Without them rejected records are archived immediately."""
-        return has_dead_letters(self._in_force())
+        return has_dead_letters(self._feature_levels())
 
-    def _in_force(self) -> Mapping[str, int]:
+    def _feature_levels(self) -> Mapping[str, int]:
         metadata = self._broker.metadata
         if self._features_version != metadata.features_version:
             self._features_version = metadata.features_version

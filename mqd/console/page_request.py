@@ -49,7 +49,7 @@ class PageRequest:
         except ValueError:
             return default
 
-    def named(self, name: str) -> str:
+    def required_text(self, name: str) -> str:
         found = self.text(name)
         if not found:
             raise Refused(404, f"the URL names no {name}")

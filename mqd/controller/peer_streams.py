@@ -106,7 +106,7 @@ async def _send_reason(tls: HostTls, reader: asyncio.StreamReader, writer: async
     """Sends the reason for the end of the connection, and waits until the peer has closed it."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(REASON_SEND_S):
-            writer.write(tls.farewell)
+            writer.write(tls.refusal_bytes)
             writer.write_eof()
             while await reader.read(READ_BYTES):
                 pass

@@ -28,8 +28,9 @@ log = logging.get("controller.quorum")
 
 
 class Quorum:
-    """`on_metadata(event)`: passes it to the metadata core. `on_leader()`: leader, epoch, voters or
-    activity have changed. `send(node_id, message)`: best effort.
+    """`on_metadata(event)`: passes it to the metadata core. `on_leader()`: the leader, the
+    epoch, the voters, or whether this host is the active controller has changed.
+    `send(node_id, message)`: best effort.
     """
 
     def __init__(
@@ -216,6 +217,7 @@ class Quorum:
 
     @property
     def voters_history(self) -> int:
+        """FOUNDED, GROWING or SHRUNK: the history of the newest voter set's size."""
         return self.core.log.voters_history
 
     async def stop(self) -> None:

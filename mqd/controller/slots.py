@@ -33,11 +33,12 @@ def read_slots(control: native.Control, state: MetadataState) -> Started:
 
 def assign(control: native.Control, action: AssignSlot) -> None:
     """A partition without an owner is OFFLINE, and stays so until its new owner has opened it: a
-    flush may have failed there, and the owner relies on this flag.
+    flush of the previous owner may have failed, and the flag makes the new owner's recovery rewrite
+    what may not be flushed.
     """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):
-        return  # the slot still shows its owner's death, which must stay visible
+        return  # its old generation shows that the owner died; a new assignment would hide that
     offline = action.owner == OWNER_NONE or (
         before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
     )

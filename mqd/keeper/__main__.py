@@ -15,8 +15,8 @@ from mqd.keeper import settings as keeper_settings
 
 def _supervisor() -> tuple[int, bool]:
     """(pid of the supervisord that is the parent, whether it runs nothing but this broker).
-    MQD_RUN_SUPERVISOR in this program's configuration names it; without it there is no parent to
-    watch. MQD_RUN_SUPERVISOR_PID in tests.
+    MQD_RUN_SUPERVISOR is set by supervisord's configuration: "own" if it runs only this broker; unset
+    if there is no parent to watch. MQD_RUN_SUPERVISOR_PID overrides the pid in tests.
     """
     supervisor = os.environ.get("MQD_RUN_SUPERVISOR_PID", "")
     if supervisor.isdigit():

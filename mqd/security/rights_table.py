@@ -10,9 +10,9 @@ The look-up of a name is
     3. the default mask.
 
 Step 2 is a binary search: all names between a prefix of the name and the name itself start with
-that prefix. So the last prefix entry that is not greater than the name, or the first of its
-ancestors (`parent`, the longest entry that is a proper prefix of this one) that is a prefix of the
-name, is the longest prefix.
+that prefix. It starts at the last prefix entry that is not greater than the name, and follows
+`parent` (the longest entry that is a proper prefix of this one) until the entry is a prefix of the
+name: this is the longest one.
 
 As bytes (encode), little-endian:
 

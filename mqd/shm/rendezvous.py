@@ -16,7 +16,7 @@ client uses the first that has its broker. $MQD_RUN_RENDEZVOUS replaces the list
 colons) for both.
 
 1. A directory is trusted only if it is a real directory owned by root, by this process's user, or
-   by a user chosen by root: its parent belongs to root, and no other user can write there.
+   by any user if the directory's parent belongs to root and only root can write there.
 2. A link proves nothing: its broker may have been killed, and its path may lead elsewhere in
    another container. The client sends the name in its hello, and a broker that does not serve that
    name refuses (mqd/acceptor/local/clients.py). One socket at a time listens on an address and port
@@ -314,8 +314,8 @@ def _names(addresses: Iterable[str], port: int) -> list[str]:
     """
     hosts: list[str] = []
     for address in addresses:
-        every = ["::"] if ":" in _plain(address) else ["0.0.0.0", "::"]
-        hosts += [address, *every]
+        wildcards = ["::"] if ":" in _plain(address) else ["0.0.0.0", "::"]
+        hosts += [address, *wildcards]
     return [server_name(host, port) for host in dict.fromkeys(hosts)]
 
 

@@ -442,7 +442,7 @@ class PartitionSet(OpenPartitions):
         self, opened: OpenPartition, state: shortened.Shortened, assignment: Assignment
     ) -> Assignment:
         """The assignment for the reactor, until the replica has caught up (N5)."""
-        given, is_whole = state.take(assignment)
+        given, is_whole = state.on_assignment(assignment)
         slot = opened.owned.slot
         if is_whole:
             try:
@@ -457,7 +457,7 @@ class PartitionSet(OpenPartitions):
                 )
         if not self.log_dirs[opened.owned.log_dir].failure:
             self.failures.pop(slot, None)
-            if not is_whole and shortened.is_requested(assignment):
+            if not is_whole and shortened.is_leader_or_candidate(assignment):
                 self.failures[slot] = f"{opened.owned.name}: {shortened.REASON}"
         return given
 

@@ -5,8 +5,8 @@ Such a replica may hold less than the other replicas assume. A file in its direc
 until it has caught up:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
         reports that it does not serve the partition, so that another replica leads. It repeats that
-        while there is no leader and it is in sync, because the controller would take the absence of
-        reports for recovery and make it the leader again.
+        while there is no leader and it is in sync: otherwise the controller would conclude from the
+        silence that the replica can serve again, and make it the leader.
     H2  it follows, and counts as a replica again once a leader has added it to the in-sync set: then it
         has everything.
     H3  a sole replica is never treated like this: no other replica has more.
@@ -25,7 +25,7 @@ MARKER = "shortened"
 REASON = (
     "recovery has cut its log although sound records follow the damage, so it may lack acknowledged records: it"
     " follows, and leads again when it has caught up. If no other replica is left, stop the broker and delete the file"
-    f" {MARKER} in the partition's directory; what was cut off is lost then"
+    f" {MARKER} in the partition's directory; the truncated records are then lost"
 )
 
 
@@ -51,7 +51,7 @@ def unmark(path: Path, files: Files) -> None:
     files.unlink(path / MARKER)
 
 
-def is_requested(assignment: Assignment) -> bool:
+def is_leader_or_candidate(assignment: Assignment) -> bool:
     """Whether the replica is to lead, or is the next candidate: in sync while there is no leader. A
     replica that is only eligible is elected as soon as it is available, and is in sync then. An
     operator may choose one that is neither (H4).
@@ -69,7 +69,7 @@ class Shortened:
     def __init__(self) -> None:
         self._in_sync: bool | None = None  # according to the last assignment
 
-    def take(self, assignment: Assignment) -> tuple[Assignment, bool]:
+    def on_assignment(self, assignment: Assignment) -> tuple[Assignment, bool]:
         """(the assignment for the reactor, whether the partition counts as a replica from now
         on)."""
         leads = assignment.leader == assignment.node_id

@@ -60,7 +60,7 @@ struct mqd_stage_result {
      * durable_offset does. */
     bool duplicate;
     int64_t end_offset; /* after the batch, or after what it duplicates */
-    /* records that were not written because others have their ids (log/dedup/dedup.h). If there was
+    /* records not written because earlier ones have the same ids (log/dedup/dedup.h). If there was
      * nothing else in the batch, base_offset is of a record that has such an id. */
     uint32_t left_out_count;
     const char *message; /* with an error, if there is more to say; static */
@@ -182,9 +182,9 @@ const char *mqd_partition_path(const struct mqd_partition *partition);
  * producers remain. */
 uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t now_ms);
 /* A producer snapshot as bytes (malloc'd; the caller frees) and its offset; NULL when nothing
- * changed since the last one. A helper thread writes it (mqd_file_replace, %020d.snapshot). Two are
- * kept: the one before the last is deleted here. Due at least after each roll: recovery starts from
- * the last one. */
+ * changed since the last one. A helper thread writes it (mqd_file_replace, %020d.snapshot). The two
+ * newest are kept; the next older one is deleted here. Due at least after each roll: recovery starts
+ * from the last one. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset);
 void mqd_partition_fence(struct mqd_partition *partition);
 bool mqd_partition_fenced(const struct mqd_partition *partition);

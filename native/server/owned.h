@@ -48,12 +48,12 @@ struct mqd_owned {
     int64_t woken_log_start, woken_log_end; /* log start and end when these fetches were last woken */
     /* NULL: this is the only replica, and it leads (server/replication/replication.c) */
     struct mqd_replica *replica;
-    struct mqd_followed *followed; /* while this worker follows (server/replication/fetcher.h) */
-    uint32_t leader_worker;        /* the worker that owns the partition on the leader's host */
-    struct mqd_command *deferred;  /* in order, by `next` */
-    struct mqd_cut_job *cut;       /* while the log is truncated */
-    uint32_t cut_count;            /* truncations that removed something or restarted the log */
-    uint8_t truncation_held;       /* compaction is replacing files: no truncation begins */
+    struct mqd_followed *followed;             /* while this worker follows (server/replication/fetcher.h) */
+    uint32_t leader_worker;                    /* the worker that owns the partition on the leader's host */
+    struct mqd_command *deferred;              /* in order, by `next` */
+    struct mqd_truncation_job *truncation_job; /* while the log is truncated */
+    uint32_t cut_count;                        /* truncations that removed something or restarted the log */
+    uint8_t truncation_held;                   /* compaction is replacing files: no truncation begins */
 };
 
 struct mqd_log_directory {

@@ -177,7 +177,7 @@ void mqd_reactor_destroy(struct mqd_reactor *r)
             continue;
         mqd_replication_free(r, owned);
         mqd_commands_free_deferred(owned);
-        free(owned->cut);
+        free(owned->truncation_job);
         free(owned); /* the caller owns the partition itself */
     }
     mqd_fetchers_destroy(r);

@@ -73,7 +73,7 @@ class Channel:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(REASON_SEND_S):
-                await loop.sock_sendall(self.socket, tls.farewell)
+                await loop.sock_sendall(self.socket, tls.refusal_bytes)
                 self.socket.shutdown(socket.SHUT_WR)
                 while await loop.sock_recv(self.socket, READ_BYTES):
                     pass

@@ -39,7 +39,7 @@ class Harm(IntEnum):
 
     LOSS = 0
     OUTAGE = 1
-    NO_RESERVE = 2
+    NO_RESERVE = 2  # against the next failure
     NUISANCE = 3
 
 
@@ -52,7 +52,7 @@ TITLES = {
     Harm.LOSS: "records at risk",
     Harm.OUTAGE: "clients are not served",
     Harm.NO_RESERVE: "one more failure would interrupt service",
-    Harm.NUISANCE: "slow, or trouble to come",
+    Harm.NUISANCE: "slow, or may cause problems later",
 }
 
 
@@ -152,7 +152,7 @@ def cluster_findings(
                 " One host is lost"
                 if out_of_service
                 else f"mqd doctor and mqd top on the host of broker {node}: a slow disk (mqd_sync_seconds), a busy CPU,"
-                " or its network; a move has a throttle (mqd topic reassign)",
+                " its network, or, during a reassignment, a throttle that is too low (mqd topic reassign)",
             )
         )
     skew_ms = now_ms - state.voter_status.now_ms
@@ -217,8 +217,8 @@ def metric_findings(samples: Iterable[Sample], now_s: float, data_dir: str) -> l
                 Finding(
                     Harm.LOSS,
                     f"{one.value:.0f} stored segments of {partition} are corrupt",
-                    "mqd log verify on its directory shows where; if there are other replicas, delete this one: it"
-                    " is copied again",
+                    "mqd log verify on its directory shows where; if there are other replicas, delete this"
+                    " replica: it is then copied again",
                 )
             )
         elif one.name == "mqd_sync_failures_total" and one.value:
@@ -280,7 +280,8 @@ def metric_findings(samples: Iterable[Sample], now_s: float, data_dir: str) -> l
         Finding(
             Harm.NUISANCE,
             f"group {group} is {seconds / 60:.0f} min behind in {topic}",
-            f"mqd group describe {group}: one partition behind is a stuck member, all are too few members",
+            f"mqd group describe {group}: if one partition lags, its member is stuck; if all lag, there are too few"
+            " members",
         )
         for (group, topic), seconds in sorted(behind.items())
     ]

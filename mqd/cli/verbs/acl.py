@@ -23,7 +23,8 @@ _HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Onl
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Use the controller of the broker in this data directory, as the broker's user: needs no rights.",
+    help="Use the controller of the broker in this data directory, as the Unix user that runs the broker:"
+    " needs no ACLs.",
 )
 
 
@@ -39,7 +40,7 @@ def _or_usage_error(make: Callable[..., Any], *words: Any) -> Any:
         raise click.UsageError(str(error)) from None
 
 
-def _locally(data_dir: Path, change: "messages.Change") -> "messages.Response":
+def _change_through_controller(data_dir: Path, change: "messages.Change") -> "messages.Response":
     from mqd.base.paths import layout
     from mqd.cli import local_controller
     from mqd.cli.kafka_request import check
@@ -63,7 +64,7 @@ def _create(
 
     rules = _or_usage_error(access.parse_rules, permission, principal, operations, resource, host)
     if data_dir is not None:
-        _locally(data_dir, messages.CreateAcls(rules))
+        _change_through_controller(data_dir, messages.CreateAcls(rules))
     else:
         access.create_rules(settings, rules)
     _emit(settings, rules, "")
@@ -170,7 +171,9 @@ def remove(
         return
     if data_dir is not None:
         removed = [
-            rule for rules in _locally(data_dir, messages.DeleteAcls([acl_filter])).removed_acls for rule in rules
+            rule
+            for rules in _change_through_controller(data_dir, messages.DeleteAcls([acl_filter])).removed_acls
+            for rule in rules
         ]
     else:
         removed = access.remove_rules(settings, acl_filter)

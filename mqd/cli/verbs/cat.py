@@ -84,7 +84,7 @@ def _print_note(options: Options, text: str) -> None:
 @click.option("-e", "exit_at_end", is_flag=True, help="Exit at the end of the partitions.")
 @click.option("-q", "quiet", is_flag=True, help="No remarks.")
 @click.option("-v", "_verbose", count=True, help="Accepted, without effect.")
-@click.option("-E", "_stay", is_flag=True, help="Accepted, without effect: transient errors never end it.")
+@click.option("-E", "_stay", is_flag=True, help="Accepted, without effect: transient errors never stop the command.")
 @click.option("-u", "unbuffered", is_flag=True, help="Unbuffered output.")
 @click.option("-Z", "null", is_flag=True, help="Producer: empty is null. Consumer: print NULL.")
 @click.option("-O", "show_offset", is_flag=True, help="Print the offset, then -K's delimiter.")

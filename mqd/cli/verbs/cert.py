@@ -88,7 +88,7 @@ def host(node_id: int, out: Path, data_dir: Path | None) -> int:
     except ValueError as error:
         raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
-    click.echo(f"{out}: the certificate of host {node_id}, {pki.CERTIFICATE_DAYS} days")
+    click.echo(f"{out}: the certificate of host {node_id}, valid for {pki.CERTIFICATE_DAYS} days")
     return 0
 
 
@@ -130,7 +130,8 @@ def create(name: str, hosts: tuple[str, ...], out: Path, data_dir: Path | None) 
     except ValueError as error:
         raise CliError(f"the CA in {places.directory} cannot be used: {error}") from None
     save(out, (pair.key + pair.certificate).decode())
-    click.echo(f"{out}: a certificate for {secure.describe_certificate(name, hosts)}, {pki.CERTIFICATE_DAYS} days")
+    names = secure.describe_certificate(name, hosts)
+    click.echo(f"{out}: a certificate for {names}, valid for {pki.CERTIFICATE_DAYS} days")
     return 0
 
 

@@ -16,7 +16,8 @@ TIMEOUT_S = 30.0
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Use the controller of the broker in this data directory, as the broker's user: needs no rights.",
+    help="Use the controller of the broker in this data directory, as the Unix user that runs the broker:"
+    " needs no ACLs.",
 )
 
 
@@ -54,7 +55,7 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
     password, generated = _password(password_stdin)
     salted = access.SaltedPassword(password, generated)
     if data_dir is not None:
-        _locally(data_dir, [], _credentials(name, salted))
+        _change_through_controller(data_dir, [], _credentials(name, salted))
     else:
         access.set_password(settings, name, salted)
     if settings.json:
@@ -97,7 +98,9 @@ def _credentials(name: str, salted: "SaltedPassword") -> "list[ScramCredential]"
     ]
 
 
-def _locally(data_dir: Path, removals: list[tuple[str, int]], credentials: "list[ScramCredential]") -> None:
+def _change_through_controller(
+    data_dir: Path, removals: list[tuple[str, int]], credentials: "list[ScramCredential]"
+) -> None:
     from mqd.base.paths import layout
     from mqd.cli import local_controller
     from mqd.cli.kafka_request import check

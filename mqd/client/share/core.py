@@ -26,13 +26,13 @@ from mqd.client.share.events import (
     ACCEPT,
     GAP,
     RENEW,
-    Key,
     Limits,
     Outcome,
     Problem,
     Range,
     Send,
     Target,
+    TopicIdPartition,
     TopicPartitionKey,
 )
 from mqd.client.share.membership import COORDINATOR_MOVED, Membership
@@ -68,7 +68,7 @@ _REPORTED = frozenset(
 )
 
 
-Owner = tuple[Session, Key]  # of a record: the session in which it was acquired, and its partition
+Owner = tuple[Session, TopicIdPartition]  # of a record: the session in which it was acquired, and its partition
 
 
 class Settings(NamedTuple):
@@ -285,8 +285,8 @@ class ShareCore:
 
     # -- sessions ----------------------------------------------------------------------------------
 
-    def _by_leader(self) -> dict[int, frozenset[Key]]:
-        leaders: dict[int, set[Key]] = {}
+    def _by_leader(self) -> dict[int, frozenset[TopicIdPartition]]:
+        leaders: dict[int, set[TopicIdPartition]] = {}
         for key in self.membership.assigned:
             info = self.topics.get(self.names.get(key[0], ""))
             is_known = info is not None and info.topic_id == key[0] and key[1] < info.partition_count
@@ -310,7 +310,7 @@ class ShareCore:
         if all(session.is_flushed for session in self.sessions.values()):
             self._is_flushing = False
 
-    def _leaders_to_fetch(self, leaders: dict[int, frozenset[Key]], now_ms: int) -> list[int]:
+    def _leaders_to_fetch(self, leaders: dict[int, frozenset[TopicIdPartition]], now_ms: int) -> list[int]:
         """The leaders to which a fetch is sent now."""
         free = [node for node in sorted(leaders) if self._is_free(node, now_ms)]
         assert self.limits is not None
@@ -325,7 +325,7 @@ class ShareCore:
         session = self.sessions.get(node_id)
         return (session is None or session.under_way is None) and self._may_send(node_id, now_ms)
 
-    def _fetch(self, node_id: int, wanted: frozenset[Key], leader_count: int, now_ms: int) -> None:
+    def _fetch(self, node_id: int, wanted: frozenset[TopicIdPartition], leader_count: int, now_ms: int) -> None:
         session = self.sessions.get(node_id)
         if session is None or session.is_dead:
             session = self.sessions[node_id] = Session(node_id, self.settings.group_id, self.membership.member_id)
@@ -441,7 +441,7 @@ class ShareCore:
         if request.api_key == SHARE_FETCH:
             self._add_fetched(session, response, now_ms)
 
-    def _on_partition(self, session: Session, key: Key, one: Any, now_ms: int) -> None:
+    def _on_partition(self, session: Session, key: TopicIdPartition, one: Any, now_ms: int) -> None:
         code = one.error_code
         if not code and getattr(one, "acknowledge_error_code", 0) not in _MOVED:
             return
@@ -454,7 +454,7 @@ class ShareCore:
         if code:
             self._back_off(session.node_id, now_ms)
 
-    def _set_leader(self, key: Key, leader_id: int) -> None:
+    def _set_leader(self, key: TopicIdPartition, leader_id: int) -> None:
         info = self.topics.get(self.names.get(key[0], ""))
         if info is not None and 0 <= key[1] < info.partition_count:
             leaders = list(info.leaders)
@@ -489,7 +489,7 @@ class ShareCore:
             if kept := _without_gaps(ranges):
                 self.outcomes.append(Outcome(self._topic_partition(key), kept, code))
 
-    def _topic_partition(self, key: Key) -> TopicPartitionKey:
+    def _topic_partition(self, key: TopicIdPartition) -> TopicPartitionKey:
         return self.names.get(key[0], ""), key[1]
 
     def fail(self, code: int, text: str) -> None:

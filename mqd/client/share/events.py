@@ -1,4 +1,4 @@
-"""Values that the parts of a share group's member exchange."""
+"""Types passed between the parts of a share consumer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)  # acknowledgement types, on the wire
 
-Key = tuple[bytes, int]  # topic id and partition
+TopicIdPartition = tuple[bytes, int]  # topic id and partition
 TopicPartitionKey = tuple[str, int]  # topic and partition
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 
-from mqd.client.share.events import Key, Problem
+from mqd.client.share.events import Problem, TopicIdPartition
 from mqd.protocol.errors import ErrorCode, error_message, error_name
 from mqd.protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
@@ -49,7 +49,7 @@ class Membership:
         self.member_id = member_id
         self.state = State.IDLE
         self.epoch = JOIN_EPOCH
-        self.assigned: frozenset[Key] = frozenset()
+        self.assigned: frozenset[TopicIdPartition] = frozenset()
         self.is_under_way = False
         self._group_id, self._rack_id, self._poll_interval_ms = group_id, rack_id, max_poll_interval_ms
         self._topics: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ its results.
 A background thread works between the application's calls: it sends heartbeats on time and receives
 responses to fetches. While the application waits in a call, the application's thread does the work.
 
-    R1  the core is used with `_lock` held; requests and callbacks are made without it
+    R1  the core is used with `lock` held; requests and callbacks are made without it
     R2  each of the core's requests ends with one on_response(), even if a channel cannot send it
 Concurrency: channels call on_response in their threads, with their locks held; this only appends to
 `_arrived`.
@@ -53,7 +53,7 @@ class ShareRunner:
         """Runs work(now_ms) on the core, and sends its requests."""
         with self.lock:
             result = work(now_ms())
-            sends = self._take_turn()
+            sends = self._advance_core()
             if not self._waiting:
                 self._background.notify()  # its next turn may now be due earlier
         self._flush(sends)
@@ -68,7 +68,7 @@ class ShareRunner:
         try:
             while True:
                 with self.lock:
-                    sends = self._take_turn()
+                    sends = self._advance_core()
                     if predicate():
                         found = True
                         break
@@ -91,7 +91,7 @@ class ShareRunner:
         next_ms = self.core.next_ms(now)
         return WAIT_MAX_S if next_ms is None else min(max(next_ms - now, 0) / 1000, WAIT_MAX_S)
 
-    def _take_turn(self) -> list[Send]:
+    def _advance_core(self) -> list[Send]:
         """Passes responses to the core and returns the requests that are due. With the lock held."""
         now = now_ms()
         while self._arrived:
@@ -133,7 +133,7 @@ class ShareRunner:
     def _run(self) -> None:
         """The background thread."""
         try:
-            while self._turn():
+            while self._background_turn():
                 pass
         # a bug in mqd: without this error heartbeats would stop silently, and calls would wait forever
         except Exception as error:
@@ -142,11 +142,11 @@ class ShareRunner:
                 self.core.fail(KafkaError._FATAL, f"a fault in the client: {error!r}")
                 self._application.notify_all()
 
-    def _turn(self) -> bool:
+    def _background_turn(self) -> bool:
         with self.lock:
             if self._is_stopped:
                 return False
-            sends = [] if self._waiting else self._take_turn()
+            sends = [] if self._waiting else self._advance_core()
             if not sends:
                 self._background.wait(WAIT_MAX_S if self._waiting else self._until_due())
         self._flush(sends)

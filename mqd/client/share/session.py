@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from mqd.client.share.events import RENEW, Key, Limits, Range, merged
+from mqd.client.share.events import RENEW, Limits, Range, TopicIdPartition, merged
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     ShareAcknowledgeRequest,
@@ -32,14 +32,14 @@ BATCH_RECORDS = 500
 LOST = int(ErrorCode.SHARE_SESSION_NOT_FOUND)
 UNKNOWN = int(ErrorCode.NETWORK_EXCEPTION)  # the outcome is not known
 
-Acknowledgements = dict[Key, list[Range]]
-Reported = list[tuple[Key, list[Range], int]]
+Acknowledgements = dict[TopicIdPartition, list[Range]]
+Reported = list[tuple[TopicIdPartition, list[Range], int]]
 
 
 class UnderWay(NamedTuple):
     api_key: int
-    acknowledgements: Mapping[Key, list[Range]]
-    partitions: frozenset[Key]  # a fetch: the partitions in the session after the response
+    acknowledgements: Mapping[TopicIdPartition, list[Range]]
+    partitions: frozenset[TopicIdPartition]  # a fetch: the partitions in the session after the response
     is_final: bool = False
 
 
@@ -50,7 +50,7 @@ class Session:
         self.node_id = node_id
         self.epoch = 0
         self.is_dead = False
-        self.partitions: frozenset[Key] = frozenset()
+        self.partitions: frozenset[TopicIdPartition] = frozenset()
         self.acknowledgements: Acknowledgements = {}
         self.renewals: Acknowledgements = {}
         self.under_way: UnderWay | None = None
@@ -69,7 +69,7 @@ class Session:
             and (self.under_way is None or not self.under_way.acknowledgements)
         )
 
-    def acknowledge(self, key: Key, one: Range) -> None:
+    def acknowledge(self, key: TopicIdPartition, one: Range) -> None:
         """Adds a range to the next request. The session must not be dead."""
         ranges = (self.renewals if one.type == RENEW else self.acknowledgements).setdefault(key, [])
         if one.type == RENEW and any(each.first <= one.first <= each.last for each in ranges):
@@ -81,7 +81,7 @@ class Session:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def fetch_request(self, wanted: frozenset[Key], limits: Limits) -> ShareFetchRequest:
+    def fetch_request(self, wanted: frozenset[TopicIdPartition], limits: Limits) -> ShareFetchRequest:
         """Returns a fetch of partitions, with the waiting acknowledgements. `wanted`: partitions that
         `node_id` leads.
         """
@@ -198,11 +198,11 @@ class Session:
         assert not self.is_dead or (not self.acknowledgements and not self.renewals), "H3"
 
 
-def _report(acknowledgements: Mapping[Key, list[Range]], code: int) -> Reported:
+def _report(acknowledgements: Mapping[TopicIdPartition, list[Range]], code: int) -> Reported:
     return [(key, ranges, code) for key, ranges in acknowledgements.items()]
 
 
-def _by_topic(keys: Iterable[Key]) -> list[tuple[bytes, list[int]]]:
+def _by_topic(keys: Iterable[TopicIdPartition]) -> list[tuple[bytes, list[int]]]:
     topics: dict[bytes, list[int]] = {}
     for topic_id, index in sorted(keys):
         topics.setdefault(topic_id, []).append(index)

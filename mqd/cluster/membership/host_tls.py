@@ -12,8 +12,8 @@ connection without a reason for the other side's log.
 
 Invariants
     T1  no byte of the next protocol is sent or read before both sides have accepted the certificates
-    T2  a refusal reaches the other side: after HandshakeFailed send `farewell`, and close only when the
-        peer has closed or after a time-out, because a reset could discard data in flight
+    T2  a refusal reaches the other side: after HandshakeFailed send `refusal_bytes`, and close only
+        when the peer has closed or after a time-out, because a reset could discard data in flight
 Concurrency: one call at a time; seal() in the order in which its results are sent.
 """
 
@@ -36,7 +36,7 @@ class HostTls:
         self._plain = bytearray()  # decrypted and not read yet
         self._established = self._ended = False
         self.done = False
-        self.farewell = b""  # to be sent after a failure
+        self.refusal_bytes = b""  # to be sent after a failure
 
     def begin(self) -> bytes:
         return self.feed(b"")
@@ -55,7 +55,7 @@ class HostTls:
             self._open()
             self._receive()
         except (ssl.SSLError, ConnectionError) as error:
-            self.farewell = self._out.read()
+            self.refusal_bytes = self._out.read()
             raise HandshakeFailed(host_identity.reason_of(error)) from error
         return self._out.read()
 

@@ -51,7 +51,7 @@ def _seconds(milliseconds: int) -> float | None:
 
 
 def group_page(request: PageRequest) -> Response:
-    name = request.named("name")
+    name = request.required_text("name")
     found = request.cached(f"group {name}", GROUP_CACHE_S, lambda: queries.group(request.settings, name))
     group, labels = found.group, member_labels(found.group)
     partitions: dict[str, int] = {}

@@ -55,7 +55,7 @@ def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
     if which and not (which.isascii() and which.isdigit() and len(which) < 10):
         raise BadFilter(f"{which!r} is not a partition")
     return Query(
-        request.named("topic"),
+        request.required_text("topic"),
         start,
         at,
         int(which) if which else None,
@@ -78,7 +78,7 @@ def command_of(query: Query, bootstrap: str, at: str) -> str:
 def page(request: PageRequest) -> Response:
     given = {name: request.text(name) for name in FIELDS}
     reason = ""
-    query = Query(request.named("topic"))
+    query = Query(request.required_text("topic"))
     try:
         query = query_of(request)
     except BadFilter as error:
@@ -192,7 +192,7 @@ def _file_name(text: str) -> str:
 
 
 def _requested_message(request: PageRequest) -> Any:
-    topic = request.named("topic")
+    topic = request.required_text("topic")
     partition, offset = request.number("partition", 0, 0, 10**9), request.number("offset", 0, 0, OFFSET_MAX)
     message = searching.read_one(request.settings, topic, partition, offset)
     if message is None:

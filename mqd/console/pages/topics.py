@@ -78,7 +78,7 @@ def page(request: PageRequest) -> Response:
 
 
 def topic_page(request: PageRequest) -> Response:
-    name = request.named("name")
+    name = request.required_text("name")
     topic = request.cached(f"topic {name}", TOPIC_CACHE_S, lambda: queries.topic(request.settings, name))
     ends = {part.index: part.end for part in topic.parts if part.end is not None}
 

@@ -78,7 +78,7 @@ def _hanging_page(request: PageRequest) -> Response:
 
 
 def transaction_page(request: PageRequest) -> Response:
-    name = request.named("id")
+    name = request.required_text("id")
 
     def load() -> tuple[Transaction, dict[tuple[str, int], OpenProducer], str]:
         with Cluster(request.settings.bootstrap) as cluster:

@@ -27,8 +27,8 @@ records that another writer has finished meanwhile.
 Invariants (check())
     L1  each record that is Archiving gets one committed letter, unless the log loses the record or
         dead letters are switched off
-    L2  a transaction begins when all records of the last progress record are archived: one progress
-        record is enough
+    L2  a transaction begins only when all records of the last progress record are archived: so one
+        progress record is enough
     L3  a progress record is valid only for its own state epoch, because after AlterShareGroupOffsets
         a record may be rejected again. It is valid only for offsets at which the log still has the
         records of its leader epoch, because other records may have taken the offsets of lost ones
@@ -304,7 +304,9 @@ class Progress(NamedTuple):
     ranges: list[tuple[int, int]]
 
     def text(self) -> str:
-        """`2;state epoch;leader epoch;first-last,...`: the numbers after the first are differences."""
+        """`2;state epoch;leader epoch;first-last,...`: each offset is stored as the difference from the
+        previous one.
+        """
         parts, before = [], 0
         for first, last in self.ranges:
             parts.append(f"{first - before}" if first == last else f"{first - before}-{last - first}")

@@ -180,7 +180,7 @@ bool mqd_id_map_remove(struct mqd_id_map *map, int64_t id)
     entry->used = false;
     map->count--;
     uint32_t mask = map->capacity - 1, hole = (uint32_t)(entry - map->entries);
-    /* moves later entries up that can then be closer to their home */
+    /* moves later entries back into the hole if that brings them closer to their home slot */
     for (uint32_t i = (hole + 1) & mask; map->entries[i].used; i = (i + 1) & mask) {
         if (((i - home(map, map->entries[i].id)) & mask) >= ((i - hole) & mask)) {
             map->entries[hole] = map->entries[i];

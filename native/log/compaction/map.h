@@ -1,17 +1,17 @@
-/* The memory of a compaction: the last offset of each key, in bounded memory, and small facts about
- * producers.
+/* The tables of a compaction: the last offset of each key, in bounded memory, and an integer per
+ * producer id.
  *
  * mqd_key_map: maps a 128-bit hash of the key to the offset of its last record; 24 bytes an entry,
  * linear probing, like Kafka's SkimpyOffsetMap. The hash is SipHash-2-4-128 under a random key: two
  * keys with the same hash would cost one of them its value, and such a pair cannot be found without
  * knowing the random key.
  *
- *   M1  at most count_max entries (the bound times the load factor): a put without room changes
+ *   M1  at most count_max entries (capacity times the load factor): a put without room changes
  *       nothing and returns false.
  *   M2  an offset never decreases.
  *
- * mqd_id_map: maps an int64 (a producer id) to an int64; grows by doubling, deletes by moving
- * entries back. Its bound is the number of producers in the log.
+ * mqd_id_map: maps an int64 (a producer id) to an int64; grows by doubling. A deletion moves later
+ * entries back; there are no tombstones. Its bound is the number of producers in the log.
  *
  * Concurrency: one thread.
  */

@@ -68,7 +68,7 @@ void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */
  * only after a pause, because its leader would give the same response */
 void mqd_fetcher_on_truncation(struct mqd_reactor *r, struct mqd_owned *owned, bool cut);
 
-/* ---- server/replication/follow_cut.c ---- */
+/* ---- server/replication/follower_truncation.c ---- */
 
 /* Requests that the log is truncated to `offset` or, with batch_offset >= 0, restarted there
  * (mqd_partition_restart_at). No batch of the partition may be staged. */

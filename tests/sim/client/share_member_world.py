@@ -18,11 +18,11 @@ from mqd.client.share.events import (
     REJECT,
     RELEASE,
     RENEW,
-    Key,
     Limits,
     Range,
     Send,
     Target,
+    TopicIdPartition,
     TopicPartitionKey,
 )
 from mqd.client.share.session import SHARE_FETCH
@@ -218,8 +218,8 @@ class World:
             return self.acknowledged(codes)
         return self.fetched(node, message, codes)
 
-    def acknowledgements_of(self, message: Any) -> dict[Key, list[Range]]:
-        found: dict[Key, list[Range]] = {}
+    def acknowledgements_of(self, message: Any) -> dict[TopicIdPartition, list[Range]]:
+        found: dict[TopicIdPartition, list[Range]] = {}
         for topic in message.topics:
             for one in topic.partitions:
                 ranges = [
@@ -231,7 +231,7 @@ class World:
                     found[topic.topic_id, one.partition_index] = ranges
         return found
 
-    def acknowledge(self, node: int, key: Key, ranges: list[Range]) -> int:
+    def acknowledge(self, node: int, key: TopicIdPartition, ranges: list[Range]) -> int:
         lot, number = self.lots[key[1]], self.sessions[node][0]
         offsets = [(offset, one.type) for one in ranges for offset in range(one.first, one.last + 1)]
         if self.leaders[key[1]] != node:
@@ -249,7 +249,7 @@ class World:
                 self.accepted[key[1], offset] += kind == ACCEPT
         return 0
 
-    def acknowledged(self, codes: dict[Key, int]) -> ShareAcknowledgeResponse:
+    def acknowledged(self, codes: dict[TopicIdPartition, int]) -> ShareAcknowledgeResponse:
         partitions = [
             ShareAcknowledgeResponse.Partition(partition_index=key[1], error_code=code) for key, code in codes.items()
         ]
@@ -257,7 +257,7 @@ class World:
             responses=[ShareAcknowledgeResponse.Topic(topic_id=TOPIC_ID, partitions=partitions)]
         )
 
-    def fetched(self, node: int, message: Any, codes: dict[Key, int]) -> ShareFetchResponse:
+    def fetched(self, node: int, message: Any, codes: dict[TopicIdPartition, int]) -> ShareFetchResponse:
         left, partitions = message.max_records, []
         for index, lot in enumerate(self.lots):
             one = ShareFetchResponse.Partition(

@@ -21,7 +21,7 @@ from mqd.cluster.host.messages import (
 from mqd.worker.assignments import Assignment as WorkerAssignment
 from mqd.worker.assignments import assignment_of, settings_of
 from mqd.worker.catalog import Catalog, Changes, Owned
-from mqd.worker.shortened_log import Shortened, is_requested
+from mqd.worker.shortened_log import Shortened, is_leader_or_candidate
 from tests.sim.cluster.controller_process import ControllerProcess
 from tests.sim.cluster.rights import Known
 from tests.sim.coordinator.coordinators import Coordinator
@@ -132,11 +132,11 @@ class ClusterWorker(BatchWorker, Subscriber):
         self, log: PartitionLog, partition: Partition, assignment: WorkerAssignment
     ) -> WorkerAssignment:
         """Like PartitionSet."""
-        given, is_whole = self._catching_up.setdefault(partition, Shortened()).take(assignment)
+        given, is_whole = self._catching_up.setdefault(partition, Shortened()).on_assignment(assignment)
         self._refused.discard(partition)
         if is_whole:
             log.shortened = False
-        elif is_requested(assignment):
+        elif is_leader_or_candidate(assignment):
             self._refused.add(partition)
         return given
 

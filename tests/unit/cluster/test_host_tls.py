@@ -28,7 +28,7 @@ def join(initiator: HostTls, responder: HostTls, step: int = 1 << 20) -> dict[Ho
                     to[other] += side.feed(data[:step])
                 except HandshakeFailed as error:
                     failures[side] = str(error)
-                    to[other] += side.farewell
+                    to[other] += side.refusal_bytes
                 data = data[step:]
     return failures
 

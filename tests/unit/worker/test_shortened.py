@@ -28,27 +28,27 @@ def assignment(leader: int, in_sync: tuple[int, ...], recovering: bool = False) 
 
 def test_it_does_not_lead_but_follows() -> None:
     state = Shortened()
-    given, is_whole = state.take(assignment(OWN, (OWN,)))
+    given, is_whole = state.on_assignment(assignment(OWN, (OWN,)))
     assert given == assignment(-1, (OWN,)) and not is_whole
-    given, is_whole = state.take(assignment(OTHER, (OTHER,)))
+    given, is_whole = state.on_assignment(assignment(OTHER, (OTHER,)))
     assert given == assignment(OTHER, (OTHER,)) and not is_whole
-    assert state.take(assignment(OTHER, (OTHER, OWN))) == (assignment(OTHER, (OTHER, OWN)), True)
+    assert state.on_assignment(assignment(OTHER, (OTHER, OWN))) == (assignment(OTHER, (OTHER, OWN)), True)
 
 
 def test_staying_in_sync_throughout_proves_nothing() -> None:
     """It may have been added when its log was longer."""
     state = Shortened()
     for _ in range(2):
-        assert not state.take(assignment(OTHER, (OTHER, OWN)))[1]
-    assert state.take(assignment(OWN, (OWN, OTHER)))[0].leader == -1
-    state.take(assignment(-1, (OTHER,)))
-    assert not state.take(assignment(-1, (OTHER, OWN)))[1], "no leader: the log was not checked"
-    state.take(assignment(OTHER, (OTHER,)))
-    assert state.take(assignment(OTHER, (OTHER, OWN)))[1]
+        assert not state.on_assignment(assignment(OTHER, (OTHER, OWN)))[1]
+    assert state.on_assignment(assignment(OWN, (OWN, OTHER)))[0].leader == -1
+    state.on_assignment(assignment(-1, (OTHER,)))
+    assert not state.on_assignment(assignment(-1, (OTHER, OWN)))[1], "no leader: the log was not checked"
+    state.on_assignment(assignment(OTHER, (OTHER,)))
+    assert state.on_assignment(assignment(OTHER, (OTHER, OWN)))[1]
 
 
 def test_an_operators_choice_is_respected() -> None:
-    assert Shortened().take(assignment(OWN, (OWN,), recovering=True)) == (
+    assert Shortened().on_assignment(assignment(OWN, (OWN,), recovering=True)) == (
         assignment(OWN, (OWN,), recovering=True),
         True,
     )

@@ -14,7 +14,7 @@
 
 #include "server/reactor.h"
 
-struct mqd_cut_job {
+struct mqd_truncation_job {
     struct mqd_partition *partition;
     int64_t offset, batch_offset, wall_ms;
     bool restart;
@@ -25,7 +25,7 @@ struct mqd_cut_job {
 
 static int run(void *argument)
 {
-    struct mqd_cut_job *job = argument;
+    struct mqd_truncation_job *job = argument;
     int result = job->restart ? mqd_partition_restart_at(job->partition, job->offset, job->batch_offset, job->wall_ms,
                                                          &job->outcome)
                               : mqd_partition_truncate(job->partition, job->offset, job->wall_ms, &job->outcome);
@@ -38,15 +38,15 @@ static int run(void *argument)
 
 void mqd_follow_truncate(struct mqd_reactor *r, struct mqd_owned *owned, int64_t offset, int64_t batch_offset)
 {
-    struct mqd_cut_job *job = owned->truncating ? NULL : calloc(1, sizeof *job);
+    struct mqd_truncation_job *job = owned->truncating ? NULL : calloc(1, sizeof *job);
     if (!job)
         return; /* due already, or no memory: the leader gives the same response to the next fetch */
-    *job = (struct mqd_cut_job){.partition = owned->partition,
-                                .offset = offset,
-                                .batch_offset = batch_offset,
-                                .restart = batch_offset >= 0,
-                                .wall_ms = r->wall_ms};
-    owned->cut = job;
+    *job = (struct mqd_truncation_job){.partition = owned->partition,
+                                       .offset = offset,
+                                       .batch_offset = batch_offset,
+                                       .restart = batch_offset >= 0,
+                                       .wall_ms = r->wall_ms};
+    owned->truncation_job = job;
     owned->truncating = MQD_TRUNCATION_DUE;
     /* the partition no longer needs a flush of its own */
     if (mqd_list_linked(&owned->sync_node) && !owned->in_syncfs) {
@@ -62,8 +62,8 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
         owned->preallocating || owned->snapshotting)
         return;
     owned->truncating = MQD_TRUNCATION_UNDER_WAY;
-    owned->cut->wall_ms = r->wall_ms;
-    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->cut,
+    owned->truncation_job->wall_ms = r->wall_ms;
+    if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->truncation_job,
                                 mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
     if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations are running: mqd_truncations_retry */
@@ -71,7 +71,7 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
         r->truncations_waiting++;
         return;
     }
-    run(owned->cut);
+    run(owned->truncation_job);
     mqd_truncation_on_done(r, owned->slot, 0);
 }
 
@@ -84,7 +84,7 @@ void mqd_truncations_retry(struct mqd_reactor *r)
             mqd_truncation_maybe(r, r->owned[slot]);
 }
 
-static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_truncation_job *job)
 {
     struct mqd_event event = {.kind = MQD_EVENT_TRUNCATED,
                               .slot = owned->slot,
@@ -97,7 +97,7 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
     mqd_reactor_emit(r, &event);
 }
 
-static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_cut_job *job)
+static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_truncation_job *job)
 {
     /* true: the truncation was not begun, and the leader gives the same response again */
     bool intact = !mqd_partition_fenced(owned->partition);
@@ -113,10 +113,10 @@ static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, con
 void mqd_truncation_on_done(struct mqd_reactor *r, uint64_t slot, int result)
 {
     struct mqd_owned *owned = r->owned[slot];
-    struct mqd_cut_job *job = owned ? owned->cut : NULL;
+    struct mqd_truncation_job *job = owned ? owned->truncation_job : NULL;
     if (!job || owned->truncating != MQD_TRUNCATION_UNDER_WAY)
         return;
-    owned->cut = NULL;
+    owned->truncation_job = NULL;
     owned->truncating = MQD_TRUNCATION_NONE;
     owned->dirty_since_ms = 0;
     if (r->log_dirs[owned->log_dir].failed)
