@@ -358,7 +358,7 @@ def test_a_later_host_joins(tmp_path: Path) -> None:
         assert f"node {gone} is not a voter any more" in mqd(late, "cluster", "remove-voter", str(gone))
         replicas = json.loads(mqd(late, "cluster", "controller", "--format", "json"))["replicas"]
         assert {one["node"] for one in replicas if one["role"] != "observer"} == {1, 2, 3, 4} - {gone}
-        assert "no voter" in mqd(late, "cluster", "remove-voter", str(gone), status=1)
+        assert "not a voter" in mqd(late, "cluster", "remove-voter", str(gone), status=1)
 
 
 # -- one host grows to three -----------------------------------------------------------------------
