@@ -18,8 +18,8 @@ class NatsJetStream(StreamPeer):
     name = "NATS JetStream"
     protocol = "nats"
     settings = (
-        "built from its Go module; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers without"
-        " acknowledgements, 500 records ahead as `nats.go` does"
+        "built from its Go module; `nats-server -js`, file storage, one replica, its defaults; read by pull consumers"
+        " without acknowledgements, 500 records ahead as `nats.go` does"
     )
 
     def prepare(self) -> None:

@@ -252,7 +252,11 @@ def test_other_work_runs_while_a_latency_is_measured(kind: str, wanted: list[tup
 def test_a_failure_of_the_other_work_fails_the_measurement() -> None:
     driver = FakeDriver()
     lab = laboratory([FakePeer("a")], driver)
-    driver.consume = lambda *words, **more: (_ for _ in ()).throw(LoadFailed("nothing came"))  # type: ignore[method-assign]
+
+    def consume(*words: object, **more: object) -> dict:
+        raise LoadFailed("nothing came")
+
+    driver.consume = consume  # type: ignore[method-assign]
     lab.run([Step(plan.LATENCY, rate=2000, beside=plan.READERS)], 1)
     assert not lab.samples and lab.failures[0].reason == "nothing came"
 
