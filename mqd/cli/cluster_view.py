@@ -164,7 +164,7 @@ class Versions:
         found = []
         for node in self.supported:
             lacking = [
-                f"{name} {level} (it supports {self.supported_range(node, name)[0]} to {self.supported_range(node, name)[1]})"
+                "{} {} (it supports {} to {})".format(name, level, *self.supported_range(node, name))
                 for name, level in self.raised().items()
                 if self.supported_range(node, name)[1] < level
             ]

@@ -316,7 +316,8 @@ class RecordBatchView:
         """Releases the records. A second call has no effect."""
         self._offsets = None
         del self._timestamps, self._keys, self._values, self._headers
-        self._timestamps = self._keys = self._values = self._headers = None  # type: ignore[assignment]  # see _require_held()
+        self._timestamps = self._keys = None  # type: ignore[assignment]  # see _require_held()
+        self._values = self._headers = None  # type: ignore[assignment]  # see _require_held()
 
     @property
     def released(self) -> bool:
