@@ -166,13 +166,15 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
 static void read_ready(struct mqd_reactor *r)
 {
     struct mqd_node *node;
-    for (int i = 0; i < MQD_READS_PER_TURN && (node = mqd_list_pop(&r->ready)); i++) {
+    uint32_t written_bytes = 0; /* of turn_bytes */
+    for (int i = 0; i < MQD_READS_PER_TURN && r->turn_bytes < MQD_BYTES_PER_TURN && (node = mqd_list_pop(&r->ready));
+         i++) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, ready_node);
         mqd_connection_read(r, c);
         mqd_connection_resume(r, c);
-        if (r->turn_bytes > WRITE_EARLY_BYTES) {
+        if (r->turn_bytes - written_bytes > WRITE_EARLY_BYTES) {
             mqd_owner_write_all(r);
-            r->turn_bytes = 0;
+            written_bytes = r->turn_bytes;
         }
     }
 }

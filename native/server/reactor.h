@@ -54,7 +54,11 @@
 #define MQD_OUT_BYTES_MAX (1u << 20) /* a connection with more unsent reply bytes than this is not read */
 /* a connection whose requests and waiting replies take more than this is not read either */
 #define MQD_HELD_BYTES_MAX (1u << 20)
-#define MQD_READS_PER_TURN 64 /* fairness: at most this many reads per turn; the rest stays ready */
+/* Fairness: what is received beyond these in one turn waits for the next one. Responses are sent at
+ * the end of a turn, so a client that sends more than the reactor can handle would delay those of
+ * all other clients by as much as its socket holds. */
+#define MQD_READS_PER_TURN 64
+#define MQD_BYTES_PER_TURN (512u << 10)
 #define MQD_COMMAND_COUNT_MAX 4096
 #define MQD_EVENT_COUNT_MAX (3 * MQD_COMMAND_COUNT_MAX)
 /* with more dirty partitions on one file system: one syncfs instead of many fdatasync calls */
@@ -159,7 +163,7 @@ struct mqd_reactor {
     int64_t housekeeping_ms;
     bool active;         /* something else has happened since the last housekeeping */
     uint32_t idle;       /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
-    uint32_t turn_bytes; /* received since the last write; above a limit batches are written immediately (L2 cache) */
+    uint32_t turn_bytes; /* received in this turn */
 
     struct mqd_topics topics;
     struct mqd_subjects *subjects; /* server/rights/subject.h */
