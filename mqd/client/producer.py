@@ -112,7 +112,7 @@ class Producer:
         Everything is checked first: an exception (TypeError, ValueError, KafkaException
         MSG_SIZE_TOO_LARGE, ...) before the first record means that none was accepted; any later
         exception (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute
-        `taken`, the number of accepted records. Memory of numpy and Arrow arrays may be used again
+        `accepted`, the number of accepted records. Memory of numpy and Arrow arrays may be used again
         after the return.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
@@ -143,7 +143,7 @@ class Producer:
             for message in messages:
                 taken += self._produce_dict(topic, message, partition, on_delivery)
         except BaseException as problem:
-            problem.taken = taken  # type: ignore[attr-defined]  # read by the caller
+            problem.accepted = taken  # type: ignore[attr-defined]  # read by the caller
             raise
         return taken
 

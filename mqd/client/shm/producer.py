@@ -221,7 +221,7 @@ class ShmProducer(ProducerDriver):
         # also for exceptions of a callback and Ctrl-C: the accepted records must not be passed
         # again
         except BaseException as problem:
-            problem.taken = call.taken  # type: ignore[attr-defined]  # read by the caller
+            problem.accepted = call.taken  # type: ignore[attr-defined]  # read by the caller
             raise
         return call.taken
 

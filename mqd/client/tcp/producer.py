@@ -122,7 +122,7 @@ class TcpProducer:
         # also on Ctrl-C and exceptions of a callback: the caller must not pass accepted records
         # again
         except BaseException as problem:
-            problem.taken = index  # type: ignore[attr-defined]  # read by the caller
+            problem.accepted = index  # type: ignore[attr-defined]  # read by the caller
             raise
         return len(batch)
 

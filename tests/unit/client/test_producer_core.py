@@ -211,7 +211,7 @@ def test_an_unknown_topic_ends(make) -> None:
     )
     with pytest.raises(KafkaException) as raised:
         producer.produce_batch("nowhere", [b"x"])
-    assert raised.value.args[0].code() == KafkaError._UNKNOWN_TOPIC and raised.value.taken == 0
+    assert raised.value.args[0].code() == KafkaError._UNKNOWN_TOPIC and raised.value.accepted == 0
 
 
 def test_a_topic_may_appear_late(make, broker: FakeBroker) -> None:
@@ -463,8 +463,8 @@ def test_a_batch_cut_short_reports_how_much_was_accepted(make) -> None:
     with pytest.raises(ValueError, match="a callback's own") as raised:
         producer.produce_batch("events", [b"%d" % number for number in range(1000)], partition=0)
     assert producer.flush(10) == 0
-    assert 0 < raised.value.taken < 1000 and native.written[0] == [b"first"] + [
-        b"%d" % number for number in range(raised.value.taken)
+    assert 0 < raised.value.accepted < 1000 and native.written[0] == [b"first"] + [
+        b"%d" % number for number in range(raised.value.accepted)
     ]  # type: ignore[attr-defined]
 
 
@@ -495,7 +495,7 @@ def test_an_interrupted_batch_reports_how_much_was_accepted(make) -> None:
             "events", values, partition=0, on_delivery=lambda error, delivery: reports.append(delivery.count)
         )
     assert producer.flush(10) == 0
-    taken = raised.value.taken  # type: ignore[attr-defined]
+    taken = raised.value.accepted  # type: ignore[attr-defined]
     assert 0 < taken < 30_000 and native.written[0] == values[:taken] and sum(reports) == taken
 
 
@@ -548,7 +548,7 @@ def test_a_batch_of_dicts_cut_short_reports_how_much_was_accepted(
             "events", [{"value": b"0", "partition": 0}, {"value": b"1", "partition": 0}, {"value": object()}]
         )
     assert producer.flush(10) == 0
-    assert raised.value.taken == 2 and native.written[0] == [b"0", b"1"]  # type: ignore[attr-defined]
+    assert raised.value.accepted == 2 and native.written[0] == [b"0", b"1"]  # type: ignore[attr-defined]
 
 
 class FullAfterThree:
@@ -581,4 +581,4 @@ def test_a_batch_over_tcp_cut_short_reports_how_much_was_accepted(
     producer = TcpProducer(read({"bootstrap.servers": "x"}), "a test")
     with pytest.raises(type(problem)) as raised:
         producer.produce_batch("events", [b"%d" % number for number in range(10)])
-    assert raised.value.taken == 3 and played.taken == [b"0", b"1", b"2"]  # type: ignore[attr-defined]
+    assert raised.value.accepted == 3 and played.taken == [b"0", b"1", b"2"]  # type: ignore[attr-defined]

@@ -65,7 +65,7 @@ def test_a_transaction_whose_batch_is_interrupted_while_it_is_compressed_ends_wi
     interrupt(compressing, "compress")
     with pytest.raises(KeyboardInterrupt) as raised:
         producer.produce_batch("events", [b"y" * 50] * 10, partition=0)
-    assert raised.value.taken == 10 and producer.flush(10) == 0  # type: ignore[attr-defined]
+    assert raised.value.accepted == 10 and producer.flush(10) == 0  # type: ignore[attr-defined]
     assert len(native.written[0]) == 10
     (producer.commit_transaction if commits else producer.abort_transaction)(10)
     assert _ends(broker) == [commits]
@@ -101,7 +101,7 @@ def test_a_batch_whose_compression_is_interrupted_was_accepted_whole(make, inter
             partition=partition,
             on_delivery=lambda error, delivery: reports.append(delivery.count),
         )
-    assert raised.value.taken == 25 and producer.flush(10) == 0  # type: ignore[attr-defined]
+    assert raised.value.accepted == 25 and producer.flush(10) == 0  # type: ignore[attr-defined]
     assert sum(map(len, native.written.values())) == 26 and sum(reports) == 25
 
 

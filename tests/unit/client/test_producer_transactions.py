@@ -263,7 +263,7 @@ def test_a_batch_whose_transaction_fails_meanwhile_is_refused(make, broker: Fake
     producer.produce("events", b"x", partition=7)  # of three, which is not known yet
     with pytest.raises(KafkaException) as refused:
         producer.produce_batch("events", [b"a"] * 10)
-    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.taken == 0
+    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.accepted == 0
     producer.abort_transaction(10)
     producer.begin_transaction()
     assert producer.produce_batch("events", [b"a"] * 10) == 10
@@ -278,7 +278,7 @@ def test_a_batch_that_waits_for_room_when_its_transaction_fails_is_refused(make,
     with pytest.raises(KafkaException) as refused:
         producer.produce_batch("events", [b"a"] * 10)
     failed.join()
-    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.taken == 5
+    assert refused.value.args[0].code() == KafkaError._STATE and refused.value.accepted == 5
     native.fate = lambda batch: 0
     producer.abort_transaction(10)
 
