@@ -114,7 +114,7 @@ class Counter(IntEnum):
     COUNT_VIEW_FILTERED_BYTES = lib.MQD_COUNT_VIEW_FILTERED_BYTES
     COUNT_VIEW_PIECES_USED = lib.MQD_COUNT_VIEW_PIECES_USED
     COUNT_VIEW_PIECES_EVICTED = lib.MQD_COUNT_VIEW_PIECES_EVICTED
-    GAUGE_VIEW_KEPT_BYTES = lib.MQD_GAUGE_VIEW_KEPT_BYTES
+    GAUGE_VIEW_CACHE_BYTES = lib.MQD_GAUGE_VIEW_CACHE_BYTES
 
 
 class Histogram(IntEnum):
@@ -417,7 +417,7 @@ class Control:
         return counts
 
     def local_usage(self, worker: int) -> tuple[int, int]:
-        """(attachments by shared memory, bytes of their memory) of one worker."""
+        """(attachments through shared memory, bytes of their memory) of one worker."""
         read = lib.mqd_counter_read
         return read(self._memory, worker, Counter.GAUGE_LOCAL_ATTACHMENTS), read(
             self._memory, worker, Counter.GAUGE_LOCAL_BYTES

@@ -125,7 +125,7 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
     mqd_set_gauge(r, MQD_GAUGE_LOCAL_ATTACHMENTS, 0); /* clears the value of a predecessor */
     mqd_set_gauge(r, MQD_GAUGE_LOCAL_BYTES, 0);
     mqd_set_gauge(r, MQD_GAUGE_SHARE_SESSIONS, 0);
-    mqd_set_gauge(r, MQD_GAUGE_VIEW_KEPT_BYTES, 0);
+    mqd_set_gauge(r, MQD_GAUGE_VIEW_CACHE_BYTES, 0);
     mqd_store_relaxed(&r->slot->partition_count, 0u);
     return r;
 }

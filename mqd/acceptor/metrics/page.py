@@ -66,7 +66,7 @@ _HELP = {
     "ARENA_STALLS": "Times receiving waited for arena space",
     "LINK_STALLS": "Times sending to another process waited for ring space",
     "THROTTLED": "Times a connection was left unread because its client was over a quota",
-    "LOCAL_ATTACHED": "Local clients attached by shared memory",
+    "LOCAL_ATTACHED": "Local clients attached through shared memory",
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
     "LOCAL_LOOKUPS": "Look-ups of file positions by local clients",
@@ -91,9 +91,9 @@ _HELP = {
     "SHARE_SESSIONS": "Sessions of members of share groups",
     "PRODUCERS": "Idempotent producers known",
     "VIEW_FILTERED_BYTES": "Bytes of base topics that were read and filtered for readers of views",
-    "VIEW_PIECES_USED": "Pieces of base topics (1 MiB) that were not read again, because their selection was kept",
-    "VIEW_PIECES_EVICTED": "Kept selections that made room for others (a worker keeps 64 MiB)",
-    "VIEW_KEPT_BYTES": "Selections that are kept for the next readers of views (at most 64 MiB a worker)",
+    "VIEW_PIECES_USED": "Pieces of base topics (1 MiB) that were not read again, because their selection was cached",
+    "VIEW_PIECES_EVICTED": "Cached selections that were evicted (a worker caches 64 MiB)",
+    "VIEW_CACHE_BYTES": "Selections cached for the next readers of views (at most 64 MiB per worker)",
 }
 _TIMES = {
     "PRODUCE": "From a Produce request's arrival to its response",

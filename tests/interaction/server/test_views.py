@@ -135,7 +135,7 @@ def test_what_readers_of_a_view_cost_is_counted(broker: Broker, admin: AdminClie
     now = _figures(broker)
     assert now["filtered_bytes_total"] > before["filtered_bytes_total"]
     assert now["pieces_used_total"] > before["pieces_used_total"]
-    assert now["kept_bytes"] > before["kept_bytes"] and now["pieces_evicted_total"] == 0
+    assert now["cache_bytes"] > before["cache_bytes"] and now["pieces_evicted_total"] == 0
 
 
 def _figures(broker: Broker) -> dict[str, float]:
