@@ -79,7 +79,7 @@ class Controller(Protocol):
 
 class Address:
     """The address at which one client is connected. It decides which broker address is returned to
-    the client; a client attached by shared memory gets the first listener's.
+    the client; a client attached through shared memory gets the first listener's.
     """
 
     __slots__ = (
@@ -206,7 +206,7 @@ class BrokerState:
         return self.listeners[address.listener_id] if address.listener_id < len(self.listeners) else self.listeners[0]
 
     def _endpoint_at(self, broker: messages.BrokerImage, address: Address) -> tuple[str, int] | None:
-        """The address of this client's listener at another host; None: that host has no such listener."""
+        """The address of this client's listener on another host; None: that host has no such listener."""
         if not broker.endpoints:
             return broker.host, broker.port
         return broker.endpoints.get(self._listener(address)[0])

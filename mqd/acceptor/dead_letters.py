@@ -282,7 +282,7 @@ class DeadLetters:
                     writer.problem = ""
         except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
             outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
-            self._report(writer, step, str(error) or "time-out")
+            self._report(writer, step, str(error) or "timeout")
         except Exception:
             log.exception("dead letters cannot be written; retrying", group=writer.group_id, step=step.kind)
             outcome = Outcome(step.token, is_done=False)

@@ -58,7 +58,7 @@ class TimerStarter:
         self._loop = None
 
     def on_metadata(self, message: messages.FromController) -> None:
-        """Called after the metadata have applied `message`."""
+        """Called after `message` was applied to the metadata."""
         if self._loop is not None and self._concerns(message):
             self._publish()
 

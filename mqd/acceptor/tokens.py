@@ -1,4 +1,4 @@
-"""The delegation tokens of the cluster as this host knows them: the metadata have their ids, owners
+"""The delegation tokens of the cluster as this host knows them: the metadata has their ids, owners
 and times; their passwords are computed here, from delegation.token.secret.key.
 
 Computing a SCRAM verifier takes a millisecond, so verifiers are kept: at most one for each token and

@@ -38,7 +38,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "log.flush.offset.checkpoint.interval.ms replica.high.watermark.checkpoint.interval.ms"
     ),
     "Checkpoints follow the changes.": "log.flush.start.offset.checkpoint.interval.ms",
-    "Hosts of a cluster have time-outs of their own: controller.quorum.fetch.timeout.ms, broker.session.timeout.ms.": (
+    "Hosts of a cluster have timeouts of their own: controller.quorum.fetch.timeout.ms, broker.session.timeout.ms.": (
         "request.timeout.ms socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms"
         " controller.socket.timeout.ms controller.quorum.election.timeout.ms controller.quorum.election.backoff.max.ms"
         " controller.quorum.append.linger.ms controller.quorum.request.timeout.ms controller.quorum.retry.backoff.ms"
@@ -69,7 +69,7 @@ WITHOUT_EFFECT: dict[str, str] = {
         "ssl.protocol ssl.provider ssl.keymanager.algorithm ssl.trustmanager.algorithm ssl.secure.random.implementation"
         " ssl.endpoint.identification.algorithm ssl.allow.dn.changes ssl.allow.san.changes"
     ),
-    "Producers, and transactions past their time-out, are checked continuously.": (
+    "Producers, and transactions past their timeout, are checked continuously.": (
         "producer.id.expiration.check.interval.ms transaction.abort.timed.out.transaction.cleanup.interval.ms"
         " transaction.remove.expired.transaction.cleanup.interval.ms"
     ),

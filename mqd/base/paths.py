@@ -103,7 +103,7 @@ def _not_own(directory: Path) -> PermissionError:
 
 
 def trusts(run: Path, uid: int) -> bool:
-    """Whether files and processes of user `uid` are trusted in this directory of sockets. In a data
+    """Whether files and processes of user `uid` are trusted in this socket directory. In a data
     directory every user is trusted, because its permissions decide who can write there.
     """
     return run.parent != SHARED or uid in (os.getuid(), 0)

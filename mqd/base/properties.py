@@ -76,7 +76,7 @@ queued.max.request.bytes: long >=1048576 = 67108864
     Memory of one worker for requests and connections in addition to its receive arena; above that it stops reading from
     them.
 local.attachments.max: int >=0 <=65536 = 1024
-    (mqd) Clients on this host that the broker serves through shared memory; further ones connect by TCP. 0: none, and
+    (mqd) Clients on this host that the broker serves through shared memory; further ones connect over TCP. 0: none, and
     no client socket.
 local.memory.max.bytes: long >=1048576 <=1099511627776 = 1073741824
     (mqd) Shared memory of all clients on this host together (a client requests 16 MiB by default). Only memory that is
@@ -541,7 +541,7 @@ log.cleaner.enable: bool = true
 log.cleaner.backoff.ms: long >=0 dynamic = 15000
     How long the cleaner waits when there is nothing to compact.
 log.cleaner.dedupe.buffer.size: long >=1048576 dynamic = 134217728
-    Memory of all workers together for the keys of the logs being compacted: 24 bytes a key. Logs with more keys are
+    Memory of all workers together for the keys of the logs being compacted: 24 bytes per key. Logs with more keys are
     compacted in several runs.
 log.cleaner.io.buffer.load.factor: double >=0.01 <=0.95 dynamic = 0.9
     How full log.cleaner.dedupe.buffer.size may become.
@@ -559,7 +559,7 @@ allow.everyone.if.no.acl.found: bool = false
     A resource without any matching access control list is open to every client.
 local.principal.mapping.rules: string = DEFAULT
     (mqd) Maps the login name of a local process to a user: RULE:pattern/replacement/[LU] and DEFAULT, separated by
-    commas; the first that matches decides. A process that maps to no user connects by TCP; one of
+    commas; the first that matches decides. A process that maps to no user connects over TCP; one of
     the broker's own user may do everything.
 authorizer.log.only: bool = false
     (mqd) Operations that access control lists deny are logged and carried out. This shows which rights the clients of a
@@ -696,10 +696,10 @@ schedule.to: string dynamic =
 schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
     (mqd) With schedule.to: how long after its timestamp a record without such a header is delivered.
 queue.delete.on.ack: bool dynamic = false
-    (mqd) Records are deleted as soon as every share group of the topic has finished them: they were accepted, rejected,
-    or delivered group.share.delivery.count.limit times. A group without members keeps the records that it has not
-    finished, until retention deletes them or the group is deleted; consumer groups do not prevent deletion. Files are
-    deleted as whole segments: set segment.bytes as well. Not with cleanup.policy=compact.
+    (mqd) Records are deleted as soon as every share group of the topic has finished with them: they were accepted,
+    rejected, or delivered group.share.delivery.count.limit times. A group without members keeps the records that it has
+    not finished with, until retention deletes them or the group is deleted; consumer groups do not prevent deletion.
+    Files are deleted as whole segments: set segment.bytes as well. Not with cleanup.policy=compact.
 queue.memory.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
     flush.ms where that is set, instead of after 5 s or 8 MiB. Records that queue.delete.on.ack deletes before that are

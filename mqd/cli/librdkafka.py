@@ -166,7 +166,7 @@ _unresolved = ""  # the last address that librdkafka could not resolve, in this 
 
 
 def note_error(error: KafkaError) -> None:
-    """librdkafka retries, and finally reports only a time-out."""
+    """librdkafka retries, and finally reports only a timeout."""
     global _unresolved
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:

@@ -15,8 +15,8 @@ from mqd.cli.kafka_request import Broker
 
 _METADATA, _DESCRIBE_LOG_DIRS = 3, 35
 SHOWN_MAX = 20
-RESPONSE_S = 3.0  # time-out of a broker's response
-# time-out of a response about log directories: longer than the broker's own time-out for a
+RESPONSE_S = 3.0  # timeout of a broker's response
+# timeout of a response about log directories: longer than the broker's own timeout for a
 # directory that hangs, so that the broker can report it
 DIRECTORIES_S = 8.0
 

@@ -105,7 +105,7 @@ def request(broker: Broker, topic: str, total: int, kind: int) -> State:
 def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Readers], None]) -> tuple[State, Readers]:
     """Waits until the given step, such as REDIRECTED, is complete, or no partition is being retired
     any more; releases the producers as soon as every group has read to the end. If a group's
-    coordinator cannot be reached, the controller releases them after its own time-out. Returns the
+    coordinator cannot be reached, the controller releases them after its own timeout. Returns the
     final state, and the groups that were behind when the producers were released. An interrupt ends
     only the waiting. Raises CliError.
     """

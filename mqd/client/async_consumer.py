@@ -6,8 +6,8 @@ the event loop, without that thread.
     A1  cancellation loses no records: a cancelled wait continues, and its records are returned by
         the next call, or are read again; until then they are not committed
     A2  another call interrupts a wait that is under way: commit() does not queue behind a poll()
-        without a time-out
-    A3  a program that ends without close() is not blocked by a wait without a time-out
+        without a timeout
+    A3  a program that ends without close() is not blocked by a wait without a timeout
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class AsyncConsumer:
         return found[0] if found else None
 
     async def getone(self) -> Message:
-        """Waits for the next record without a time-out. Raises KafkaException for an error; ends of
+        """Waits for the next record without a timeout. Raises KafkaException for an error; ends of
         partitions are skipped.
         """
         while True:

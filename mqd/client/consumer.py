@@ -230,7 +230,7 @@ class Consumer:
 
     def close(self) -> None:
         """Commits (enable.auto.commit), releases all partitions and leaves the group. A static member
-        (group.instance.id) stays in the group for the session time-out.
+        (group.instance.id) stays in the group for the session timeout.
         """
         self._implementation.close()
 

@@ -53,7 +53,7 @@ class DirectoryReport(msgspec.Struct):
     @property
     def damaged(self) -> bool:
         """Stored records are unreadable (an incomplete last batch of the last segment is not
-        damage), or the aborted transactions cannot be reported to consumers of committed records.
+        damage), or the aborted transactions cannot be reported to read_committed consumers.
         """
         return any(
             s.aborted_problems or (s.problem is not None and not (s.incomplete and s is self.segments[-1]))

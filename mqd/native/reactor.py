@@ -243,7 +243,7 @@ class Reactor:
         return bool(lib.mqd_reactor_is_idle(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
-        """Sets the limits of attachments by shared memory for this worker, and of their memory;
+        """Sets the limits of attachments through shared memory for this worker, and of their memory;
         effective immediately.
         """
         check(lib.mqd_reactor_set_local_max(self._reactor, count, size_bytes))

@@ -54,7 +54,7 @@ NOTES = """
   `mqd.joint.`; no other id may use the field, and these ids may not be used for other transactions.
   InitProducerId with `batch_id` and `run_id` enlists a child in the batch's transaction (the first
   child begins the transaction): the response has the child's own producer id and epoch. With a
-  producer id and epoch in the request, that child reports that it is alive: the time-out counts
+  producer id and epoch in the request, that child reports that it is alive: the timeout counts
   from the last such report. The response has `committed_batch_id`; if the requested batch is not
   above it, it is already committed, and the response has no producer id (-1). EndTxn has
   `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its
@@ -66,8 +66,8 @@ NOTES = """
   this transaction. A response without the field comes from a broker that does not support joint
   transactions. Children produce with Produce 12 and up.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
-  it contains a request of a client that is attached by shared memory to one host, for another host,
-  which coordinates the client's group or transactional id or leads the partition (ListOffsets).
+  it contains a request of a client that is attached through shared memory to one host, for another
+  host, which coordinates the client's group or transactional id or leads the partition (ListOffsets).
   `request_principal` describes the client in MessagePack: the `uid` and `pid` of its process, and
   the principal and address by which its host authorizes it. `client_host_address` is the address of
   its host, for descriptions of groups. The contained request has that client's rights; with

@@ -146,7 +146,7 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     partitions: list[int]  # per worker
     log_level: str
     metrics_port: int
-    local_clients: list[int] = []  # attached by shared memory, per worker; counted in connections too
+    local_clients: list[int] = []  # attached through shared memory, per worker; counted in connections too
     local_bytes: list[int] = []  # size of these clients' shared memory, per worker
     metrics_url: str = ""
     client_socket: str = ""  # where they attach; "" = nowhere

@@ -180,7 +180,7 @@ class TcpViews:
             self._link = None
 
     def continue_at(self, position: int) -> None:
-        """Continues where another reader stopped. The time-out of F4 restarts."""
+        """Continues where another reader stopped. The timeout of F4 restarts."""
         self.position, self._progress_at = position, time.monotonic()
 
     def views(self) -> Iterator[Any]:

@@ -68,7 +68,7 @@ Key = tuple[str, int]
 # a Spark process runs many queries one after the other, and each broker of this host costs
 # local_link.MEMORY_BYTES
 CONNECTIONS_MAX = 4
-# connections of this process, by all their settings, because time-outs differ by query; most
+# connections of this process, by all their settings, because timeouts differ by query; most
 # recently used last
 _connections: dict[tuple[int, bytes], Connections] = {}
 

@@ -196,14 +196,14 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 @contextlib.contextmanager
 def _log_failed_abort() -> Iterator[None]:
     """Only logs an error within this context. A failed abort is harmless: the transaction ends by
-    its time-out, or when the batch is repeated. Spark shows the error that caused the abort.
+    its timeout, or when the batch is repeated. Spark shows the error that caused the abort.
     """
     began = time.monotonic()
     try:
         yield
     except Exception as error:
         log.warning(
-            "the batch's transaction could not be aborted in %.1f s, and will end by its time-out: %s",
+            "the batch's transaction could not be aborted in %.1f s, and will end by its timeout: %s",
             time.monotonic() - began,
             error,
         )

@@ -1,4 +1,4 @@
-"""A worker's share of local clients (those that attach by shared memory) and of their memory,
+"""A worker's share of local clients (those that attach through shared memory) and of their memory,
 leased from the broker's budget.
 
 Memory is leased in MiB by the same rules as connections (mqd/shm/credits.py): ahead of need,

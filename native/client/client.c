@@ -433,7 +433,7 @@ static bool announce_sleep(struct mqd_client *client)
     return has_changes(client);
 }
 
-/* 1 = poll the attachment, 0 = time-out, -1. */
+/* 1 = poll the attachment, 0 = timeout, -1. */
 static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
 {
     struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},

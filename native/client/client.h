@@ -54,9 +54,9 @@ int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the
  * next call of this function or mqd_client_poll. 0 = none. */
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
-/* Waits until something arrives, there is room again after MQD_E_FULL, the time-out ends (-1 =
+/* Waits until something arrives, there is room again after MQD_E_FULL, the timeout ends (-1 =
  * none), or mqd_client_wake is called. 1 = call mqd_client_poll (until then the next wait returns
- * immediately), 0 = time-out, -1 EPIPE. */
+ * immediately), 0 = timeout, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 /* free bytes of the producer's memory; without a producer, of the memory for requests */
@@ -93,7 +93,7 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_position 
 struct mqd_producer_options {
     int16_t acks; /* -1, 0, 1 */
     int16_t producer_epoch;
-    int32_t request_timeout_ms;   /* the broker's time-out for acks=-1 */
+    int32_t request_timeout_ms;   /* the broker's timeout for acks=-1 */
     int64_t producer_id;          /* -1 = not idempotent */
     const char *transactional_id; /* NULL = none */
     uint32_t batch_bytes;         /* a batch is closed when the next record would exceed this */

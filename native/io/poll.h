@@ -55,7 +55,7 @@ int mqd_poll_run(struct mqd_poll *poll, int fd, int (*work)(void *argument), voi
 /* Makes the current wait, or the next one, return immediately (with whatever events there are). Any
  * thread; async-signal-safe. */
 void mqd_poll_interrupt(struct mqd_poll *poll);
-/* timeout_ns < 0: no limit; 0: do not block. Returns the number of events, 0 on time-out or
+/* timeout_ns < 0: no limit; 0: do not block. Returns the number of events, 0 on timeout or
  * interrupt, -1 on error. Submits everything queued. */
 int mqd_poll_wait(struct mqd_poll *poll, struct mqd_poll_event *events, int count_max, int64_t timeout_ns);
 

@@ -65,12 +65,12 @@ struct mqd_uring {
     size_t submissions_bytes;
 };
 
-/* Returns -1 if the kernel lacks or forbids a required feature; the error message has the reason
+/* Returns -1 if the kernel lacks or forbids a required feature; the error message gives the reason
  * and the remedy. */
 int mqd_uring_open(struct mqd_uring *ring, uint32_t submission_count, uint32_t completion_count);
 void mqd_uring_close(struct mqd_uring *ring);
 /* Tests the required features once: a multishot poll, a wait with a time limit. Returns -1 if one is
- * missing; the error message has the reason. */
+ * missing; the error message gives the reason. */
 int mqd_uring_probe(void);
 
 /* Returns a zeroed entry to fill; NULL when the queue is full and the kernel accepts nothing. */

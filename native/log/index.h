@@ -1,8 +1,8 @@
 /* The sparse indexes of one segment, written by the partition's owner.
  *
- *   .index      8 bytes an entry, big endian: i32 base offset of a batch - segment base, i32
+ *   .index      8 bytes per entry, big endian: i32 base offset of a batch - segment base, i32
  *               position of its first byte
- *   .timeindex  12 bytes an entry, big endian: i64 largest timestamp so far (ms), i32 last offset
+ *   .timeindex  12 bytes per entry, big endian: i64 largest timestamp so far (ms), i32 last offset
  *               of the batch that has it - segment base
  *
  * Entries are collected in memory and written when 32 of them, or 256 KiB of log, are pending, and

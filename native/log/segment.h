@@ -8,7 +8,7 @@
  * fails at its first byte (batch length 0).
  *
  * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
- * Reads by pread only: an I/O error is a value, never SIGBUS. Concurrency: none; several walks of
+ * Reads with pread only: an I/O error is a value, never SIGBUS. Concurrency: none; several walks of
  * one file may run in parallel.
  */
 #ifndef MQD_SEGMENT_H

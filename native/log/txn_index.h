@@ -2,7 +2,7 @@
  * abort markers. The file has Kafka's own format, so that Kafka's tools can read it. A second file,
  * BASEOFFSET.txnsum, verifies that it is complete.
  *
- * 34 bytes an entry, big endian, in the order of the markers:
+ * 34 bytes per entry, big endian, in the order of the markers:
  *    0  i16  version 0
  *    2  i64  producer_id
  *   10  i64  first_offset: of the transaction in this partition; may be in an earlier segment

@@ -27,7 +27,7 @@
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
  *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
- *   R-5  a node whose metadata do not yet include its own registration leads no partition and
+ *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
  *   R-6  with acks_replicas, a leader proposes no more members than that (besides those that a
  *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one

@@ -32,7 +32,7 @@ struct handoff {
 };
 _Static_assert(sizeof(struct handoff) == 64, "the acceptor packs 64 bytes");
 
-/* The number of connections at all workers. A worker that died counts as 0: its successor begins
+/* The number of connections on all workers. A worker that died counts as 0: its successor begins
  * with none. */
 static uint32_t open_everywhere(const struct mqd_reactor *r)
 {
@@ -53,7 +53,7 @@ static struct mqd_connection *connection_new(struct mqd_reactor *r, int fd)
     }
     uint32_t sum = open_everywhere(r), sum_max = mqd_load_relaxed(&r->broker_connection_count_max);
     if (sum >= sum_max) {
-        mqd_error_set(MQD_E_FULL, "%u connections are open at all workers, the limit is %u", sum, sum_max);
+        mqd_error_set(MQD_E_FULL, "%u connections are open on all workers, the limit is %u", sum, sum_max);
         return NULL;
     }
     uint32_t index = r->free_indexes[--r->free_index_count];

@@ -107,7 +107,7 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
 }
 
 /* Owner's side: a flush has ended and is published, or the slot is no longer served. A worker that
- * misses the notification because its ring is full answers at its time-out. */
+ * misses the notification because its ring is full answers at its timeout. */
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);

@@ -2,7 +2,7 @@
  * same frames and answers.
  *
  * It speaks shm/local_layout.h by itself. local_wait sleeps as a good client does (A4), so that a
- * wake-up that is lost shows as a time-out. */
+ * wake-up that is lost shows as a timeout. */
 #ifndef MQD_LOCAL_TEST_H
 #define MQD_LOCAL_TEST_H
 

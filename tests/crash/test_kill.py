@@ -156,7 +156,7 @@ class _TopicChanges(threading.Thread):
         try:
             future.result(60)
             return True
-        except Exception as error:  # noqa: BLE001 - librdkafka's KafkaException, or a time-out: unknown either way
+        except Exception as error:  # noqa: BLE001 - librdkafka's KafkaException, or a timeout: unknown either way
             self.refused.append(str(error))
             return False
 

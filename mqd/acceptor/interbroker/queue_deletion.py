@@ -82,7 +82,7 @@ class QueueDeletion:
     # -- queries and responses ---------------------------------------------------------------------
 
     async def _query(self, node_id: int, topic_ids: frozenset[bytes]) -> StartOffsets | None:
-        """The start offsets at a host. None: it does not respond, or is not known."""
+        """The start offsets of a host. None: it does not respond, or is not known."""
         if node_id == self._broker.node_id:
             return await self._starts(topic_ids)
         if node_id < 0 or self.peers is None:

@@ -6,7 +6,7 @@ serves the fewest of them.
         handed over     the worker creates the memory and sends the welcome
 
 The checks here need no worker: the layout's version and hash, and that this broker listens at the
-address where the client would connect by TCP (mqd/shm/rendezvous.py). The client's identity comes
+address where the client would connect over TCP (mqd/shm/rendezvous.py). The client's identity comes
 from the kernel (SO_PEERCRED), not from the client. It is sent along with the socket, for the
 worker's log and for every request that comes back here.
 
@@ -57,7 +57,7 @@ class Hello(NamedTuple):
     data_bytes: int
     reply_bytes: int
     client_id: bytes
-    # the address where the client would connect by TCP; "": the client was configured with the socket
+    # the address where the client would connect over TCP; "": the client was configured with the socket
     # path instead of an address
     server: str
 
@@ -72,18 +72,18 @@ def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
     if version != LAYOUT_VERSION:
         return (
             f"the client has layout version {version}, this broker {LAYOUT_VERSION}: install the same version of mqd"
-            " for both, or connect by TCP"
+            " for both, or connect over TCP"
         )
     if len(packet) != HELLO.size:
         return (
             f"the client's hello has {len(packet)} bytes, not {HELLO.size}: install the same version of mqd for both,"
-            " or connect by TCP"
+            " or connect over TCP"
         )
     _, _, submission_count, client_hash, data_bytes, reply_bytes, _, client_id, server = HELLO.unpack(packet)
     if client_hash != abi_hash:
         return (
             "the client was built from other sources than this broker (their layouts differ): install the same version"
-            " of mqd for both, or connect by TCP"
+            " of mqd for both, or connect over TCP"
         )
     return Hello(
         submission_count,
@@ -236,8 +236,8 @@ class LocalClients:
             refuse(connection, native.E_INVALID, reason)
         elif isinstance(hello, Hello):
             reason = (
-                f"the client would connect by TCP to {hello.server}, and this broker does not listen there: a broker in"
-                " another network namespace or container has the same socket path; the client uses TCP"
+                f"the client would connect over TCP to {hello.server}, and this broker does not listen there: a broker"
+                " in another network namespace or container has the same socket path; the client uses TCP"
             )
             refuse(connection, native.E_STALE, reason)
         elif hello is not None:
@@ -257,7 +257,7 @@ class LocalClients:
             refuse(
                 connection,
                 native.E_FULL,
-                "the workers are too busy to take another client; try again, or connect by TCP",
+                "the workers are too busy to take another client; try again, or connect over TCP",
             )
             return
         self._waiting.append((connection, message))

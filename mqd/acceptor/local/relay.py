@@ -1,5 +1,5 @@
 """Relays requests of local clients that another host answers: those to coordinators, and
-ListOffsets of partitions that the other host leads. A client attached by shared memory knows only
+ListOffsets of partitions that the other host leads. A client attached through shared memory knows only
 this broker, so this broker sends the request on its behalf.
 
     entry host     respond(): the coordinator of the group or transactional id is on another host, so

@@ -311,7 +311,7 @@ class Writer:
         return f"{explain_kafka(problem)[0]}; redrive again to resume"
 
     def close(self) -> None:
-        if self._is_open:  # interrupted: readers need not wait for the time-out
+        if self._is_open:  # interrupted: readers need not wait for the timeout
             with contextlib.suppress(KafkaException):
                 self._producer.abort_transaction(5.0)
 

@@ -67,7 +67,7 @@ def _is_complete(settings: Settings) -> bool:
 
 
 def _wait(settings: Settings, seconds: float) -> None:
-    """Raises CliError on a time-out."""
+    """Raises CliError on a timeout."""
     import time
 
     deadline = time.monotonic() + seconds
@@ -256,7 +256,7 @@ def add_voter(settings: Settings, node: int, directory: str | None) -> None:
 @click.argument("node", type=click.IntRange(0))
 @click.option("--directory", help="Id of its metadata directory, when the node is known with more than one.")
 def remove_voter(settings: Settings, node: int, directory: str | None) -> None:
-    """Remove NODE from the voters of the quorum; it continues as an observer, if it runs. One change at
+    """Remove NODE from the voters of the quorum; it continues as an observer, if it is running. One change at
     a time.
     """
     from mqd.cli.kafka_request import Broker, check

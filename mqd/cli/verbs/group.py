@@ -206,7 +206,7 @@ def _show_rebalance(group: "Group", labels: dict[str, str]) -> None:
         )
 
     emit_table(("MEMBER", "HOST", "WAITED FOR", "FOR", "LAST HEARD"), [row(one) for one in about.held_up_by])
-    click.echo("a member that exceeds its rebalance time-out (max.poll.interval.ms) is removed from the group")
+    click.echo("a member that exceeds its rebalance timeout (max.poll.interval.ms) is removed from the group")
 
 
 def _show(group: "Group", rows: "list[Progress]") -> None:

@@ -128,7 +128,7 @@ def _show(about: dict[str, Any]) -> None:
 @click.pass_context
 def command(ctx: click.Context, data_dir: Path | None, output_format: str | None) -> int:
     """Show the broker of a data directory: its processes, ports, partitions, connections and local
-    clients (by shared memory) per worker, uptime.
+    clients (through shared memory) per worker, uptime.
 
     Exit status: 0 it is ready, 1 it runs but is not ready, or this user may not query it, 3 it does not
     run.

@@ -191,7 +191,7 @@ def _show(found: "Transaction") -> None:
     age = (
         f", open for {_open_for(found.open_ms)} of at most {_open_for(found.timeout_ms)}"
         if found.open_ms is not None
-        else f", time-out {_open_for(found.timeout_ms)}"
+        else f", timeout {_open_for(found.timeout_ms)}"
     )
     click.echo(
         f"transactional id {found.transactional_id}: {found.state}{age}, producer id {found.producer_id}, epoch"

@@ -147,7 +147,7 @@ class ClassicCore:
 
     def timeout_s(self, send: Send) -> float | None:
         """How long a request may take; None: the default. The response to a join or sync comes when all
-        members have joined, or after the rebalance time-out.
+        members have joined, or after the rebalance timeout.
         """
         return (self.settings.max_poll_interval_ms + 5_000) / 1000 if send.api_key in (JOIN, SYNC) else None
 

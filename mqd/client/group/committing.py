@@ -11,7 +11,7 @@ coordinator is unavailable or the member's epoch has changed.
         offset is not committed for a new topic of the same name. A request has either ids or names for
         all topics: names if the id of one of its partitions is unknown
 Bounds: at most QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
-succeeded by its time-out ends with the last error.
+succeeded by its timeout ends with the last error.
 """
 
 from __future__ import annotations

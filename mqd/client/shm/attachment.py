@@ -163,7 +163,7 @@ class Attachment:
         """Submits a request; returns its correlation id. Calls on_response(response, None) or
         on_response(None, error) exactly once, possibly before this returns.
 
-        While there is no attachment the request waits for the next one, within its time-out.
+        While there is no attachment the request waits for the next one, within its timeout.
         """
         self._require_usable()
         deadline = time.monotonic() + (self.request_timeout_s if timeout is None else timeout)

@@ -555,7 +555,7 @@ class ShmConsumer:
 
     def __del__(self) -> None:
         """Called when the consumer is dropped without close(): releases threads and memory, but commits
-        nothing; the coordinator removes the member after the session time-out.
+        nothing; the coordinator removes the member after the session timeout.
         """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
             self._is_closed = True

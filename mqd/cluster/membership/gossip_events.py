@@ -226,7 +226,7 @@ class SendDatagram(msgspec.Struct, frozen=True):
 
 
 class PushPull(msgspec.Struct, frozen=True):
-    """Connect by TCP, authenticate, send core.state(), read the other host's state. Report StateReceived
+    """Connect over TCP, authenticate, send core.state(), read the other host's state. Report StateReceived
     or ExchangeFailed. At most EXCHANGE_COUNT_MAX are in flight.
     """
 
@@ -236,7 +236,7 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class ProbeStream(msgspec.Struct, frozen=True):
-    """Connect by TCP and check that this host responds (StreamPing). If it does within `wait_ms`, report
+    """Connect over TCP and check that this host responds (StreamPing). If it does within `wait_ms`, report
     StreamResponded.
     """
 

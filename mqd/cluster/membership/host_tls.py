@@ -13,7 +13,7 @@ connection without a reason for the other side's log.
 Invariants
     T1  no byte of the next protocol is sent or read before both sides have accepted the certificates
     T2  a refusal reaches the other side: after HandshakeFailed send `refusal_bytes`, and close only
-        when the peer has closed or after a time-out, because a reset could discard data in flight
+        when the peer has closed or after a timeout, because a reset could discard data in flight
 Concurrency: one call at a time; seal() in the order in which its results are sent.
 """
 

@@ -71,7 +71,7 @@ class Following:
     def on_tick(self, now_ns: int) -> None:
         if now_ns >= self._leader_lost_ns:
             if not self.is_flushed:
-                self._contact_ns = now_ns  # restarts the time-out, without a new promise
+                self._contact_ns = now_ns  # restarts the timeout, without a new promise
             else:
                 self.core.doubt_leader()
                 self.core.campaign(now_ns)

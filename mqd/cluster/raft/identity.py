@@ -15,7 +15,7 @@ TOPIC_DIRECTORY = "__cluster_metadata-0"
 
 
 class MetadataCorrupt(RuntimeError):
-    """The metadata directory is damaged or incomplete. The message has the file, the position and the
+    """The metadata directory is damaged or incomplete. The message names the file, the position and the
     remedy.
     """
 

@@ -45,7 +45,7 @@ def parsed(records: DataFrame, value: Value) -> DataFrame:
 
 
 def decoded(records: DataFrame, value: Value) -> DataFrame:
-    """Rows with the fields of the value. A malformed one stops the query (the error has its topic,
+    """Rows with the fields of the value. A malformed one stops the query (the error names its topic,
     partition and offset), or is dropped.
     """
     from pyspark.sql import functions as f

@@ -1,4 +1,4 @@
-/* The reading side of a compaction; see log/compaction/compact.h. Reads only by pread, and leaves
+/* The reading side of a compaction; see log/compaction/compact.h. Reads only with pread, and leaves
  * the page cache unchanged where the kernel supports it (6.14 and later). */
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* The tables of a compaction: the last offset of each key, in bounded memory, and an integer per
  * producer id.
  *
- * mqd_key_map: maps a 128-bit hash of the key to the offset of its last record; 24 bytes an entry,
+ * mqd_key_map: maps a 128-bit hash of the key to the offset of its last record; 24 bytes per entry,
  * linear probing, like Kafka's SkimpyOffsetMap. The hash is SipHash-2-4-128 under a random key: two
  * keys with the same hash would cost one of them its value, and such a pair cannot be found without
  * knowing the random key.

@@ -25,10 +25,10 @@
  *   C1  connection->blocked counts its requests that are undecided after their routing; the
  *       connection is not read while it is not 0.
  *   C2  an append is in at most one of: a check's `parked`, the owner's lists, forwarded_to.
- *   C3  an append that has waited for MQD_CHECK_MS_MAX, or for the client's time-out, is refused
+ *   C3  an append that has waited for MQD_CHECK_MS_MAX, or for the client's timeout, is refused
  *       with a retriable error; no part of it is written later.
  * Bounds: those of server/check/check_table.c. Beyond them, and if the ring stays full until the
- * time-out, an append is refused as in C3. Nothing here blocks.
+ * timeout, an append is refused as in C3. Nothing here blocks.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 
 #include "server/check/checks.h"
 
-/* even if the client's time-out is longer, because its connection is not read meanwhile */
+/* even if the client's timeout is longer, because its connection is not read meanwhile */
 #define MQD_CHECK_MS_MAX 15000
 #define MQD_CHECK_COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no larger batch */
 
@@ -13,7 +13,7 @@
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: the check has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
-/* starts the timer: appends wait at most MQD_CHECK_MS_MAX, and not beyond the time-out of their
+/* starts the timer: appends wait at most MQD_CHECK_MS_MAX, and not beyond the timeout of their
  * request */
 void mqd_check_arm(struct mqd_reactor *r, struct mqd_check *check, struct mqd_request *request);
 /* sends the check now or when there is room, but not after the request's deadline */

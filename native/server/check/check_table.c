@@ -3,7 +3,7 @@
  *
  * Invariants
  *   T1  a payload is lent from the moment it is sent until CHECKED, the acceptor's death, or the
- *       end of its job; its appends may end earlier (time-out, client disconnected).
+ *       end of its job; its appends may end earlier (timeout, client disconnected).
  *   T2  checks are idempotent: after the acceptor's death they are sent again under another token,
  *       except those that no append waits for.
  *   T3  a token is the index and the entry's sequence number: a late response finds another

@@ -182,7 +182,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
     if (topic->view && entry->set->replica_id >= 0)
         return MQD_KAFKA_UNKNOWN_TOPIC_ID; /* a view has no log to replicate */
     if (topic->view && entry->set->local)
-        /* a local client would read the base topic's files; after this error it fetches by TCP */
+        /* a local client would read the base topic's files; after this error it fetches over TCP */
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     bool away = entry->set->local && mqd_topics_led_elsewhere(&r->topics, &topic->partitions[entry->partition_index]);
     if (*slot_index == MQD_SLOT_NONE)

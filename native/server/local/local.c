@@ -274,7 +274,7 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
         goto discard;
     }
     if (!memory_open(r, new_attachment) || !descriptors_open(r, new_attachment, fd)) {
-        refuse(r, fd, handoff, errno, "the worker cannot create the shared memory: %s; connect by TCP",
+        refuse(r, fd, handoff, errno, "the worker cannot create the shared memory: %s; connect over TCP",
                strerror(errno));
         goto discard;
     }
@@ -317,12 +317,12 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
     uint32_t count_max = mqd_load_relaxed(&r->local_count_max);
     if (r->options.control_fd <= 0 || count_max == 0) {
         refuse(r, fd, &handoff, MQD_E_INVALID,
-               "this broker serves no local clients (local.attachments.max is 0); connect by TCP");
+               "this broker serves no local clients (local.attachments.max is 0); connect over TCP");
         return;
     }
     if (r->local_count >= count_max || r->local_count >= MQD_LOCAL_COUNT_MAX) {
         refuse(r, fd, &handoff, MQD_E_FULL,
-               "worker %u serves %u local clients already (local.attachments.max); connect by TCP", r->options.self,
+               "worker %u serves %u local clients already (local.attachments.max); connect over TCP", r->options.self,
                r->local_count);
         return;
     }
@@ -332,7 +332,7 @@ void mqd_local_adopt(struct mqd_reactor *r, int fd, const struct mqd_local_hando
                                             .principal = principal,
                                             .principal_bytes = principal_bytes};
     if (!new_attachment.local) {
-        refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect by TCP");
+        refuse(r, fd, &handoff, ENOMEM, "the worker is out of memory; connect over TCP");
         return;
     }
     new_attachment.local->to_worker = new_attachment.local->to_client = new_attachment.local->pidfd =

@@ -4,7 +4,7 @@
  * The connection's `fd` is the Unix socket: it carries the welcome and queries
  * (server/local/query.c), and when it closes, the client has disconnected. Requests are copied from
  * the client's memory into the receive window and are then handled exactly as if they had arrived
- * by TCP; responses are written to the reply ring instead of a socket (server/local/ring.c).
+ * over TCP; responses are written to the reply ring instead of a socket (server/local/ring.c).
  *
  *   adopt -> welcome -> poll ... read ... send -> hung up: submitted requests are taken, responses
  *   are discarded -> closed

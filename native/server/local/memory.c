@@ -1,7 +1,7 @@
 /* Counts the memory of attachments until it is freed. A client, or a process that received its
  * descriptor, can keep the memfd open or mapped, and thereby its pages, as long as it likes after
  * its attachment has ended. Until it is released, the memory counts in local_bytes; otherwise a
- * client that attaches repeatedly could use any amount. The kernel reports by inotify when the last
+ * client that attaches repeatedly could use any amount. The kernel reports through inotify when the last
  * reference to a memfd is released; the worker's own is released in local_free.
  *
  * If inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only while

@@ -1,4 +1,4 @@
-/* Relays: sending, receiving and time-outs. See server/relay/relay.h. */
+/* Relays: sending, receiving and timeouts. See server/relay/relay.h. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -382,7 +382,7 @@ static void put_connection(struct mqd_reactor *r, const struct mqd_command *comm
         possible ? find_or_make(r, options->leader_node, options->leader_worker, options->lane) : NULL;
     if (relay && relay->socket.fd >= 0)
         mqd_relay_end(r, relay, -1, "");
-    const char *wrong = !possible ? "a relay's leader, lane or time-out is impossible"
+    const char *wrong = !possible ? "a relay's leader, lane or timeout is impossible"
                         : !relay  ? "more connections to leaders on other hosts than a worker holds"
                                   : take_socket(r, relay, command);
     if (wrong)

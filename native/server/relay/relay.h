@@ -3,7 +3,7 @@
  *
  * A batch that a local client submitted for such a partition becomes a Produce request of its own
  * on a mutually authenticated connection (plain text, or TLS) that Python has opened. It keeps the
- * client's version, client id, transactional id, acks, time-out and bytes, and so its producer id,
+ * client's version, client id, transactional id, acks, timeout and bytes, and so its producer id,
  * epoch and sequence. The response completes the append.
  *
  *   connection  wanted -> MQD_EVENT_RELAY_REQUESTED -> mqd_reactor_relay_put or
@@ -61,7 +61,7 @@ void mqd_relay_command(struct mqd_reactor *r, const struct mqd_command *command)
 void mqd_relay_on_event(struct mqd_reactor *r, uint64_t value, uint32_t flags); /* from mqd_poll: a socket */
 void mqd_relay_on_step(struct mqd_reactor *r, uint64_t value); /* from the pool: a step of the TLS handshake */
 void mqd_relays_read(struct mqd_reactor *r);                   /* once a turn: receives responses */
-/* called once a turn, after clients' requests were read: sends requests and handles time-outs */
+/* called once a turn, after clients' requests were read: sends requests and handles timeouts */
 void mqd_relays_run(struct mqd_reactor *r);
 int64_t mqd_relays_next_ms(const struct mqd_reactor *r); /* like mqd_fetchers_next_ms */
 void mqd_relays_close(struct mqd_reactor *r);            /* when the reactor stops: closes the connections */

@@ -200,7 +200,7 @@ static int take_tail(struct mqd_response_parser *parser, struct mqd_cursor_bytes
     struct mqd_cursor_bytes value;
     if (mqd_take_varint(cursor, "tagged fields", &tag_count))
         return -1;
-    /* node_endpoints: ignored, since the metadata have the addresses */
+    /* node_endpoints: ignored, since the metadata has the addresses */
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;

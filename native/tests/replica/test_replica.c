@@ -251,7 +251,7 @@ TEST(appends_are_bounded_by_the_replica_rules)
     next.min_insync = 7, next.partition_epoch = 3, next.members[1].in_sync = next.members[2].in_sync = 1;
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(mqd_replica_check_append(&replica, 1, 100, 99), 0);
-    next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered again; metadata do not have it yet */
+    next.partition_epoch = 4, next.broker_epoch = EPOCH_OF(1) + 50; /* registered again; not in the metadata yet */
     mqd_replica_assign(&replica, &next, 0);
     CHECK_EQUAL(replica.role, MQD_REPLICA_NONE);
     CHECK_EQUAL(mqd_replica_check_append(&replica, 0, 100, 99), 6);

@@ -7,7 +7,7 @@
 
 #define SELF 1
 
-/* Partition 0 of "quick" as metadata have it; the others are led here. */
+/* Partition 0 of "quick" as the metadata has it; the others are led here. */
 static void place(struct bench *b, uint32_t slot, int32_t leader, int32_t leader_epoch, uint32_t retiring)
 {
     struct mqd_topic_partition partitions[4];

@@ -227,7 +227,7 @@ BOTH(nothing_is_redirected_before_its_epoch_or_without_a_target)
     struct bench *b = bench_start(backend, NULL);
     struct client client = client_open(b, 0);
     expect(&client, 3, sequenced(7, 0, 0, 1), 0, 0);
-    place(b, 1, REDIRECTED, 9); /* metadata say so; that it leads in this epoch it does not know yet */
+    place(b, 1, REDIRECTED, 9); /* the metadata says so; that it leads in this epoch it does not know yet */
     expect(&client, 3, sequenced(7, 0, 1, 1), TRY_AGAIN, -1);
     lead(b, 3, 9);
     expect(&client, 3, sequenced(7, 0, 1, 1), 0, 0);

@@ -72,7 +72,7 @@ def aiokafka(bootstrap: str) -> list[int]:
 
 
 def shared_memory(bootstrap: str) -> list[int]:
-    """mqd's client cannot map the base's files for a view: it reads by TCP."""
+    """mqd's client cannot map the base's files for a view: it reads over TCP."""
     consumer = mqd.Consumer({"bootstrap.servers": bootstrap, "group.id": "g", "enable.partition.eof": True})
     consumer.assign([mqd.TopicPartition(VIEW, 0, 0)])
     found = []

@@ -534,5 +534,5 @@ class AiokafkaPair(_ThreadPair):
 
 def mqd_pair(way: Way, topic: str) -> Pair:
     pair = LibrdkafkaPair(way, topic, mqd)
-    assert pair._producer.transport == "tcp", "its records go by shared memory, and no mechanism is tried"
+    assert pair._producer.transport == "tcp", "its records go through shared memory, and no mechanism is tried"
     return pair

@@ -216,7 +216,7 @@ class Theatre:
         self.acknowledged.append(Acknowledged(one.name, counter, VICTIMS, 0, offset, time.monotonic_ns()))
 
     def succeed(self, kafka: KafkaConnection, one: Round, acknowledged: dict[int, int]) -> None:
-        """The dead idempotent producer's successor resends, by TCP, batches without an
+        """The dead idempotent producer's successor resends, over TCP, batches without an
         acknowledgement: each is written or recognized, whatever its predecessor did.
         """
         self.idempotent.add(one.name)

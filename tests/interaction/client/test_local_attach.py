@@ -1,4 +1,4 @@
-"""Clients on the broker's host, through shared memory: attaching, the same service as by TCP,
+"""Clients on the broker's host, through shared memory: attaching, the same service as over TCP,
 refusals with reasons, and cleanup when clients or the broker's processes die.
 """
 
@@ -172,7 +172,7 @@ def test_positions_name_the_aborted_transactions(shared_broker):
                 response.records or b"",
             ) == (0, 9, 9, b"")
             assert [one.first_offset for one in response.aborted_transactions or []] == first_offsets, offset
-        assert positions(tcp, 0).records  # by TCP max_bytes 0 means one batch, as in Kafka
+        assert positions(tcp, 0).records  # over TCP max_bytes 0 means one batch, as in Kafka
 
 
 def test_clients_cannot_shrink_or_write_the_shared_memory(shared_broker):

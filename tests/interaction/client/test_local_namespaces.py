@@ -1,6 +1,6 @@
 """Two brokers on one machine that share a file system and listen on the same address and port, each
 in its own network namespace, as two containers do. A client never attaches to a broker that it
-would not reach by TCP.
+would not reach over TCP.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def test_a_link_to_another_broker_is_not_followed(brokers):
     other = next(target for target in names if str(second.data_dir) in target)
     own.unlink()
     own.symlink_to(other)
-    way = first.produce("by TCP")
+    way = first.produce("over TCP")
     assert way.startswith("tcp") and "does not listen there" in way
-    assert first.holds("by TCP") and not second.holds("by TCP")
+    assert first.holds("over TCP") and not second.holds("over TCP")
     with pytest.raises(Refused, match="does not listen there"):
         LocalConnection(other, greeting=hello(server=own.name.encode()))
     assert rendezvous.find(first.bootstrap, places=[links]).path is None  # this process runs in a third namespace

@@ -190,6 +190,6 @@ def test_a_dead_drivers_transaction_soon_stops_blocking_readers(shared_broker: B
                 (one := fetch_committed(kafka, topic, index)).last_stable_offset == one.high_watermark
                 for index in range(PARTITIONS)
             ),
-            "the time-out",
+            "the timeout",
         )
     assert everything(shared_broker, topic) == []

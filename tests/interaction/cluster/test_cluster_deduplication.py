@@ -125,7 +125,7 @@ def test_each_id_once_while_hosts_are_killed(tmp_path: Path) -> None:
 
 
 def test_each_id_once_through_relays(tmp_path: Path) -> None:
-    """Applications by shared memory on every host: one host leads, one has a replica, one has none. Leaders
+    """Applications through shared memory on every host: one host leads, one has a replica, one has none. Leaders
     die while all of them send the same ids.
     """
     with Cluster(tmp_path, workers=1, config=HOSTS) as cluster:

@@ -1,7 +1,7 @@
 """A share group over three hosts, each killed and restarted in turn: Java's KafkaShareConsumers,
 librdkafka's ShareConsumers and mqd's in one group. With each host, leaders of partitions, the
 coordinator of the group, and those of the share state are lost. The topic's records are deleted
-when the group has finished them.
+when the group has finished with them.
 """
 
 from __future__ import annotations

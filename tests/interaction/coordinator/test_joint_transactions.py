@@ -143,7 +143,7 @@ def test_a_driver_that_stops_enlisting_is_aborted(kafka: KafkaConnection) -> Non
             child.epoch,
         )
     outcome = eventually(
-        lambda: (found := fetch_committed(kafka, topic, 0)).last_stable_offset == found.high_watermark, "the time-out"
+        lambda: (found := fetch_committed(kafka, topic, 0)).last_stable_offset == found.high_watermark, "the timeout"
     )
     assert outcome and read_committed(kafka, topic, 0) == []
     assert driver.enlist_once(0, child.producer_id, child.epoch).error_code == FENCED

@@ -568,7 +568,7 @@ def test_a_decided_transaction_is_completed_after_a_restart(start_broker) -> Non
     with connect(broker) as kafka:
         producer.kafka = kafka
         eventually(
-            lambda: producer.state().transaction_state == "CompleteAbort", "its time-out counts from its begin", 30
+            lambda: producer.state().transaction_state == "CompleteAbort", "its timeout counts from its begin", 30
         )
         assert fetch_committed(kafka, topic, 0).last_stable_offset == 2
 

@@ -319,7 +319,7 @@ class Retirement:
     # -- workers -----------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        """New workers begin to tell; once their metadata are of the present they delete what left
+        """New workers begin to tell; once their metadata is up to date they delete what left
         this host before their life (orphan_directories.py).
         """
         for host in self.world.hosts:

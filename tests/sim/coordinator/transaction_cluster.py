@@ -199,7 +199,7 @@ class TransactionCluster(ClusterWorld):
         left = self.under_way()
         if left and not excused:
             raise Violation(
-                "T3", f"{left}, {LATE // SECOND} s after its time-out and after everything has been put right"
+                "T3", f"{left}, {LATE // SECOND} s after its timeout and after everything has been put right"
             )
         self.transactional.check_end(lambda partition: bool(excused))
         for transactional_id in self.ids:

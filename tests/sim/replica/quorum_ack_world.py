@@ -203,7 +203,7 @@ class World:
 
     def propose(self, host: Host) -> None:
         """First the in-sync set, then the members that no longer have to be queried. One at a time,
-        repeated until the metadata are newer.
+        repeated until the metadata is newer.
         """
         if not host.leads:
             return
@@ -377,7 +377,7 @@ class World:
         host.directory += 1
 
     def start(self, host: Host) -> None:
-        """R9: the controller fences the earlier life first. Metadata are read again: R10."""
+        """R9: the controller fences the earlier life first. The metadata is read again: R10."""
         if host.alive:
             return
         self.fence(host.node)

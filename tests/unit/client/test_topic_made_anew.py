@@ -285,7 +285,7 @@ def test_a_seek_with_new_metadata_applies_to_the_new_topic(world: ConsumerWorld,
 
 
 def test_a_seek_before_the_client_knows_applies_to_the_new_topic(world: ConsumerWorld) -> None:
-    """The error was reported, but the metadata are still the old ones."""
+    """The error was reported, but the metadata is still the old one."""
     assert [next_record(world).offset() for _ in range(5)] == [0, 1, 2, 3, 4]
     part = learns_of_deletion(world)
     world.consumer.seek(TopicPartition(TOPIC, 0, 30))

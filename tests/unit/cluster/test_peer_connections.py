@@ -207,7 +207,7 @@ def test_a_node_id_in_service_belongs_to_one_directory():
     assert let_in("another"), "without a leader it is unknown which host is valid"
     shell.quorum.core.leader, shell.quorum.core.applied_offset = 3, 39
     assert let_in("another"), (
-        "its metadata are from before this epoch: the one may have taken the other's place meanwhile"
+        "its metadata is from before this epoch: the one may have taken the other's place meanwhile"
     )
     shell.quorum.core.applied_offset = 40
     assert not let_in("another")

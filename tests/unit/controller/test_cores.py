@@ -398,7 +398,7 @@ def moved_by_its_owner(world: World) -> tuple[messages.TopicImage, messages.Part
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_written_move_of_a_dead_controller_is_completed_by_the_next(world: World, dies: bool) -> None:
-    """The metadata have it in the other directory, the slot in the old one: readers use the slot,
+    """The metadata has it in the other directory, the slot in the old one: readers use the slot,
     and the old directory's files are deleted.
     """
     image, partition = moved_by_its_owner(world)

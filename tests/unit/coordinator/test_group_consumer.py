@@ -327,7 +327,7 @@ def test_a_restart_in_the_middle_of_a_rebalance(shell: ConsumerShell) -> None:
     assert shell.report(shell.heartbeat("m2", 2)) is None
     shell.advance(10_000)
     assert set(shell.consumer.members) == {"m2"}, (
-        "after a restart, too, a member that does not revoke has no longer than its time-out"
+        "after a restart, too, a member that does not revoke has no longer than its timeout"
     )
 
 

@@ -46,7 +46,7 @@ class World:
 
     def __init__(self) -> None:
         self.leader, self.topic_id, self.fetches = 1, TOPIC, []
-        self.behind: set[int] = set()  # brokers whose metadata do not contain the topic yet
+        self.behind: set[int] = set()  # brokers whose metadata does not contain the topic yet
         self.requested: list[int] = []  # for metadata
         # bytes: the whole response; a PartitionData: that
         self.lie: Callable[[int, int], Any] = lambda node, offset: None

@@ -114,12 +114,12 @@ def batches(*partitions: int) -> list[Batch]:
     return [Batch("t", partition, None, 0, 1, bytearray(100)) for partition in partitions]
 
 
-@pytest.mark.parametrize("requested_because", ["the metadata are old", "a leader has moved"])
+@pytest.mark.parametrize("requested_because", ["the metadata is old", "a leader has moved"])
 def test_rows_of_hidden_partitions_go_to_their_leaders(cluster: Cluster, requested_because: str) -> None:
     writing = producer()
     assert writing.partition_count("t") == 4
     cluster.topic = Topic("t", ID, {0: 1, 1: 2})
-    if requested_because == "the metadata are old":
+    if requested_because == "the metadata is old":
         cluster.now += METADATA_AGE_S + 1
     else:
         cluster.errors[1] = [int(ErrorCode.NOT_LEADER_OR_FOLLOWER)]

@@ -133,7 +133,7 @@ async def _change(context: Context, token_hmac: bytes, period_ms: int, is_renewa
         token_id = token.token_id if token is not None else ""
         change = messages.SetTokenExpiry(token_id, requester, clock.now_ms(), period_ms, is_renewal)
         response = await context.change(change, TIMEOUT_MS)
-        # A token that was created at another host may have been unknown here; the controller's
+        # A token that was created on another host may have been unknown here; the controller's
         # response comes after the metadata that has it, so the second attempt finds it.
         if token is not None or response.error or service.by_hmac(token_hmac) is None:
             break

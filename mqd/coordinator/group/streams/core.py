@@ -7,7 +7,7 @@ themselves: each first releases what it must lose, then gets what others have re
 (members.py).
 
 Invariants (check())
-    T1  a task is active at one member at most, and held by one member of a process at most, until
+    T1  a task is active on one member at most, and held by one member of a process at most, until
         it is released (tasks.Holders)
     T2  `holders` is the inverse of what members hold; each held active task has the epoch in which
         its member got it, which is not above the member's

@@ -388,7 +388,7 @@ BOTH(where_there_are_none)
     struct bench *b = bench_start(backend, NULL);
     struct local refused = local_open(b, 0, SIZES);
     CHECK_EQUAL(refused.welcome.error, MQD_E_INVALID);
-    CHECK(strstr(refused.welcome.reason, "connect by TCP"));
+    CHECK(strstr(refused.welcome.reason, "connect over TCP"));
     local_close(&refused);
     bench_stop(b);
 }

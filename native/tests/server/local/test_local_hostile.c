@@ -3,7 +3,7 @@
  * and lengths, overlap, change bytes while they are copied, never read, flood, punch holes, leave
  * in the middle and keep descriptors. From a seed, though threads make no two runs alike.
  *
- * Checked: the worker lives, others are served all the while (by shared memory and by TCP), every
+ * Checked: the worker lives, others are served all the while (through shared memory and over TCP), every
  * record they read is right; in the end no attachment, no memory, no descriptor is left. (What ASan
  * and UBSan see besides.) */
 #include "mqd_local_test.h"
@@ -304,7 +304,7 @@ static void run(struct bench *b, uint64_t seed, uint32_t rounds, struct fetched 
     serve_acceptor(b);
     local_wait_none(b);
     for (uint32_t worker = 0; worker < REACTORS; worker++)
-        while (mqd_load_relaxed(&mqd_control_worker(b->control, worker)->connection_count)) /* the one by TCP */
+        while (mqd_load_relaxed(&mqd_control_worker(b->control, worker)->connection_count)) /* the one over TCP */
             poll(NULL, 0, 1);
 }
 
