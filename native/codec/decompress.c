@@ -236,7 +236,7 @@ static int decompress_snappy(struct workspace *own, const uint8_t *data, size_t 
                              const char **reason)
 {
     static const uint8_t magic[8] = "\x82SNAPPY";
-    if (size_bytes < sizeof magic || memcmp(data, magic, sizeof magic))
+    if (size_bytes < sizeof magic || memcmp(data, magic, sizeof magic) != 0)
         return decompress_block(own, data, size_bytes, size_max, reason);
     *reason = "a snappy stream's header is cut off";
     if (size_bytes < XERIAL_HEADER_BYTES)

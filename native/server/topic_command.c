@@ -176,7 +176,7 @@ int mqd_reactor_view_put(struct mqd_reactor *r, uint64_t token, const uint8_t to
     struct mqd_view *view = calloc(1, sizeof *view + filter_bytes);
     if (!view)
         return mqd_error_set(ENOMEM, "out of memory for another topic");
-    memcpy(view->base, base, strlen(base));
+    memcpy(view->base, base, strlen(base) + 1);
     view->filter_bytes = filter_bytes;
     memcpy(view->filter, filter, filter_bytes);
     return post_with_partitions(r, token, topic_id, name, partitions, partition_count, view);

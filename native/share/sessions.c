@@ -47,8 +47,8 @@ struct mqd_share_session *mqd_share_session_find(const struct mqd_share_sessions
     struct mqd_share_session *session = sessions->buckets[hash % MQD_SHARE_SESSION_BUCKET_COUNT];
     while (session &&
            (session->hash != hash || session->group_bytes != size_of(group) ||
-            session->member_bytes != size_of(member) || memcmp(session->text, group.bytes, session->group_bytes) ||
-            memcmp(session->text + session->group_bytes, member.bytes, session->member_bytes)))
+            session->member_bytes != size_of(member) || memcmp(session->text, group.bytes, session->group_bytes) != 0 ||
+            memcmp(session->text + session->group_bytes, member.bytes, session->member_bytes) != 0))
         session = session->next;
     return session;
 }

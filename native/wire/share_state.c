@@ -109,7 +109,7 @@ static int take_head(struct mqd_cursor_bytes *cursor, const struct mqd_share_nam
     if (take_one(cursor, "results", 16 + 1 + 1) || mqd_take_topic_key(cursor, true, true, &topic) ||
         take_one(cursor, "partitions", PARTITION_BYTES_MIN) || mqd_take_i32(cursor, "partition", &partition_index))
         return -1;
-    if (memcmp(topic.topic_id, name->topic_id, sizeof name->topic_id) || partition_index != name->partition_index)
+    if (memcmp(topic.topic_id, name->topic_id, sizeof name->topic_id) != 0 || partition_index != name->partition_index)
         return mqd_wire_wrong(cursor, "partition", "a response about another share-partition,", partition_index);
     return 0;
 }

@@ -510,7 +510,8 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
     for (uint32_t number = location.number;
          slot->segments[number].base_offset != positions->high_watermark_segment && bytes < INT32_MAX;) {
         uint32_t limit = 0;
-        if (++number >= slot->segment_count || limit_of(slot, positions, number, &limit))
+        number++;
+        if (number >= slot->segment_count || limit_of(slot, positions, number, &limit))
             return UINT64_MAX;
         bytes += limit;
     }

@@ -35,7 +35,6 @@ static int mark_path(char out[PATH_MAX], const char *directory, const char *name
 static int read_mark(const char *directory, const char *name, int64_t *cut_offset, int64_t *start_offset)
 {
     char path[PATH_MAX], text[MARK_BYTES_MAX + 1];
-    long long cut, start = -1;
     if (mark_path(path, directory, name) < 0)
         return -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -47,12 +46,14 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
     if (got < 0)
         return mqd_error_system(error, "cannot read %s", path);
     text[got] = 0;
-    if (got == 0 || text[got - 1] != '\n' || sscanf(text, "%lld %lld", &cut, &start) < 1)
+    char *end = text, *after = NULL;
+    long long cut = strtoll(text, &end, 10), start = strtoll(end, &after, 10);
+    if (got == 0 || text[got - 1] != '\n' || end == text)
         return mqd_error_set(
             MQD_E_CORRUPT, "%s has no truncation offset; delete the partition's directory, its replica is copied again",
             path);
     *cut_offset = cut;
-    *start_offset = start;
+    *start_offset = after == end ? -1 : start; /* an older mark has none */
     return 1;
 }
 

@@ -26,8 +26,8 @@ static struct mqd_share_owned *find(const struct mqd_shares *shares, const struc
     struct mqd_share_owned *owned = shares->buckets[hash % MQD_SHARE_OWNED_BUCKET_COUNT];
     while (owned && (owned->hash != hash || owned->slot != slot ||
                      owned->partition.name.group_id.size_bytes != request->group_bytes ||
-                     memcmp(owned->group, group, request->group_bytes) ||
-                     memcmp(owned->partition.name.topic_id, request->topic_id, 16)))
+                     memcmp(owned->group, group, request->group_bytes) != 0 ||
+                     memcmp(owned->partition.name.topic_id, request->topic_id, 16) != 0))
         owned = owned->next;
     return owned;
 }

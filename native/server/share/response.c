@@ -39,7 +39,7 @@ static int32_t count_reported(const struct mqd_share_job *job, uint32_t from, ui
 {
     int32_t count = 0;
     for (*end = from; *end < job->part_count; ++*end) {
-        if (memcmp(job->parts[from].topic_id, job->parts[*end].topic_id, 16))
+        if (memcmp(job->parts[from].topic_id, job->parts[*end].topic_id, 16) != 0)
             break;
         count += is_reported(job, &job->parts[*end]);
     }

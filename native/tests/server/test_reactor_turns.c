@@ -4,7 +4,7 @@
 enum {
     FLOODING = 4,
     MANY = 16,
-    TURN_BYTES = 768 << 10, /* MQD_BYTES_PER_TURN, and the read that exceeds it */
+    TURN_BYTES = 768 << 10,  /* MQD_BYTES_PER_TURN, and the read that exceeds it */
     FLOOD_BYTES = 360 << 10, /* more than one turn takes, less than a socket holds */
     QUIET_BYTES = 100 << 10  /* more than the receive window, so that it needs a second turn */
 };
