@@ -237,7 +237,7 @@ static int begin_response(struct mqd_client *client, uint32_t size_bytes)
 }
 
 /* Handles a complete response to the producer in place. 1 = handled, 0 = the reply is something
- * else, -1. */
+ * else, -1 = error. */
 static int take_response(struct mqd_client *client, uint64_t there)
 {
     uint8_t word[4];
@@ -273,7 +273,7 @@ static int take_length(struct mqd_client *client, uint64_t there)
     return begin_response(client, size_bytes) ? -1 : 1;
 }
 
-/* One step through the bytes between reply_head and `tail`. 1 = progress, 0 = no more, -1. */
+/* One step through the bytes between reply_head and `tail`. 1 = progress, 0 = no more, -1 = error */
 static int take_reply(struct mqd_client *client, uint64_t tail)
 {
     uint64_t there = tail - client->reply_head;
@@ -433,7 +433,7 @@ static bool announce_sleep(struct mqd_client *client)
     return has_changes(client);
 }
 
-/* 1 = poll the attachment, 0 = timeout, -1. */
+/* 1 = poll the attachment, 0 = timeout, -1 = error. */
 static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
 {
     struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},

@@ -22,7 +22,7 @@ void mqd_arrow_begin(struct mqd_arrow_rows *rows)
 }
 
 /* A2: `at_row` is the first entry not written yet. */
-static void mark(uint8_t *validity, uint32_t *nulls, uint32_t at_row, bool null)
+static void validity_put(uint8_t *validity, uint32_t *nulls, uint32_t at_row, bool null)
 {
     if (null && (*nulls)++ == 0)
         memset(validity, 0xff, (size_t)at_row / 8 + 1);
@@ -44,7 +44,7 @@ static inline void put(struct mqd_arrow_blobs *column, uint32_t at_row, const ui
     }
     column->ends[at_row + 1] = (int32_t)column->data_bytes;
     if (size_bytes < 0 || column->nulls)
-        mark(column->validity, &column->nulls, at_row, size_bytes < 0);
+        validity_put(column->validity, &column->nulls, at_row, size_bytes < 0);
 }
 
 static inline bool fits(const struct mqd_arrow_blobs *column, int64_t size_bytes)
@@ -144,7 +144,7 @@ static void section_put(struct mqd_arrow_rows *rows, const struct section *secti
     }
     rows->header_ends[rows->row_count + 1] = (int32_t)rows->header_count;
     if (section->count == 0 || rows->row_header_nulls)
-        mark(rows->header_validity, &rows->row_header_nulls, rows->row_count, section->count == 0);
+        validity_put(rows->header_validity, &rows->row_header_nulls, rows->row_count, section->count == 0);
 }
 
 static bool section_fits(struct mqd_arrow_rows *rows, const struct section *section)
@@ -185,7 +185,7 @@ static int section_of(const struct mqd_record_view *view, uint32_t i, struct sec
     return 0;
 }
 
-/* 1: appended; 0: a buffer is full; -1. */
+/* 1: appended; 0: a buffer is full; -1: error. */
 static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t i)
 {
     struct section section;
@@ -223,7 +223,7 @@ static inline int row_append(struct mqd_arrow_rows *rows, const struct mqd_recor
 int64_t mqd_arrow_append(struct mqd_arrow_rows *rows, const struct mqd_record_view *view, uint32_t start, uint32_t end)
 {
     if (start > end || end > view->count)
-        return mqd_error_set_static(MQD_E_INVALID, "these are not records of the view");
+        return mqd_error_set_static(MQD_E_INVALID, "the range of records is outside of the view");
     for (uint32_t i = start; i < end; i++) {
         int result = row_append(rows, view, i);
         if (result <= 0)

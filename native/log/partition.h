@@ -56,12 +56,12 @@ struct mqd_stage_result {
     int64_t base_offset;
     int64_t log_append_time_ms; /* -1 unless message.timestamp.type=LogAppendTime */
     /* already in the log, or already staged: base_offset is the original one, and nothing was
-     * staged. At or after log end, the outcome of the original's write decides; with flush_on_ack,
-     * durable_offset does. */
+     * staged. The response waits for the original's write if that is at or after the log end; with
+     * flush_on_ack, until durable_offset has passed it. */
     bool duplicate;
     int64_t end_offset; /* after the batch, or after what it duplicates */
     /* records not written because earlier ones have the same ids (log/dedup/dedup.h). If there was
-     * nothing else in the batch, base_offset is of a record that has such an id. */
+     * nothing else in the batch, base_offset is that of a record with such an id. */
     uint32_t left_out_count;
     const char *message; /* with an error, if there is more to say; static */
     int64_t guard;       /* with MQD_STAGE_VERIFY: the guard that the verified sender must pass (never 0) */
@@ -75,7 +75,7 @@ struct mqd_stage_result {
  *   10  MESSAGE_TOO_LARGE
  *   18  RECORD_LIST_TOO_LARGE (larger than a segment)
  *   19  NOT_ENOUGH_REPLICAS (the guard is not, or no longer, the partition's: the transaction may
- *       have ended since it was verified; or the id of a record is of an undecided transaction; the
+ *       have ended since it was verified; or a record's id belongs to an undecided transaction; the
  *       client retries)
  *   32  INVALID_TIMESTAMP
  *   44  POLICY_VIOLATION (read-only)

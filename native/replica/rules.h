@@ -245,7 +245,7 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
                            struct mqd_replica_fetch *out);
 
 enum mqd_replica_action {
-    MQD_REPLICA_IGNORE, /* the response is of another leader epoch */
+    MQD_REPLICA_IGNORE, /* the response is for another leader epoch */
     /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
      * mqd_replica_take_high_watermark */
     MQD_REPLICA_APPEND,

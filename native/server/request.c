@@ -229,9 +229,10 @@ static void encode_and_charge(struct mqd_reactor *r, struct mqd_connection *c, s
         mqd_slow_report(r, c, request);
 }
 
-/* The one exception to R1: on shared memory, a request that waits for a leader on another host,
- * which may be unreachable, does not delay other responses. The client matches responses by
- * correlation id, and those from one leader still arrive in order. */
+/* The one exception to R1 (server/reactor.h: responses in the order of the requests): on shared
+ * memory, a request that waits for a leader on another host, which may be unreachable, does not
+ * delay other responses. The client matches responses by correlation id, and those from one leader
+ * still arrive in order. */
 static void respond_past_relays(struct mqd_reactor *r, struct mqd_connection *c)
 {
     struct mqd_request *before = c->head;

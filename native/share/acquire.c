@@ -56,7 +56,7 @@ static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t of
     struct mqd_share_page *page = mqd_share_page_make(share, offset);
     if (page && mqd_share_page_split(share, page))
         return page;
-    share->starved = 1;
+    share->pool_exhausted = 1;
     return NULL;
 }
 
@@ -83,7 +83,7 @@ static bool archive(struct mqd_share *share, int64_t first, int64_t last)
             return false;
         struct mqd_share_page *page = mqd_share_page_make(share, offset);
         if (!page) {
-            share->starved = 1;
+            share->pool_exhausted = 1;
             return false;
         }
         int64_t stop = page_end(offset);
@@ -163,7 +163,7 @@ static bool take_equal_cells(struct progress *t, struct mqd_share_page *page, in
     if (t->row == ROW_NONE) {
         t->row = mqd_share_row_make(share, t->acquisition->member, first, t->acquisition->now_ms);
         if (t->row == ROW_NONE) {
-            share->starved = 1;
+            share->pool_exhausted = 1;
             return false;
         }
     }
@@ -218,7 +218,7 @@ static bool take(struct progress *t, int64_t first, int64_t last)
             return false;
         struct mqd_share_page *page = mqd_share_page_make(share, offset);
         if (!page) {
-            share->starved = 1;
+            share->pool_exhausted = 1;
             return false;
         }
         if (!page->available) {
@@ -226,7 +226,7 @@ static bool take(struct progress *t, int64_t first, int64_t last)
             continue;
         }
         if (!mqd_share_page_split(share, page)) {
-            share->starved = 1;
+            share->pool_exhausted = 1;
             return false;
         }
         if (offset >= share->end) {
@@ -255,7 +255,7 @@ static bool take_with_key(struct progress *t, int64_t offset, uint32_t hash)
         return false;
     mqd_share_extend(share, offset + 1);
     if (!mqd_share_fifo_add(share, offset, hash)) {
-        share->starved = 1;
+        share->pool_exhausted = 1;
         return false;
     }
     return cell_state(page->cells[offset & PAGE_MASK]) != MQD_SHARE_AVAILABLE || take_one(t, page, offset);
@@ -310,7 +310,7 @@ uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acqui
                          .out_max = out_max,
                          .acquired_max = acquisition->strict ? acquisition->records_max : UINT32_MAX,
                          .row = ROW_NONE};
-    share->starved = 0;
+    share->pool_exhausted = 0;
     MQD_ASSERT(share->settings.delivery_limit > 0 && share->settings.delivery_limit <= CELL_COUNT_MAX,
                "S3: a limit of %d deliveries", share->settings.delivery_limit);
     MQD_ASSERT(from <= share->end, "S4: read from %lld, beyond the end %lld", (long long)from, (long long)share->end);

@@ -253,9 +253,10 @@ static void on_read(struct mqd_share_partition *partition, struct mqd_share_resp
         runs[i] = (struct mqd_share_run){run.first, run.last, run.state, run.count};
     start_at(partition, response->start);
     if (!runs || mqd_share_load(&partition->state, runs, count) < 0)
-        mqd_share_partition_fail(
-            partition, !runs || partition->state.starved ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
-            now_ms);
+        mqd_share_partition_fail(partition,
+                                 !runs || partition->state.pool_exhausted ? MQD_KAFKA_STORAGE_ERROR
+                                                                          : MQD_KAFKA_UNKNOWN_SERVER_ERROR,
+                                 now_ms);
     free(runs);
 }
 

@@ -139,12 +139,12 @@ static void count_all(struct mqd_share *share)
 
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count)
 {
-    share->starved = 0;
+    share->pool_exhausted = 0;
     if (!is_loadable(share, runs, count))
         return -1;
     if (!count || runs[count - 1].last < share->start)
         return 0;
-    share->starved = 1;
+    share->pool_exhausted = 1;
     int64_t end = runs[count - 1].last + 1;
     for (int64_t offset = share->start; offset < end; offset = page_end(offset))
         if (!mqd_share_page_make(share, offset))
@@ -152,7 +152,7 @@ int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, ui
     for (uint32_t index = 0; index < count; index++)
         if (!load_run(share, &runs[index]))
             return -1;
-    share->starved = 0;
+    share->pool_exhausted = 0;
     share->end = end;
     count_all(share);
     mqd_share_advance(share);

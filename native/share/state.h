@@ -7,18 +7,19 @@
  *
  * Terms: the start (Kafka's SPSO) is the first offset that is not finished, the end (SPEO) follows
  * the last offset that was ever acquired or skipped. Finished: Acknowledged or Archived. Open: at
- * or above the start, below the end, not finished.
+ * or above the start, below the end, not finished. A difference lists what has changed since the
+ * previous one, for the share coordinator.
  *
- * Layout: pages of 1,024 offsets. A page of equal offsets is one cell, any other page has
+ * Layout: pages of 1,024 offsets. A page whose cells are all equal is one cell, any other page has
  * a cell of 8 bytes for each offset:
  *
  *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its acquisition
  *
- * An acquisition is a row: its range, member, deadline. All locks last equally long, so the rows
- * form a queue in the order of their deadlines.
+ * An acquisition is a row: its range, member, deadline. All locks have the same duration, so the
+ * rows form a queue in the order of their deadlines.
  *
  * A released record waits for its backoff (Delayed, persisted as Available), also in a row.
- * Backoffs of equal delivery counts last equally long, so each count has a queue of its own. A new
+ * Backoffs of equal delivery counts have the same duration, so each count has a queue. A new
  * leader does not know the backoffs: a failover loses the delay, nothing else.
  *
  * With FIFO the records of a key, known by its hash, are delivered one after the other: a record is
@@ -26,7 +27,7 @@
  * the order of their offsets (share/fifo.c). A new leader knows no keys: it acquires nothing at or
  * above an offset whose earlier open records it has not seen (mqd_share_keys_from).
  *
- * Invariants; those of the protocol (docs/design/share-groups.md) as far as they are kept here
+ * Invariants: this module's part of the protocol's (docs/design/share-groups.md, same numbers)
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  a finished offset is never acquired again.
  *   S3  a delivery count never decreases, and an offset whose count has reached the limit is not
@@ -36,9 +37,9 @@
  *       a row without acquired offsets is freed immediately.
  *   S6  a change is part of the next differences until one has listed it, or the start has passed
  *       it.
- *   S7  at most open_max offsets are open, the span is at most MQD_SHARE_SPAN_MAX, and nothing new
- *       is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and expiring
- *       need no memory, so they cannot fail for lack of it.
+ *   S7  at most open_max offsets are open, end - start is at most MQD_SHARE_SPAN_MAX, and nothing
+ *       new is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and
+ *       expiring need no memory, so they cannot fail for lack of it.
  *   S8  records that the owner marks as not to be delivered are archived, never acquired.
  *   L1  with dead letters, a record that is rejected, or may not be delivered again, is Archiving
  *       until mqd_share_archive, or until it is no longer in the log. It is open, counts for S7,
@@ -60,10 +61,11 @@
 
 #define MQD_SHARE_PAGE_OFFSETS 1024
 #define MQD_SHARE_SPAN_MAX 1048576
-/* runs of equal state and count, as persisted: about 200 KB of snapshot */
+/* runs of equal state and count, as persisted: a snapshot of about 200 KB */
 #define MQD_SHARE_RUN_COUNT_MAX 10000
 #define MQD_SHARE_NEVER 0x7fffffffffffffff
-/* of rows: locks, then backoffs by delivery count; the last has all larger counts */
+/* queues of rows: one for locks, then one for the backoffs of each delivery count; the last one is
+ * for all larger counts */
 #define MQD_SHARE_QUEUE_COUNT 33
 
 /* 0 to 4: Kafka's numbers */
@@ -119,7 +121,7 @@ struct mqd_share {
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
     uint32_t boundary_count;             /* neighbouring offsets from start to end whose persisted states differ */
     uint8_t start_moved;                 /* since the last difference */
-    uint8_t starved;                     /* the last acquire ended early because the pool was exhausted */
+    uint8_t pool_exhausted;              /* the last acquire ended early because the pool was exhausted */
     uint16_t directory_used[8];          /* pages in use, of each block of pages */
     struct mqd_share_page *directory[8]; /* 256 pages a block; a page's place is its number modulo 2048 */
     uint32_t row_count, row_used;        /* rows for which memory is allocated; rows in use */
@@ -141,12 +143,12 @@ void mqd_share_check(const struct mqd_share *share);
 /* The first offset that may be acquired, from which the owner reads next. -1: none now. */
 int64_t mqd_share_next(struct mqd_share *share);
 
-/* With FIFO: the offset from which on mqd_share_acquire needs the keys of records. Otherwise
+/* With FIFO: the offset from which mqd_share_acquire needs the keys of records. Otherwise
  * MQD_SHARE_NEVER. */
 int64_t mqd_share_keys_from(const struct mqd_share *share);
 
 /* Batches that begin at or above this offset need not be read to acquire `records_max` records now:
- * below it are enough new ones, or as many as may be opened (S7). */
+ * there are enough new ones below it, or as many as may be opened (S7). */
 int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max);
 
 struct mqd_share_record {
@@ -175,9 +177,8 @@ struct mqd_share_acquisition {
  * are archived, because they are not in the log. Fills `out` with the acquired runs, at most
  * out_max, and returns their number.
  *
- * A record that was delivered half as often as the limit allows (at least twice) is acquired with
- * fewer neighbours each time, and alone the last time, so that neighbours of a bad record are not
- * archived. */
+ * A record that was delivered max(2, limit / 2) times or more is acquired with fewer neighbours
+ * each time, and alone the last time, so that neighbours of a bad record are not archived. */
 uint32_t mqd_share_acquire(struct mqd_share *share, const struct mqd_share_acquisition *acquisition, int64_t from,
                            const struct mqd_share_batch *batches, uint32_t batch_count, struct mqd_share_run *out,
                            uint32_t out_max);
@@ -227,8 +228,8 @@ uint32_t mqd_share_snapshot(const struct mqd_share *share, int64_t from, struct 
                             int64_t *next);
 /* Loads the persisted runs into a state that mqd_share_init has just initialized with the persisted
  * start. Runs below the start are ignored. 0; -1: they do not ascend, have other states than 0, 2,
- * 3 and 4, a negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is exhausted (starved).
- * After -1 only mqd_share_destroy may follow. */
+ * 3 and 4, a negative count, span more than MQD_SHARE_SPAN_MAX, or the pool is exhausted
+ * (pool_exhausted). After -1 only mqd_share_destroy may follow. */
 int mqd_share_load(struct mqd_share *share, const struct mqd_share_run *runs, uint32_t count);
 
 /* Runs of equal state and count from start to end. */

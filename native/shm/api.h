@@ -56,9 +56,9 @@ void mqd_quota_limits_close(struct mqd_quota_limits *limits);
 /* Updates `limits` when the rules have changed; returns the kinds that any rule limits, as bits of
  * enum mqd_quota_kind. */
 uint32_t mqd_quota_refresh(void *control, struct mqd_quota_limits *limits);
-/* Charges the bucket of the rule that applies to this user and client id. Returns for how many
- * nanoseconds the client's connection must not be read. With 0 units it only returns the present
- * debt. now_ns: CLOCK_MONOTONIC. */
+/* Charges the bucket of the rule that applies to this user and client id. Returns how long
+ * the client's connection must not be read, in nanoseconds. With 0 units it only returns the
+ * present debt. now_ns: CLOCK_MONOTONIC. */
 int64_t mqd_quota_charge_client(void *control, const struct mqd_quota_limits *limits, uint64_t user_key,
                                 uint64_t client_key, uint32_t kind, uint64_t units, int64_t now_ns);
 

@@ -10,7 +10,7 @@
  *
  * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
  * us send more without reading ends its connection), MQD_TLS_READ_BYTES_MAX received bytes for one
- * read, also when they are key updates and no data. Concurrency: one thread at a time.
+ * read, even if they contain only key updates and no data. Concurrency: one thread at a time.
  */
 #ifndef MQD_TLS_SESSION_H
 #define MQD_TLS_SESSION_H
@@ -47,9 +47,9 @@ ssize_t mqd_tls_receive(struct mqd_tls *tls);
 /* the first bytes are not a TLS record */
 bool mqd_tls_is_plain(const struct mqd_tls *tls);
 /* Computes, without a system call that waits: 1 established, 0 more bytes are needed, -1 failed
- * with the reason. Call flush after all three. */
+ * with the reason. Call mqd_tls_flush after it, whatever it returns. */
 int mqd_tls_handshake(struct mqd_tls *tls);
-/* whether a handshake has ended with 1 */
+/* whether the handshake is complete */
 bool mqd_tls_established(const struct mqd_tls *tls);
 /* "TLSv1.3, TLS_AES_128_GCM_SHA256" */
 void mqd_tls_describe(const struct mqd_tls *tls, char *text, uint32_t size_bytes);

@@ -47,9 +47,9 @@ void mqd_dedup_free(struct mqd_dedup *dedup);
 bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
 
 /* Takes a client's batch that would begin at base_offset: adds the ids of its records and finds
- * those that are known. 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id is of an undecided transaction,
- * there are too many ids in the window, or no memory); 87 INVALID_RECORD (a record has no id). With
- * an error nothing is added. */
+ * those that are known. 0; 19 NOT_ENOUGH_REPLICAS (retriable: an id belongs to an undecided
+ * transaction, there are too many ids in the window, or no memory); 87 INVALID_RECORD (a record has
+ * no id). With an error nothing is added. */
 int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, const uint8_t *bytes,
                        int64_t base_offset, int64_t now_ms, struct mqd_dedup_taken *taken);
 /* Adds the ids, with their time, of a batch that is in the log or comes from the leader. Records

@@ -53,7 +53,7 @@ struct mqd_ids {
 enum mqd_id_state {
     MQD_ID_FREE, /* no record has the id */
     MQD_ID_USED, /* a record has it */
-    /* the id is of an undecided transaction of another producer */
+    /* the id belongs to an undecided transaction of another producer */
     MQD_ID_UNDECIDED
 };
 

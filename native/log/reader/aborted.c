@@ -1,12 +1,12 @@
 /* The aborted transactions that overlap a range of a log, from the .txnindex files that the
  * partition's owner writes; see log/reader/reader.h.
  *
- * The entry of a transaction is in the segment of its marker, which may be segments after the
- * range; the last_stable_offset of an entry shows when no later entry can overlap. Files are not
- * kept open: few segments have one, and that of the active segment grows. A range that extends to
- * the end of its segment is taken to end at the next segment's base offset; while compaction swaps
- * files (log/compaction/swap.c) that may be too early, so callers check mqd_reader_is_swapping.
- * Readers ignore transactions beyond their range.
+ * The entry of a transaction is in the segment of its marker, which may lie several segments after
+ * the range; the last_stable_offset of an entry shows when no later entry can overlap. Files are
+ * not kept open: few segments have one, and that of the active segment grows. A range that extends
+ * to the end of its segment is taken to end at the next segment's base offset. During the swap of
+ * files by a compaction (log/compaction/swap.c) this end may be too early, so callers check
+ * mqd_reader_is_swapping. Readers ignore transactions beyond their range.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -46,7 +46,7 @@ bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot_number)
     struct mqd_reader_slot *slot = slot_number < MQD_PARTITION_SLOT_COUNT ? reader->slots[slot_number] : NULL;
     if (!slot || !slot->swapping)
         return false;
-    slot->listed = false; /* a swap that was undone changes no generation */
+    slot->listed = false; /* an undone swap does not raise the generation: list again */
     return true;
 }
 

@@ -171,7 +171,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     return result < 0 || create_active(recovery, recovery->parameters->recovery_point_offset) < 0 ? -1 : 1;
 }
 
-/* Returns as `finish`: 1, 0, -1. */
+/* Returns as `finish`: 1, 0, or -1 for an error. */
 static int recover_segments(struct recovery *recovery, int64_t now_ms)
 {
     const struct mqd_listing *listing = &recovery->listing;

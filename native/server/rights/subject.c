@@ -317,7 +317,7 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
     uint32_t entry = hash % MQD_SUBJECT_DENIED_COUNT;
     bool same = subject->denied[entry] == hash;
     if (same && r->now_ms - subject->denied_ms[entry] < r->options.denied_interval_ms) {
-        subject->denied_since[entry]++;
+        subject->denied_unreported[entry]++;
         return;
     }
     struct mqd_event event = {.kind = MQD_EVENT_DENIED,
@@ -326,15 +326,15 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
                               .connection = c->id,
                               .offset = type,
                               .level = operation,
-                              .log_dir = 1 + (same ? subject->denied_since[entry] : 0)};
+                              .log_dir = 1 + (same ? subject->denied_unreported[entry] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
     if (!mqd_reactor_emit(r, &event)) {
-        subject->denied_since[entry] += same;
+        subject->denied_unreported[entry] += same;
         return;
     }
     subject->denied[entry] = hash;
     subject->denied_ms[entry] = r->now_ms;
-    subject->denied_since[entry] = 0;
+    subject->denied_unreported[entry] = 0;
 }
 
 static bool allow_or_report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type,

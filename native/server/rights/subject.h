@@ -23,8 +23,8 @@
  *       started, is rolled by mqd_reactor_revoke: a mapping also shows later appends, and cannot be
  *       revoked.
  * Bounds: subjects with connections are bounded by the number of connections; unused ones by
- * UNUSED_COUNT_MAX and UNUSED_BYTES_MAX. Cost without rights: one predictable branch. Concurrency:
- * the reactor's thread.
+ * UNUSED_COUNT_MAX and UNUSED_BYTES_MAX. Cost without an authorizer: one predictable branch.
+ * Concurrency: the reactor's thread.
  */
 #ifndef MQD_SUBJECT_H
 #define MQD_SUBJECT_H
@@ -59,7 +59,7 @@ struct mqd_subject {
     /* denials that were reported (hash of resource and operation), and when */
     uint64_t denied[MQD_SUBJECT_DENIED_COUNT];
     int64_t denied_ms[MQD_SUBJECT_DENIED_COUNT];
-    uint32_t denied_since[MQD_SUBJECT_DENIED_COUNT]; /* equal denials since then, not reported */
+    uint32_t denied_unreported[MQD_SUBJECT_DENIED_COUNT]; /* the number of equal denials since then */
     uint32_t name_bytes;
     char name[]; /* host, a space, principal; NUL-terminated */
 };
@@ -76,11 +76,11 @@ struct mqd_subjects {
 
 bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
-void mqd_subjects_tick(struct mqd_reactor *r); /* emits events again that did not fit in the event queue */
+void mqd_subjects_tick(struct mqd_reactor *r); /* emits again the events that did not fit in the queue */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_REVOKE */
-/* With rights: gives the connection its subject, once its principal is known. False: nothing may be
- * read yet, or c is closed. */
+/* With an authorizer: gives the connection its subject, once its principal is known. False: nothing
+ * may be read yet, or c is closed. */
 bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_subject_detach(struct mqd_reactor *r, struct mqd_connection *c);
 

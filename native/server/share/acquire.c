@@ -104,7 +104,7 @@ static bool is_warm(struct walk *w)
         return false;
     if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(w->range.segment), w->range.position, w->range.size_bytes,
                             mqd_token(MQD_TOKEN_SHARE, w->owned->index)) < 0)
-        return true; /* no operation is free: this thread waits for the disk itself */
+        return true; /* too many file operations: this thread waits for the disk itself */
     w->owned->reads_ahead = 1;
     w->owned->warming = w->from + 1;
     mqd_stat(r, MQD_COUNT_FETCH_COLD, 1);
@@ -152,8 +152,8 @@ static void add(struct walk *w, const struct mqd_batch *batch, uint32_t position
     w->places[w->batch_count] = position + (uint32_t)batch->size_bytes;
 }
 
-/* Reads the headers of the batches in the range as far as records may be acquired and are wanted, but
- * at least one header. false: the file cannot be read, or is damaged. */
+/* Reads the headers of the range's batches up to the last record that may be acquired and is
+ * wanted, but at least one header. false: the file cannot be read, or is damaged. */
 static bool read_headers(struct walk *w)
 {
     uint8_t *chunk = w->r->shares->chunk;
@@ -247,7 +247,7 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
     }
     if (count)
         send_runs(w, from, runs, count, response);
-    return count == 0 && !state->starved && mqd_share_next(state) > w->from;
+    return count == 0 && !state->pool_exhausted && mqd_share_next(state) > w->from;
 }
 
 static int16_t error_of(int16_t code)
