@@ -139,13 +139,13 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
 def check(config: Mapping[str, str]) -> None:
     """Checks that depend on several properties. Raises ConfigError."""
     seeds(config)
-    places = cluster_listeners(config)
-    for name, place in zip(("controller.listener", "inter.broker.listener"), places or (), strict=False):
-        is_open = not _LOOPBACK.fullmatch(place.host)
+    listeners = cluster_listeners(config)
+    for name, listener in zip(("controller.listener", "inter.broker.listener"), listeners or (), strict=False):
+        is_open = not _LOOPBACK.fullmatch(listener.host)
         if (is_open or config.get("authorizer.class.name")) and not config.get("cluster.key.file"):
             others = "other machines" if is_open else "other users of this machine, who have no rights otherwise"
             raise ConfigError(
-                f"{name}={format_address(place.host, place.port)} can be reached from {others}, so hosts must"
+                f"{name}={format_address(listener.host, listener.port)} can be reached from {others}, so hosts must"
                 " authenticate:"
                 " make a key with `mqd cluster key FILE`, copy it to every host and set cluster.key.file",
                 name,

@@ -45,15 +45,17 @@ def _addresses(host: str, port: int) -> list[tuple[int, tuple]]:
     return sorted(((family, address) for family, _, _, _, address in found), key=lambda one: one[0] != socket.AF_INET)
 
 
-def listen(host: str, port: int, remedy: str = "choose another with --port") -> socket.socket:
-    """A listening TCP socket, not blocking. Raises ListenError."""
+def listen(
+    host: str, port: int, setting: str = "listeners", remedy: str = "choose another with --port"
+) -> socket.socket:
+    """A non-blocking listening TCP socket for the address in `setting`. Raises ListenError."""
     where = f"{host or '*'}:{port}"
     try:
         addresses = _addresses(host, port)
     except socket.gaierror as error:
         raise ListenError(
             errno.EADDRNOTAVAIL,
-            f"cannot listen on {where}: the name {host} is not known ({error.strerror}); correct listeners",
+            f"cannot listen on {where}: the name {host} is not known ({error.strerror}); correct the setting {setting}",
         ) from error
     failure: OSError | None = None
     for family, address in addresses:
@@ -73,7 +75,7 @@ def listen(host: str, port: int, remedy: str = "choose another with --port") -> 
             if error.errno == errno.EADDRINUSE:
                 break
     assert failure is not None
-    raise ListenError(failure.errno, _explain(where, port, failure, remedy)) from failure
+    raise ListenError(failure.errno, _explain(where, port, failure, setting, remedy)) from failure
 
 
 def _do_not_pace(listener: socket.socket) -> None:
@@ -90,7 +92,7 @@ def _do_not_pace(listener: socket.socket) -> None:
             continue  # not in this kernel, or not permitted
 
 
-def _explain(where: str, port: int, error: OSError, remedy: str) -> str:
+def _explain(where: str, port: int, error: OSError, setting: str, remedy: str) -> str:
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port)
         return (
@@ -98,9 +100,9 @@ def _explain(where: str, port: int, error: OSError, remedy: str) -> str:
             f" or {remedy.replace('another', 'another port', 1)}"
         )
     if error.errno == errno.EACCES:
-        return f"cannot listen on {where}: ports below 1024 need a privilege; {remedy}"
+        return f"cannot listen on {where}: ports below 1024 are privileged; {remedy}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"cannot listen on {where}: this host has no such address; correct listeners"
+        return f"cannot listen on {where}: this host has no such address; correct the setting {setting}"
     return f"cannot listen on {where}: {error.strerror}"
 
 
@@ -164,21 +166,24 @@ class ClusterSockets(NamedTuple):
             one.close()
 
 
-def _advertised_address(place: HostListener, listener: socket.socket) -> tuple[str, int]:
-    return place.advertised_host, place.advertised_port or listener.getsockname()[1]
+def _advertised_address(configured: HostListener, listener: socket.socket) -> tuple[str, int]:
+    return configured.advertised_host, configured.advertised_port or listener.getsockname()[1]
 
 
 def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
     """Listens for other hosts; None on a host that does not. Raises ListenError, ConfigError."""
     from mqd.base.cluster_config import cluster_listeners
 
-    places = cluster_listeners(config)
-    if places is None:
+    listeners = cluster_listeners(config)
+    if listeners is None:
         return None
     opened: list[socket.socket] = []
     try:
-        for place, name in ((places.controller, "controller.listener"), (places.inter_broker, "inter.broker.listener")):
-            opened.append(listen(place.host, place.port, f"set {name}"))
+        for configured, setting in (
+            (listeners.controller, "controller.listener"),
+            (listeners.inter_broker, "inter.broker.listener"),
+        ):
+            opened.append(listen(configured.host, configured.port, setting, f"set {setting}"))
         opened.append(_bind_udp(opened[0]))
     except BaseException:
         for one in opened:
@@ -189,8 +194,8 @@ def listen_cluster(config: Mapping[str, str]) -> ClusterSockets | None:
         controller,
         gossip,
         inter_broker,
-        _advertised_address(places.controller, controller),
-        _advertised_address(places.inter_broker, inter_broker),
+        _advertised_address(listeners.controller, controller),
+        _advertised_address(listeners.inter_broker, inter_broker),
     )
 
 

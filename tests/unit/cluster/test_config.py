@@ -158,6 +158,14 @@ def test_sockets_between_hosts_are_bound_as_configured():
         made.close()
 
 
+def test_an_address_that_this_host_does_not_have_is_reported_with_its_setting():
+    elsewhere = config(
+        listeners="PLAINTEXT://127.0.0.1:0", controller_listener="192.0.2.1:9094", cluster_key_file="key"
+    )
+    with pytest.raises(sockets.ListenError, match=r"no such address; correct the setting controller\.listener"):
+        sockets.listen_cluster(elsewhere)
+
+
 def test_replication_factor_of_a_single_host():
     with pytest.raises(ConfigError, match="one host keeps one"):
         config(min_insync_replicas="2")
