@@ -51,7 +51,7 @@ class _Directory:
         try:
             while not item.response.done():
                 last_step_s = (
-                    item.stepped_s if item in self._under_way else max(other.stepped_s for other in self._under_way)
+                    item.last_step_s if item in self._under_way else max(other.last_step_s for other in self._under_way)
                 )
                 left_s = last_step_s + SILENT_S - time.monotonic()
                 if left_s <= 0:

@@ -46,20 +46,20 @@ class QueryProgress:
     """The progress of a running query: reported from its thread, checked by its caller."""
 
     def __init__(self) -> None:
-        self.stepped_s = time.monotonic()
+        self.last_step_s = time.monotonic()
         self.response: asyncio.Future[Any]
 
     def step(self) -> None:
-        self.stepped_s = time.monotonic()
+        self.last_step_s = time.monotonic()
 
     def stop_timing(self) -> None:
         """The rest is the query's own work, and may take arbitrarily long."""
-        self.stepped_s = math.inf
+        self.last_step_s = math.inf
 
     async def wait_until_ended(self, silent_s: float) -> bool:
         """False: the query has made no progress for `silent_s`, and has not ended."""
         while not self.response.done():
-            left_s = self.stepped_s + silent_s - time.monotonic()
+            left_s = self.last_step_s + silent_s - time.monotonic()
             if left_s <= 0:
                 return False
             await asyncio.wait({self.response}, timeout=left_s)

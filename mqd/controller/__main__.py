@@ -1,9 +1,9 @@
 """`python -m mqd.controller`: the controller of this host. It is a member of the metadata quorum
 and represents this host as a broker. The data directory comes from MQD_DATA_DIR.
 
-Exit status: 0 after a clean end (shutdown, SIGTERM, or the keeper or supervisord ended), 2 when it
-refuses to start (corrupt metadata, a directory of another broker), 1 when a flush failed or a bug
-occurred; supervisord then restarts it.
+Exit status: 0 after a clean shutdown (on request, by SIGTERM, or because the keeper or supervisord
+ended), 2 when it refuses to start (corrupt metadata, a directory of another broker), 1 when a flush
+failed or a bug occurred; supervisord then restarts it.
 """
 
 from __future__ import annotations
@@ -405,7 +405,7 @@ class Process:
         shell = self.shell
         assert shell is not None
         if self.stopping and not shell.failed.done():
-            await self._record_clean_end(shell)
+            await self._record_clean_shutdown(shell)
         if self.server is not None:
             await self.server.stop()
         await self.membership.stop()
@@ -416,7 +416,7 @@ class Process:
         log.info("controller ended", reason=self.ended.result())
         return self.client.exit_status
 
-    async def _record_clean_end(self, shell: Shell) -> None:
+    async def _record_clean_shutdown(self, shell: Shell) -> None:
         """Called when the workers have ended and left their markers: this session lost nothing.
         Does not wait for directories that do not respond.
         """
@@ -450,15 +450,15 @@ class Process:
         silent = sorted(path for path, response in futures.items() if not response.done())
         if silent:
             log.error(
-                "log directory does not respond: this session is not recorded as a clean end; the next start checks"
-                " the logs",
+                "log directory does not respond: this session is not recorded as a clean shutdown; the next start"
+                " checks the logs",
                 directory=",".join(silent),
                 seconds=directories.RESPONSE_S,
             )
         return {path: response.result() for path, response in futures.items() if response.done()}
 
     def _marker_places(self, shell: Shell) -> set[tuple[str, int]]:
-        """(log directory, worker) of every partition on this host: after a clean end the worker
+        """(log directory, worker) of every partition on this host: after a clean shutdown the worker
         leaves a marker in the directory.
         """
         count = self.client.welcome.worker_count

@@ -93,7 +93,7 @@ class ClusterFormation:
                 connection.writer.transport.abort()
         except (OSError, EOFError, TimeoutError, HandshakeFailed, PeerProtocolError) as error:
             self._handle(
-                formation.Unreachable(effect.seed, effect.query.ask_id, f"cannot be reached: {reason_of(error)}")
+                formation.Unreachable(effect.seed, effect.query.query_id, f"cannot be reached: {reason_of(error)}")
             )
             return
         if (
@@ -103,4 +103,4 @@ class ClusterFormation:
         ):
             self._handle(formation.ResponseReceived(effect.seed, response))
         else:
-            self._handle(formation.Unreachable(effect.seed, effect.query.ask_id, "sent no valid response"))
+            self._handle(formation.Unreachable(effect.seed, effect.query.query_id, "sent no valid response"))

@@ -83,7 +83,7 @@ class _Resolved(NamedTuple):
     """The socket addresses of a host and port."""
 
     found: tuple[tuple[str, int], ...]
-    until_s: float  # time of the loop's clock from which on it is looked up again
+    until_s: float  # time of the loop's clock from which it is looked up again
 
 
 class HostGossip:

@@ -25,7 +25,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def boot_id() -> str:
-    """ "" if the system does not provide it: then only a clean end counts."""
+    """ "" if the system does not provide it: then only a clean shutdown counts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -2,9 +2,9 @@
 modules: five new interpreters would import most of the same modules five times, and a process that
 is killed would be back only after its imports.
 
-A fork continues as if it had been executed: arguments, environment, signals and files are those that
-supervisord gives it, and so is what `ps` shows. It has its parent's memory, which holds no secret
-that it does not receive from the keeper anyway, and its parent's memory layout. supervisord has no
+A fork continues as if it had been started by exec: arguments, environment, signals and files are
+those that supervisord gives it, and so is what `ps` shows. It has its parent's memory and memory
+layout; every secret in that memory is one that it gets from the keeper anyway. supervisord has no
 threads (mqd.keeper.supervise).
 
 Another supervisord (`mqd up --print-supervisord`), or another Python, starts the programs by exec.
@@ -30,9 +30,11 @@ _LATER_IMPORTS = (
     *("mqd.keeper.loop", "mqd.keeper.resources", "mqd.keeper.broker_state", "mqd.keeper.identity"),
     *("mqd.keeper.sockets", "mqd.worker.worker", "mqd.controller.membership", "encodings.idna"),
 )
-_READ_AT_LOAD = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})  # by the core; variables of tests
+# variables for tests, which the native library reads when it is loaded
+_READ_AT_LOAD = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})
 _PR_SET_NAME = 15
-_ARGUMENTS_AT, _ENVIRONMENT_AT = 45, 47  # in /proc/self/stat, after the name: where each begins; then where it ends
+# fields of /proc/self/stat, counted after the name: the start address; the end address is the next field
+_ARGUMENTS_AT, _ENVIRONMENT_AT = 45, 47
 
 
 @functools.cache
@@ -99,7 +101,7 @@ def _set_title(argv: Sequence[str]) -> None:
     begin, end = map(int, fields[_ARGUMENTS_AT : _ARGUMENTS_AT + 2])
     size = end - begin
     title = b"".join(word.encode() + b"\0" for word in argv)
-    if len(title) > size:  # shorter: without the path of the Python
+    if len(title) > size:  # shorter: without the path of the Python interpreter
         title = b"".join(word.encode() + b"\0" for word in argv[3:])[: size - 1]
     ctypes.memmove(begin, title.ljust(size, b"\0"), size)
     begin, end = map(int, fields[_ENVIRONMENT_AT : _ENVIRONMENT_AT + 2])

@@ -62,13 +62,13 @@ def _roll_over_or_keep(handler: Any) -> None:
 
 def survive_full_disks() -> None:
     """Point 4 of the module docstring, for this process. Unwritten data stays in the stream's
-    buffer, as far as that holds, and is written when there is space.
+    buffer, as far as it has room, and is written when there is space.
     """
     loggers.Handler.handleError = lambda handler: None
     loggers.RotatingFileHandler.doRollover = _roll_over_or_keep
 
 
-class ReadyBroker(msgspec.Struct):
+class BrokerStatus(msgspec.Struct):
     """The relevant part of run/broker.json."""
 
     host: str
@@ -101,8 +101,8 @@ def _fork() -> int:
 
 
 class _Waker:
-    """Makes a signal readable. Implements the part of supervisord's dispatcher interface that its
-    loop uses.
+    """Makes a file descriptor readable when a signal arrives. Implements the part of supervisord's
+    dispatcher interface that its loop uses.
     """
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class _Waker:
         self._write.close()
 
 
-class _PromptPoller:
+class _AdjustablePoller:
     """supervisord's poller with an adjustable timeout."""
 
     def __init__(self, poller: Any, timeout_s: Callable[[float], float], on_events: Callable[[], None]):
@@ -159,8 +159,8 @@ class BrokerSupervisor(Supervisor):
     def __init__(
         self,
         options: ServerOptions,
-        places: Layout,
-        on_ready: Callable[[ReadyBroker], None],
+        layout: Layout,
+        on_ready: Callable[[BrokerStatus], None],
         on_waiting: Callable[[str], None],
     ):
         super().__init__(options)
@@ -168,15 +168,15 @@ class BrokerSupervisor(Supervisor):
         self._outlives_terminal = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup
         self.failure: str | None = None
         self.interrupted = False
-        self._places = places
+        self._layout = layout
         self._on_ready, self._on_waiting = on_ready, on_waiting
         self._waiting = ""
         self._is_ready = False
         self._quick_polls = 1  # the first children should not wait for the first timeout
         self._failures: dict[str, int] = {}
         # older data belongs to an earlier run
-        self._log_sizes = {path.stem: path.stat().st_size for path in places.logs_dir.glob("*.log")}
-        options.poller = _PromptPoller(options.poller, self._poll_timeout_s, self._poll_soon)
+        self._log_sizes = {path.stem: path.stat().st_size for path in layout.logs_dir.glob("*.log")}
+        options.poller = _AdjustablePoller(options.poller, self._poll_timeout_s, self._poll_soon)
         receive = options.signal_receiver.receive
 
         def note_interruption(number: int, frame: Any) -> None:
@@ -190,7 +190,7 @@ class BrokerSupervisor(Supervisor):
         options.fork = _fork
         options.execve = forking.execve
         self._manager = systemd.Manager.take(os.environ, os.getpid())
-        self._feeder = systemd.Feeder(self._manager, places.keeper_socket, options.get_socket_map())
+        self._feeder = systemd.Feeder(self._manager, layout.keeper_socket, options.get_socket_map())
         self._is_stopping_notified = False
 
     def runforever(self) -> None:
@@ -225,23 +225,23 @@ class BrokerSupervisor(Supervisor):
             return _SOON_S
         return timeout if self._is_ready and not self.stopping else _STARTING_S
 
-    def _about(self) -> ReadyBroker | None:
+    def _status(self) -> BrokerStatus | None:
         """The status of our keeper; None while there is none."""
         try:
-            about = msgspec.json.decode(self._places.broker_json.read_bytes(), type=ReadyBroker)
+            status = msgspec.json.decode(self._layout.broker_json.read_bytes(), type=BrokerStatus)
         except (OSError, msgspec.DecodeError):
             return None
         keeper = self._process(KEEPER)
-        return about if keeper is not None and keeper.pid and keeper.pid == about.keeper_pid else None
+        return status if keeper is not None and keeper.pid and keeper.pid == status.keeper_pid else None
 
     def _check_ready(self) -> None:
-        about = self._about()
-        if about is not None and about.waiting and about.waiting != self._waiting:
-            self._waiting = about.waiting
-            self._on_waiting(about.waiting)
-        if about is not None and about.ready:
+        status = self._status()
+        if status is not None and status.waiting and status.waiting != self._waiting:
+            self._waiting = status.waiting
+            self._on_waiting(status.waiting)
+        if status is not None and status.ready:
             self._is_ready = True
-            self._on_ready(about)
+            self._on_ready(status)
             self._manager.notify("READY=1", f"MAINPID={os.getpid()}")
 
     def _process(self, name: str) -> Any:
@@ -263,7 +263,7 @@ class BrokerSupervisor(Supervisor):
 
     def _publish_restarts(self) -> None:
         with contextlib.suppress(OSError):  # a full disk costs a number on the metrics page
-            restarts.write(self._places.run_dir, self._restarts)
+            restarts.write(self._layout.run_dir, self._restarts)
 
     def _on_exit(self, event: Any) -> None:
         self._poll_soon()
@@ -283,10 +283,10 @@ class BrokerSupervisor(Supervisor):
             return  # the timer ends when there is no schedule any more, and the broker starts without it
         if self.options.mood < SupervisorStates.RUNNING or not isinstance(event, events.ProcessStateExitedEvent):
             return
-        about = self._about()
-        if about is not None and about.ending is not None:
+        status = self._status()
+        if status is not None and status.ending is not None:
             process.exitstatus = 0  # the keeper would only refuse its successor
-        elif event.expected and about is not None:
+        elif event.expected and status is not None:
             # not a real exit status: supervisord restarts the process after it
             process.exitstatus = -1
         elif not event.expected and not self._is_ready:
@@ -305,11 +305,11 @@ class BrokerSupervisor(Supervisor):
         return (
             isinstance(event, events.ProcessStateStoppedEvent)
             and event.process.exitstatus < 0
-            and not self._places.broker_json.exists()
+            and not self._layout.broker_json.exists()
         )
 
     def _log(self, name: str) -> Path:
-        return self._places.logs_dir / f"{name}.log"
+        return self._layout.logs_dir / f"{name}.log"
 
     def _last_error(self, name: str) -> str:
         return last_error(self._log(name), self._log_sizes.get(name, 0))
@@ -353,8 +353,8 @@ def last_error(log_path: Path, from_position: int, size_bytes: int = 4096) -> st
 
 def run(
     configuration: Path,
-    places: Layout,
-    on_ready: Callable[[ReadyBroker], None],
+    layout: Layout,
+    on_ready: Callable[[BrokerStatus], None],
     on_waiting: Callable[[str], None] = lambda text: None,
 ) -> str | None:
     """Runs the broker until it has ended; the environment must hold the variables that the
@@ -365,7 +365,7 @@ def run(
     options = ServerOptions()
     options.realize(["-c", str(configuration)], doc="mqd")
     options.first, options.test = True, False
-    supervisor = BrokerSupervisor(options, places, on_ready, on_waiting)
+    supervisor = BrokerSupervisor(options, layout, on_ready, on_waiting)
     try:
         supervisor.main()
     except asyncore.ExitNow:

@@ -186,7 +186,7 @@ class KeeperClient:
         self.welcome = welcome
         self.config: dict[str, str] = welcome.config
         self._parent_fds: list[tuple[int, str]] = []
-        self.exit_status = 0  # for a clean end
+        self.exit_status = 0  # for a clean shutdown
         self.confinement = ""  # restrictions in force, for `mqd status` (mqd/security/confinement.py)
         take = iter(fds)
         self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]

@@ -20,7 +20,7 @@ K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=
 
 Keys are derived from the broker's shared-memory name. SysV identifiers outlive processes: after a
 kill -9 of everything four small ones per data directory remain, and the next start reuses them; the
-keeper removes them at its clean end (`remove`).
+keeper removes them at its clean shutdown (`remove`).
 """
 
 import fcntl
@@ -211,7 +211,7 @@ def local_memory(name: str) -> str:
 
 
 def remove(name: str) -> None:
-    """Removes the semaphores at the clean end of a broker. A process that still holds credits has
+    """Removes the semaphores at the clean shutdown of a broker. A process that still holds credits has
     nothing to return any more.
     """
     for which in (name, local_memory(name)):

@@ -32,14 +32,14 @@ def _lower_priority() -> None:
         pass  # not permitted here: only the priority is affected
 
 
-async def unless_hung(work: Coroutine[Any, Any, None], stepped_s: Callable[[], float]) -> bool:
-    """Returns whether the work ended. It is abandoned HANG_S after its last step (at `stepped_s` of
+async def unless_hung(work: Coroutine[Any, Any, None], last_step_s: Callable[[], float]) -> bool:
+    """Returns whether the work ended. It is abandoned HANG_S after its last step (at `last_step_s` of
     the loop's clock); a thread that it uses keeps running. Raises what the work raises.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
     while not task.done():
-        left_s = stepped_s() + HANG_S - loop.time()
+        left_s = last_step_s() + HANG_S - loop.time()
         if left_s <= 0:
             task.cancel()
             await asyncio.wait({task})

@@ -1,5 +1,5 @@
 """The partitions that this worker has open: how one is taken back from the reactor and closed,
-their checkpoint entries, and the clean end.
+their checkpoint entries, and the clean shutdown.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class OpenPartition(msgspec.Struct):
     files_lock: asyncio.Lock = msgspec.field(default_factory=asyncio.Lock)
     closing: bool = False
     truncated: bool = False  # its log was truncated, perhaps below the checkpoint's recovery point
-    catching_up: shortened.Shortened | None = None  # N5
+    catching_up: shortened.Shortened | None = None  # N5 in partitions.py
 
 
 async def each(work: Iterable) -> None:
@@ -70,7 +70,7 @@ class OpenPartitions:
         self.by_slot: dict[int, OpenPartition] = {}
         self.failures: dict[int, str] = {}
         self.scanned_bytes = 0  # bytes that opening had to read, in total
-        # makes tasks that work on the partition's files release it
+        # makes compaction release the partition's files, and waits until it has
         self.before_close: Callable[[OpenPartition], Awaitable[None]] | None = None
         self._clustered = False  # the reactor knows of other replicas
         self._deleting: set[asyncio.Task[None]] = set()
@@ -86,13 +86,13 @@ class OpenPartitions:
 
     # -- closing and deleting ----------------------------------------------------------------------
 
-    async def _take_back(self, opened: OpenPartition, files_at_rest: bool = False) -> native.Partition | None:
-        """`files_at_rest`: its files do not change any more."""
+    async def _take_back(self, opened: OpenPartition, with_files_lock: bool = False) -> native.Partition | None:
+        """`with_files_lock`: waits until no task is changing its files."""
         opened.closing = True
         if self.before_close is not None:
             # first: the code that must release it may be waiting for the lock
             await self.before_close(opened)
-        if not files_at_rest:
+        if not with_files_lock:
             return await self._from_reactor(opened.owned)
         async with opened.files_lock:
             return await self._from_reactor(opened.owned)
@@ -110,10 +110,10 @@ class OpenPartitions:
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
         """Closes it cleanly, so that its files are complete. False: it is closed, but not cleanly."""
-        partition = await self._take_back(opened, files_at_rest=True)
+        partition = await self._take_back(opened, with_files_lock=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 
-    async def _close_kept(self, owned: Owned) -> None:
+    async def _close_without_deleting(self, owned: Owned) -> None:
         opened = self.open.get(owned.key)
         if opened is not None and (partition := await self._take_back(opened)) is not None:
             await self._close(owned, partition, clean=True)
@@ -156,7 +156,7 @@ class OpenPartitions:
         return [self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark)) for owned in replicated]
 
     async def close_all(self, generation: int) -> list[LogDirectory]:
-        """The clean end: every partition is taken back from the reactor, flushed and closed; then
+        """The clean shutdown: every partition is taken back from the reactor, flushed and closed; then
         the checkpoints are written; then the marker of each directory where everything succeeded.
         Returns the directories that did not respond: they are abandoned without a marker, so that
         the next start checks their logs, and threads may still be busy there.
@@ -172,21 +172,21 @@ class OpenPartitions:
         loop = asyncio.get_running_loop()
         opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index]
         ends: list[tuple[Owned, int, int]] = []
-        stepped_s = loop.time()
+        last_step_s = loop.time()
 
         async def end(opened: OpenPartition) -> None:
-            nonlocal stepped_s
+            nonlocal last_step_s
             start = self._control.slot_view(opened.owned.slot).log_start_offset
             partition = await self._take_back(opened)
             log_end = await self._close(opened.owned, partition, clean=True) if partition is not None else -1
             ends.append((opened.owned, log_end, start))
-            stepped_s = loop.time()
+            last_step_s = loop.time()
 
         async def end_all() -> None:
             await each(end(opened) for opened in opened_here)
             await self._finish_directory(log_dir, ends, generation)
 
-        if not await unless_hung(end_all(), lambda: stepped_s):
+        if not await unless_hung(end_all(), lambda: last_step_s):
             hung.append(log_dir)
             self._log.error(
                 "log directory does not respond: it was not closed cleanly; the next start checks its logs",

@@ -73,7 +73,7 @@ class PartitionSet(OpenPartitions):
             await self._put_brokers(changes.brokers)
         for topic in changes.forget_topics:
             await self._ignore_missing(self._commands.run(self._reactor.topic_remove, topic.topic_id))
-        await each(self._close_kept(owned) for owned in changes.close)
+        await each(self._close_without_deleting(owned) for owned in changes.close)
         await each(self._delete(owned) for owned in changes.delete)
         await each(self._put_topic(topic) for topic in changes.put_topics)
         if changes.open:

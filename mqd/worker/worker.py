@@ -140,7 +140,7 @@ class Worker:
         async with self._applying:
             tasks_ended = await self._unless_hung("the running tasks", _cancel([*tasks, stop]))
             if failure is not None:
-                raise failure  # a bug: no clean end, supervisord restarts the worker
+                raise failure  # a bug: no clean shutdown, supervisord restarts the worker
             await self._end(tasks_ended)
         return self._client.exit_status
 
@@ -287,9 +287,9 @@ class Worker:
             self._stopping.set()
 
     async def _end(self, tasks_ended: bool) -> None:
-        """The clean end. The reactor sends the responses that it can and ends. A stopped reactor carries out
-        commands in this thread, so the partitions can be taken back. A hanging directory is
-        abandoned. `tasks_ended`: all tasks have ended; otherwise compaction, the only task that
+        """The clean shutdown. The reactor sends the responses that it can and ends. A stopped reactor
+        carries out commands in this thread, so the partitions can be taken back. A hanging directory
+        is abandoned. `tasks_ended`: all tasks have ended; otherwise compaction, the only task that
         cancellation may not end, is in a hanging step and is not awaited again.
         """
         await self._replication.close()
@@ -340,8 +340,8 @@ class Worker:
         )
 
     def _give_up(self) -> None:
-        """Exits although a log directory blocks the clean end. Logs that are not closed yet have no marker,
-        so the next start checks them.
+        """Exits although a log directory blocks the clean shutdown. Logs that are not closed yet have
+        no marker, so the next start checks them.
         """
         paths = sorted(
             {str(self._log_dirs[opened.owned.log_dir].path) for opened in list(self._partitions.open.values())}

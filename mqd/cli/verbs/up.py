@@ -307,9 +307,9 @@ def command(
     os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))
     places.supervisor_socket.unlink(missing_ok=True)  # left by a killed supervisord; the new one would wait for it
 
-    from mqd.keeper.supervise import ReadyBroker, run
+    from mqd.keeper.supervise import BrokerStatus, run
 
-    def on_ready(about: ReadyBroker) -> None:
+    def on_ready(about: BrokerStatus) -> None:
         reserve.recreate(places)
         try:
             if secured:

@@ -64,11 +64,11 @@ class Member(msgspec.Struct, frozen=True, order=True):
 
 
 class FormationQuery(msgspec.Struct, tag="FormationAsk", frozen=True):
-    ask_id: int
+    query_id: int = msgspec.field(name="ask_id")
 
 
 class FormationResponse(msgspec.Struct, tag="FormationAnswer", frozen=True):
-    ask_id: int
+    query_id: int = msgspec.field(name="ask_id")
     member: Member  # the host that responds
     cluster_id: str  # "" = empty
     generation: int
@@ -97,7 +97,7 @@ class Unreachable(msgspec.Struct, frozen=True):
     """The query could not be delivered, or the connection ended before the response."""
 
     seed: str
-    ask_id: int
+    query_id: int
     reason: str
 
 
@@ -185,7 +185,7 @@ class _Seed(msgspec.Struct):
     response: FormationResponse | None = None  # the newest
     answered_ms: int = 0
     reason: str = "has not answered yet"
-    ask_id: int = 0  # id of the query in flight; 0 = none
+    query_id: int = 0  # id of the query in flight; 0 = none
     sent_ms: int = 0
     next_ms: int = 0
     wait_ms: int = QUERY_WAIT_MS_MIN
@@ -234,7 +234,7 @@ class FormationCore:
             )
         seen = self._complete_set()
         return FormationResponse(
-            query.ask_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
+            query.query_id, self.own, "", 0, self.seeds, set_digest(seen) if seen else "", (), bool(self._lost)
         )
 
     def members(self) -> tuple[Member, ...]:
@@ -245,25 +245,25 @@ class FormationCore:
 
     def _on_response(self, event: ResponseReceived, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
-        if self.decided is not None or state is None or event.response.ask_id != state.ask_id or not state.ask_id:
+        if self.decided is not None or state is None or event.response.query_id != state.query_id or not state.query_id:
             return []
         changed = state.response is None or msgspec.structs.replace(
-            state.response, ask_id=0
-        ) != msgspec.structs.replace(event.response, ask_id=0)
-        state.response, state.answered_ms, state.ask_id = event.response, now_ms, 0
+            state.response, query_id=0
+        ) != msgspec.structs.replace(event.response, query_id=0)
+        state.response, state.answered_ms, state.query_id = event.response, now_ms, 0
         state.wait_ms = QUERY_WAIT_MS_MIN if changed else min(QUERY_WAIT_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
         return self._step(now_ms)
 
     def _on_unreachable(self, event: Unreachable, now_ms: int) -> list[Effect]:
         state = self._states.get(event.seed)
-        if state is not None and state.ask_id == event.ask_id and event.ask_id:
+        if state is not None and state.query_id == event.query_id and event.query_id:
             self._on_unanswered(state, event.reason, now_ms)
         return self._step(now_ms)
 
     @staticmethod
     def _on_unanswered(state: _Seed, reason: str, now_ms: int) -> None:
-        state.response, state.reason, state.ask_id = None, reason, 0
+        state.response, state.reason, state.query_id = None, reason, 0
         state.wait_ms = min(QUERY_WAIT_MS_MAX, state.wait_ms * 2)
         state.next_ms = now_ms + state.wait_ms
 
@@ -276,11 +276,11 @@ class FormationCore:
             return [decided]
         effects: list[Effect] = []
         for seed, state in self._states.items():
-            if state.ask_id and now_ms - state.sent_ms >= RESPONSE_MS_MAX:
+            if state.query_id and now_ms - state.sent_ms >= RESPONSE_MS_MAX:
                 self._on_unanswered(state, f"has not answered within {RESPONSE_MS_MAX / 1000:.0f} s", now_ms)
-            if not state.ask_id and now_ms >= state.next_ms:
+            if not state.query_id and now_ms >= state.next_ms:
                 self._query_count += 1
-                state.ask_id, state.sent_ms = self._query_count, now_ms
+                state.query_id, state.sent_ms = self._query_count, now_ms
                 effects.append(QuerySeed(seed, FormationQuery(self._query_count)))
         reasons, advice = self._reasons(), self._advice(now_ms)
         if reasons != self._logged or advice:
@@ -400,4 +400,4 @@ def response_of_member(
     voters: Sequence[Member],
 ) -> FormationResponse:
     """The response of a host that belongs to a cluster; `voters`: those of its quorum."""
-    return FormationResponse(query.ask_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))
+    return FormationResponse(query.query_id, own, cluster_id, generation, seeds, "", tuple(sorted(voters)))

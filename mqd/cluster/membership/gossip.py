@@ -387,7 +387,7 @@ class GossipCore:
                 self.prober.on_nack(packet, packet.body)
 
     def _window_of(self, sender: Identity) -> Window:
-        """The replay window of a sender, also of one that is not a member yet: otherwise its earlier
+        """The replay window of a sender, even if it is not a member yet: otherwise its earlier
         datagrams could be replayed when it is.
         """
         window = self._windows.get(sender)

@@ -108,7 +108,7 @@ def test_a_load_that_makes_progress_or_no_longer_reads_may_take_long(monkeypatch
         now_s[0] += module.SILENT_S - 1
         steps[0].set()
         work = next(iter(requested._loads[SOUND][1]._under_way))
-        while work.stepped_s < 1e9:
+        while work.last_step_s < 1e9:
             await asyncio.sleep(0.001)
         now_s[0] += 1000
         queued = [asyncio.create_task(requested.load(SOUND, lambda under_way: "too")) for _ in range(3)]

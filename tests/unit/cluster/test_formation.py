@@ -64,7 +64,7 @@ class World:
         if kind == "ask":
             there = self.hosts.get(seed)
             if there is None:
-                self.carry(host, host.core.handle(Unreachable(seed, what.ask_id, "connection refused"), self.now_ms))
+                self.carry(host, host.core.handle(Unreachable(seed, what.query_id, "connection refused"), self.now_ms))
             else:
                 (effect,) = there.core.handle(QueryReceived(None, what), self.now_ms)
                 self.flights.append(("answer", host, seed, effect.response))
@@ -203,8 +203,8 @@ def test_a_response_to_an_older_request_is_not_counted():
     core = FormationCore(Member(1, "d1", "a", 1), ["a:1", "b:1"])
     asks = {effect.seed: effect.query for effect in core.handle(Start(), 0) if isinstance(effect, QuerySeed)}
     assert set(asks) == {"a:1", "b:1"}
-    old = formation.FormationResponse(asks["b:1"].ask_id, Member(2, "old", "b", 1), "", 0, core.seeds, "", ())
-    core.handle(Unreachable("b:1", asks["b:1"].ask_id, "connection reset"), 10)
+    old = formation.FormationResponse(asks["b:1"].query_id, Member(2, "old", "b", 1), "", 0, core.seeds, "", ())
+    core.handle(Unreachable("b:1", asks["b:1"].query_id, "connection reset"), 10)
     core.handle(ResponseReceived("b:1", old), 20)
     assert all(state.response is None for state in core._states.values())
 

@@ -325,7 +325,7 @@ def test_shutdown_does_not_wait_for_a_hung_log_directory_and_is_not_recorded_as_
         process._session_lock, process._doubted_epoch = threading.Lock(), -1
         process.layout = SimpleNamespace(metadata_dir=tmp_path)  # type: ignore[assignment]
         process._marker_places = lambda shell: {(str(place), 0)}  # type: ignore[method-assign]
-        await process._record_clean_end(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
+        await process._record_clean_shutdown(SimpleNamespace(broker_epoch=9))  # type: ignore[arg-type]
 
     late = threading.Timer(20, let_go.set)
     late.daemon = True
@@ -334,7 +334,7 @@ def test_shutdown_does_not_wait_for_a_hung_log_directory_and_is_not_recorded_as_
     run(scenario())
     assert time.monotonic() - began < 10
     assert remembered == ([(9, True)] if hangs == "nothing" else [])
-    logged = [record for record in caplog.records if "not recorded as a clean end" in record.getMessage()]
+    logged = [record for record in caplog.records if "not recorded as a clean shutdown" in record.getMessage()]
     assert len(logged) == (hangs != "nothing") and all(str(place) in str(vars(record)) for record in logged)
     let_go.set()
 
