@@ -1,9 +1,8 @@
 """From a request's frame to its handler and back to bytes.
 
-The table lists every supported API with its handler: the reactor, or the named module of this
-process, which is imported on first use. An API that is not in the table is not
-advertised. An unknown API or version ends the connection (except ApiVersions, which returns error
-35 in a body of version 0, KIP-511).
+HANDLERS names the module that handles each supported API in this process; it is imported on first
+use. An API that is not in the table is not advertised. An unknown API or version ends the
+connection (except ApiVersions, which returns error 35 in a body of version 0, KIP-511).
 """
 
 import time
@@ -103,9 +102,9 @@ _loaded: dict[int, Handler] = {}
 
 
 class Outcome(NamedTuple):
-    """`body` None: the request is done and has no response. `close`: the reason that the connection
-    must end instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends
-    after the response. `delay_s`: the response is sent that much later.
+    """`body` None: the request is done and has no response. `close`: why the connection must be closed
+    instead. `authenticated`: Context.authenticated. `disconnect`: the connection ends after the
+    response. `delay_s`: the response is sent that much later.
     """
 
     body: bytes | None

@@ -2,8 +2,8 @@
 in every error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed because of a
 bug.
 
-If the response has an error of its own, that is set. Otherwise every requested item gets the error:
-the arrays are filled from the request's, by the schema. Pure functions.
+If the response has a top-level error field, that is set. Otherwise every requested item gets the
+error: the arrays are filled from the request's, by the schema. Pure functions.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _copy_key_fields(response: object, element: object, source: Field, version: 
         if not field.is_array and field.struct is None
     ]
     if all(field.name.startswith("error_") for field in own):
-        return True  # it has no name: responses are in request order (ACLs)
+        return True  # the elements have no key fields: they are in request order (ACLs)
     if isinstance(element, msgspec.Struct):
         common = [field.name for field in own if hasattr(element, field.name)]
         for name in common:

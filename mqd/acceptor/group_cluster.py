@@ -89,7 +89,7 @@ class BrokerCluster:
         image = metadata.topics.get(name)
         if image is None:
             return None
-        count = metadata.visible_count(image, self._broker.table.metadata_version)
+        count = metadata.known_count(image, self._broker.table.metadata_version)
         return Topic(image.topic_id, count) if count else None
 
     def topic_name(self, topic_id: bytes) -> str | None:

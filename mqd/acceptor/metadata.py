@@ -28,9 +28,8 @@ def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | N
 
 
 class Metadata:
-    """`version` is that of the newest message. A partition is `visible` when every worker has
-    applied the version that added it: before that, a client could reach a worker that does not know
-    it yet.
+    """`version` is that of the newest message. A partition is `known` when every worker has applied
+    the version that added it: before that, a client could reach a worker that does not know it yet.
     """
 
     def __init__(self, rules: Authorizer | None = None) -> None:
@@ -69,7 +68,7 @@ class Metadata:
         self._views: dict[str, dict[str, messages.TopicImage]] = {}  # topic -> its views, as they were received
         # Topic id -> [(first index of added partitions, version that added them)], until all workers
         # have applied that version.
-        self._visible_from: dict[bytes, list[tuple[int, int]]] = {}
+        self._known_from: dict[bytes, list[tuple[int, int]]] = {}
 
     def apply(self, message: messages.FromController) -> None:
         """Messages that are not metadata (responses, commands) change nothing."""
@@ -93,7 +92,7 @@ class Metadata:
                     self._note_gone(message.name, 0)
                     self._views.get(self.log_of(message.name), {}).pop(message.name, None)
                     del self.topics[message.name]
-                    self._visible_from.pop(message.topic_id, None)
+                    self._known_from.pop(message.topic_id, None)
                     self._sorted = None
             case messages.BrokerConfigPut():
                 self.broker_config, self.broker_default_config = message.config, message.default_config
@@ -201,7 +200,7 @@ class Metadata:
             if before.topic_id == topic.topic_id:
                 self._note_elections(before, topic.partitions)
         known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
-        self._visible_from = {
+        self._known_from = {
             topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known
         }
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
@@ -243,10 +242,10 @@ class Metadata:
         if old is None or old.topic_id != topic.topic_id:
             if old is not None:
                 self.names.pop(old.topic_id, None)
-            self._visible_from[topic.topic_id] = [(0, version)]
+            self._known_from[topic.topic_id] = [(0, version)]
             self._sorted = None
         elif len(topic.partitions) > len(old.partitions):
-            self._visible_from.setdefault(topic.topic_id, []).append((len(old.partitions), version))
+            self._known_from.setdefault(topic.topic_id, []).append((len(old.partitions), version))
         self.topics[topic.name] = topic
         self.names[topic.topic_id] = topic.name
 
@@ -307,7 +306,7 @@ class Metadata:
         """Whether no other host has ever joined this one, or all of them have left."""
         return len(self.brokers) <= 1
 
-    def shown(self, topic: messages.TopicImage) -> list[messages.PartitionImage]:
+    def visible_partitions(self, topic: messages.TopicImage) -> list[messages.PartitionImage]:
         """The partitions visible to clients: all except the hidden ones at the end, which are being
         emptied.
         """
@@ -318,16 +317,16 @@ class Metadata:
             else [partition for partition in partitions if partition.retiring < RETIRE_HIDDEN]
         )
 
-    def visible_count(self, topic: messages.TopicImage, applied_version: int) -> int:
+    def known_count(self, topic: messages.TopicImage, applied_version: int) -> int:
         """How many of the topic's first partitions every worker knows."""
-        steps = self._visible_from.get(topic.topic_id)
+        steps = self._known_from.get(topic.topic_id)
         if steps is None:
-            return len(self.shown(topic))
+            return len(self.visible_partitions(topic))
         hidden = next((first for first, version in steps if version > applied_version), None)
         if hidden is None:
-            del self._visible_from[topic.topic_id]
-            return len(self.shown(topic))
-        return min(hidden, len(self.shown(topic)))
+            del self._known_from[topic.topic_id]
+            return len(self.visible_partitions(topic))
+        return min(hidden, len(self.visible_partitions(topic)))
 
     def sorted_names(self, from_name: str = "") -> list[str]:
         """All names in order, from `from_name` on."""

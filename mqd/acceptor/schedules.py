@@ -30,7 +30,7 @@ def schedules_of(metadata: Metadata, node_id: int) -> list[ScheduleTopic]:
     for topic in metadata.topics.values():
         target = topic.config.get("schedule.to", "")
         if target:
-            led = {one.index: one.leader_epoch for one in metadata.shown(topic) if one.leader == node_id}
+            led = {one.index: one.leader_epoch for one in metadata.visible_partitions(topic) if one.leader == node_id}
             delay_ms = int(topic.config.get("schedule.delay.ms", "0"))
             found.append(ScheduleTopic(topic.name, topic.topic_id, target, delay_ms, led))
     return found

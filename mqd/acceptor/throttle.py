@@ -60,7 +60,7 @@ def counts_time(context: Context, header: RequestHeader) -> bool:
 
 
 def _charge(context: Context, header: RequestHeader, kind: QuotaKind, units: int) -> int:
-    """Charges the client. Returns for how many ns it must wait."""
+    """Charges the client. Returns how long it must wait, in ns."""
     user, client_id = context.address.user.encode(), (header.client_id or "").encode()
     return context.broker.quotas.charge(user, client_id, kind, units, time.monotonic_ns())
 

@@ -106,7 +106,9 @@ class TransactionService:
         """The response of the core. Raises CoordinatorError."""
         return await self.coordinator.request(transactional_id, make_event, REQUEST_TIMEOUT_S)
 
-    async def request_identity(self, transactional_id: str, make_event: Callable[[int, int], object]) -> Identity:
+    async def request_returning_identity(
+        self, transactional_id: str, make_event: Callable[[int, int], object]
+    ) -> Identity:
         """`make_event(request, spare producer id)` is called again with a producer id if the core
         needs one. The coordinator's errors are in the response.
         """
@@ -118,7 +120,7 @@ class TransactionService:
         return response
 
     async def request_joint(self, transactional_id: str, make_event: Callable[[int, int], object]) -> JointResponse:
-        """Like request_identity(), for joint transactions."""
+        """Like request_returning_identity(), for joint transactions."""
         try:
             response = await self._request_with_spare_id(transactional_id, make_event)
         except CoordinatorError as error:
@@ -133,10 +135,10 @@ class TransactionService:
         response = await self.request(transactional_id, lambda number: make_event(number, -1))
         if getattr(response, "error", 0) != NEED_PRODUCER_ID:
             return response
-        spare, error = await allocate(self._broker)
-        return (
-            Identity(error) if error else await self.request(transactional_id, lambda number: make_event(number, spare))
-        )
+        spare_producer_id, error = await allocate(self._broker)
+        if error:
+            return Identity(error)
+        return await self.request(transactional_id, lambda number: make_event(number, spare_producer_id))
 
     def coordinator_epoch_max(self) -> int:
         """The highest leader epoch of the partitions of __transaction_state: an upper bound of

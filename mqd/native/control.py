@@ -452,7 +452,7 @@ class Quotas:
         return lib.mqd_quota_refresh(self._control.pointer, self._limits)
 
     def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
-        """Charges the units and returns for how many nanoseconds the client must be throttled. 0
+        """Charges the units and returns how long the client must be throttled, in nanoseconds. 0
         units: only for its present debt. `now_ns`: CLOCK_MONOTONIC.
         """
         control = self._control.pointer

@@ -112,7 +112,7 @@ class DecoderWriter:
     def explain(self, error: Exception, run: FunctionType, title: str, size: int) -> ProtocolError:
         label, variables = self.code.locate(error.__traceback__, run.__code__)
         position = variables.get("p", 0)
-        if isinstance(label, tuple):  # a run of fixed-size fields: finds the one at the end of the frame
+        if isinstance(label, tuple):  # a run of fixed-size fields: finds the one that crosses the frame's end
             position, label = _first_beyond(label, position, size)
         if isinstance(error, Malformed):
             problem = str(error)
@@ -168,7 +168,7 @@ class DecoderWriter:
         if field.is_array:
             return self.array(field, path, nullable)
         if field.struct is not None:
-            return self.nested(field.struct, path) if nullable else self.plain_struct(field.struct, path)
+            return self.nullable_struct(field.struct, path) if nullable else self.plain_struct(field.struct, path)
         return self.scalar(field.type, path, nullable)
 
     def scalar(self, type_: str, path: str, nullable: bool) -> str:
@@ -183,7 +183,7 @@ class DecoderWriter:
         self.code.add(f"{variable} = {expression}", path)
         return variable
 
-    def nested(self, struct_: Struct, path: str) -> str:
+    def nullable_struct(self, struct_: Struct, path: str) -> str:
         """A nullable struct: one byte, negative for null."""
         marker, variable = self.fixed("b", 1, path, "n"), self.code.fresh("v")
         self.flush()
@@ -311,7 +311,8 @@ class DecoderWriter:
                 total += self._value_size_min(inner)
         if total == 0:
             raise AssertionError(
-                f"{self.message.name} v{self.version}: {field.struct.name} takes no bytes, its count cannot be bounded"
+                f"{self.message.name} v{self.version}: {field.struct.name} takes no bytes,"
+                " so the array's count cannot be bounded"
             )
         return total
 

@@ -125,7 +125,7 @@ def contains_unknown(rule: AclBinding | AclFilter) -> bool:
 
 
 def name_of(kind: type[IntEnum], value: int) -> str:
-    """Kafka's name of the value, also of one that this version does not know."""
+    """Kafka's name of the value; UNKNOWN(n) for one that this version does not know."""
     try:
         return kind(value).name
     except ValueError:

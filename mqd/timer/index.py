@@ -3,11 +3,11 @@
 An entry is 16 bytes: when it is due, and the record's offset; the complement of an offset cancels
 the entry of that offset. Entries that are due before `loaded_end` are in memory. Later ones are in
 files, one for each day. The file of the next day, hour, minute or second is split into files of the
-next finer kind when it is needed and too large to be loaded as a whole.
+next finer level when it is needed and too large to be loaded as a whole.
 
-    level      day            hour           minute         second         millisecond
-    files      all later      < ends[0]      < ends[1]      < ends[2]      < ends[3]
-    memory                                                                 < loaded_end
+    level             day         hour        minute      second      millisecond
+    due, in files     any time    < ends[0]   < ends[1]   < ends[2]   < ends[3]
+    due, in memory                                                    < loaded_end
 
 I1  loaded_end <= ends[3] <= ends[2] <= ends[1] <= ends[0]; an entry is in the file of the finest
     level that reaches its due time.
@@ -176,7 +176,7 @@ class Index:
         file.dirty = True
 
     def _sort_memory(self) -> None:
-        """Sorts the entries in memory, and moves those that are too many back into files."""
+        """Sorts the entries in memory, and moves the excess back into files."""
         rows = self._entries_in_memory()
         if len(rows) > 2 * self._entry_count_max:
             cut = int(rows[self._entry_count_max, 0])
@@ -247,11 +247,13 @@ class Index:
         return taken
 
     def forget_below(self, offset: int) -> None:
-        """Ignores entries below `offset`: their records are deleted, so they were cancelled before."""
+        """Ignores entries below `offset`, the log's start: none of them is pending any more, because the
+        start does not move past a pending record (T4 in core.py).
+        """
         self._floor = offset
 
     def next_due_ms(self) -> int | None:
-        """When the next entry is due, or an earlier time: of entries in files only the file's start is known."""
+        """When the next entry is due, or an earlier time: for entries in files, only the file's start is known."""
         found = [start for _, start in self._files]
         if self._at < len(self._front):
             found.append(int(self._front[self._at, 0]))

@@ -6,8 +6,8 @@ queries all coordinators of `__share_group_state` for the start offsets of the g
 and moves the log start of its partitions, as DeleteRecords does. For the rules see
 mqd/coordinator/share/deletion.py.
 
-Bounds: at most IN_FLIGHT_MAX queries of share-partitions, and deletions, are under way. Concurrency: the event
-loop's thread.
+Bounds: at most IN_FLIGHT_MAX queries of share-partitions, and deletions, are in flight.
+Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -128,7 +128,9 @@ class QueueDeletion:
     async def _starts_of(
         self, state: PartitionState, topic_ids: frozenset[bytes]
     ) -> list[tuple[TopicPartition, int]] | None:
-        """None: one start offset is not known. A core responds when its state is persisted (Q3)."""
+        """None: at least one start offset is unknown. A share-partition's core responds only when its
+        state is persisted (Q3).
+        """
         assert state.shard is not None
         names = [
             name
@@ -147,5 +149,5 @@ class QueueDeletion:
         image = self._broker.metadata.by_id(topic_id)
         if image is None or partition >= len(image.partitions):
             return (topic_id, partition), UNINITIALIZED
-        is_compared = summary.leader_epoch >= image.partitions[partition].leader_epoch  # Q5
-        return (topic_id, partition), summary.start_offset if is_compared else UNINITIALIZED
+        is_current = summary.leader_epoch >= image.partitions[partition].leader_epoch  # Q5
+        return (topic_id, partition), summary.start_offset if is_current else UNINITIALIZED

@@ -7,7 +7,8 @@ local coordinator is called directly; for others, one request per share-partitio
 Whatever fails on the way is an error of that share-partition, and retriable; a write may then have
 been applied.
 
-Bounds: IN_FLIGHT_MAX share-partitions of one request are under way. Concurrency: the event loop's thread.
+Bounds: at most IN_FLIGHT_MAX share-partitions of one request are in flight. Concurrency: the event
+loop's thread.
 """
 
 import asyncio
@@ -86,8 +87,8 @@ class ShareStates:
         self._groups = groups
         self._settings = settings
         self._has_dead_letters = has_dead_letters
-        # handles an owner's READ or WRITE like respond_one(); set to DeadLetters' method, which
-        # observes them
+        # handles a READ or WRITE of the worker that owns the share-partition; replaced by
+        # DeadLetters.respond_to_owner(), which also observes the state
         self.respond_to_owner: Callable[[int, str, bytes, Any], Awaitable[Any]] = self.respond_one
         # topic id, partition, time in ms -> (first offset at that time or later, or -1; error code)
         self.first_since: Callable[[bytes, int, int], Awaitable[tuple[int, int]]] | None = None

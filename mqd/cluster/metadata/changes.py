@@ -116,13 +116,13 @@ def _each(
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
     seen: set[tuple[str, int]] = set()
-    for place, (name, index) in enumerate(requested):
+    for position, (name, index) in enumerate(requested):
         try:
             if (name, index) in seen:
                 raise Refusal(ErrorCode.INVALID_REQUEST, f"{name}-{index} is listed twice.")
             seen.add((name, index))
             topic, partition = _partition(view_state, name, index)
-            change = make(place, topic, partition)
+            change = make(position, topic, partition)
         except Refusal as refusal:
             results.append(messages.PartitionResult(name, index, refusal.error, refusal.message))
             continue

@@ -43,7 +43,7 @@ from mqd.cluster.metadata.records import (
 MQD_VERSION = "mqd.version"
 SHARE_VERSION = "share.version"
 STREAMS_VERSION = "streams.version"
-# Levels of mqd.version from which on all hosts ...
+# Levels of mqd.version from which all hosts ...
 SHARE_GROUPS_LEVEL = 4  # have share groups
 DEAD_LETTERS_LEVEL = 5  # can read the state Archiving of share groups
 DEDUPLICATION_LEVEL = 6  # support dedup.window.ms, as leaders and as followers

@@ -101,7 +101,7 @@ class Maintenance:
         # the time by which every broker that cannot serve has reported it
         self._elects_from_ms = now_ms + UNABLE_HEARTBEATS * options.heartbeat_ms
         self._ticked_ms = now_ms
-        self._fencing: dict[int, int] = {}  # node id -> log offset from which on it is fenced
+        self._fencing: dict[int, int] = {}  # node id -> log offset from which it is fenced
         # node id -> send time of its newest heartbeat, by its own clock
         self._sent: dict[int, int] = {}
         if clustered:

@@ -37,8 +37,8 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     redirect: int = -1  # index of the partition that takes the records that producers send here
     # the current reassignment is mqd's own and removes the replica of this lost or drained node
     replacing: int = -1
-    # those of removing_replicas that an earlier target of this reassignment added: the partition did
-    # not have them before the reassignment
+    # replicas in removing_replicas that an earlier target of this reassignment added, so the
+    # partition did not have them before the reassignment; stored under the field's first name
     superseded_replicas: tuple[int, ...] = msgspec.field(default=(), name="astray_replicas")
 
 
@@ -66,7 +66,7 @@ class BrokerState(msgspec.Struct, frozen=True):
     incarnation: int  # the keeper's generation: changes only when the whole host is restarted
     directories: dict[str, str]  # directory id -> last known path
     fenced: bool = False  # neither leads nor is in any in-sync set; hidden from clients
-    in_controlled_shutdown: bool = False  # gets no leadership, and is not added to an in-sync set
+    in_controlled_shutdown: bool = False  # is not made a leader, nor added to an in-sync set
     draining: bool = False  # its replicas move to other brokers, and it gets no new ones
     inter_broker_host: str = ""  # for data between hosts; "" = none
     inter_broker_port: int = 0
@@ -114,7 +114,7 @@ class TopicRemoved(msgspec.Struct, frozen=True, tag="topic_removed/1"):
 
 
 class TopicConfigured(msgspec.Struct, frozen=True, tag="topic_configured/1"):
-    """The topic's whole configuration, not a difference."""
+    """The topic's whole configuration, not only what has changed."""
 
     topic_id: bytes
     config: dict[str, str]
@@ -135,7 +135,7 @@ class GroupConfigured(msgspec.Struct, frozen=True, tag="group_configured/1"):
 
 
 class ClientMetricsConfigured(msgspec.Struct, frozen=True, tag="client_metrics_configured/1"):
-    """The whole configuration of one subscription to metrics of clients."""
+    """The whole configuration of one client metrics subscription."""
 
     name: str
     config: dict[str, str]
@@ -150,7 +150,7 @@ Entity = tuple[tuple[str, str | None], ...]
 
 
 class ClientQuotaSet(msgspec.Struct, frozen=True, tag="client_quota_set/1"):
-    """All quotas of one entity (KIP-546), not a difference; empty = the entity has none any more."""
+    """All quotas of one entity (KIP-546), not only the changed ones; empty = the entity has none any more."""
 
     entity: Entity
     quotas: dict[str, float]

@@ -1,5 +1,5 @@
 """Encoding of the metadata log's files: the quorum's batches as record batches, snapshots, the
-vote, the mark.
+vote, and the mark of what is flushed and committed.
 
     NNNNNNNNNNNNNNNNNNNN.log          record batches of magic 2, one for each batch of the quorum.
                                       partition_leader_epoch is its epoch, and so is base_sequence,
@@ -10,11 +10,11 @@ vote, the mark.
                                       KIP-853)
     NNNNNNNNNNNNNNNNNNNN.checkpoint   "MQDMETA2", crc32c of the rest uint32, meta bytes uint32,
                                       state bytes uint64 (big-endian), SnapshotMeta in msgpack, the
-                                      state's bytes. In releases without clusters: "MQDMETA1", crc32c
+                                      state's bytes. In releases that predate clusters: "MQDMETA1", crc32c
                                       uint32, state bytes uint64, the state's bytes
     vote                              "MQDVOTE1", crc32c uint32, length uint32, VoteState in msgpack
     committed                         "MQDMARK2", base offset int64, position uint64, committed
-                                      offset int64, crc32c uint32. In releases without clusters:
+                                      offset int64, crc32c uint32. In releases that predate clusters:
                                       "MQDMARK1", base offset int64, position uint64, crc32c uint32
 
 Pure functions over bytes. Invalid data raises ValueError (for a batch its subclass CorruptBatch).

@@ -10,8 +10,8 @@ its letters' records (the metadata of a committed offset). One transaction at a 
 
     FENCING     InitProducerId ends an open transaction of an earlier writer of this share-partition,
                 whose later steps then fail
-    LOADING     the records that are Archiving, from the share coordinator. It refuses the writer of
-                an earlier leader, which stops
+    LOADING     the records that are Archiving, from the share coordinator. It refuses an earlier
+                leader's writer; that writer then stops
     READING     the progress record of the last transaction that was committed
     IDLE        nothing is Archiving
     WRITING     letters into the dead-letter topic
@@ -100,7 +100,7 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """`loaded`: result of LOADING. `progress`: result of READING, None if there is none.
-    `progress_end`: the offset from which on the log no longer has the records that the progress
+    `progress_end`: the offset from which the log no longer has the records that the progress
     record refers to (they were lost in an unclean election); None if it has all. `unwanted`: for
     WRITING, nothing was written, because these records are to have no letters.
     """
@@ -297,7 +297,7 @@ def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class Progress(NamedTuple):
-    """The letters of a transaction. `leader_epoch`: in which they were written; -1 in version 1."""
+    """The letters of a transaction. `leader_epoch`: the epoch in which they were written; -1 in version 1."""
 
     state_epoch: int
     leader_epoch: int

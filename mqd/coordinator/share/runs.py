@@ -31,7 +31,7 @@ class Run(NamedTuple):
     def validate(self) -> None:
         """Raises ValueError if offsets, state or delivery count are out of range."""
         if not 0 <= self.first <= self.last < OFFSET_MAX:
-            raise ValueError(f"a state batch of the invalid range of offsets {self.first} to {self.last}")
+            raise ValueError(f"a state batch with the invalid offset range {self.first} to {self.last}")
         if self.state not in STATES or self.deliveries < 0:
             raise ValueError(f"a state batch with invalid state {self.state} or delivery count {self.deliveries}")
 

@@ -191,7 +191,7 @@ def test_hidden_partitions_are_not_shown() -> None:
             partition(2, (2, 3), retiring=RETIRE_HIDDEN),
         )
     )
-    assert list(report(broker)) == [0] and broker.metadata.visible_count(broker.metadata.topics["t"], 100) == 1
+    assert list(report(broker)) == [0] and broker.metadata.known_count(broker.metadata.topics["t"], 100) == 1
     request = DescribeTopicPartitionsRequest(
         topics=[DescribeTopicPartitionsRequest.Topic(name="t")], response_partition_limit=10
     )

@@ -1,4 +1,4 @@
-"""Subscriptions to metrics of clients (KIP-714): stored, described and validated as in Kafka."""
+"""Subscriptions to client metrics (KIP-714): stored, described and validated as in Kafka."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ def test_new_partitions_are_visible_once_every_worker_knows_them(tmp_path: Path)
         async with HandlerBroker(tmp_path) as broker:
             await create(broker, "orders", 1)
             image = broker.metadata.topics["orders"]
-            assert broker.metadata.visible_count(image, broker.control.metadata_version) == 1
+            assert broker.metadata.known_count(image, broker.control.metadata_version) == 1
             broker.refuse_workers = {1}
             creation = asyncio.create_task(create(broker, "later", 2))
             while "later" not in broker.metadata.topics:

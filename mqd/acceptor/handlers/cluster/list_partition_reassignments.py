@@ -1,4 +1,4 @@
-"""ListPartitionReassignments 0 (KIP-455): partitions that are moving to other hosts.
+"""ListPartitionReassignments version 0 (KIP-455): partitions that are moving to other hosts.
 DescribeLogDirs shows moves between log directories of one host.
 """
 

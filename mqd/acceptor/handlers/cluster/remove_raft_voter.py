@@ -1,4 +1,4 @@
-"""RemoveRaftVoter 0 (KIP-853): the host remains a broker, but is no longer a voter."""
+"""RemoveRaftVoter version 0 (KIP-853): the host remains a broker, but is no longer a voter."""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.cluster.add_raft_voter import NO_ID

@@ -1,6 +1,6 @@
-"""UnregisterBroker 0 (KIP-631): removes the registration of a broker that is down and holds no
-replicas any more; the controller decides. A single broker handles the request for itself, so it is
-not down.
+"""UnregisterBroker version 0 (KIP-631): removes the registration of a broker that is down and holds
+no replicas any more; the controller decides. A single broker handles the request for itself, so it
+is not down.
 
 With a tagged field of our own (9100) the request prepares a removal: a live broker gives up all
 replicas and gets no new ones (DRAIN), or gets replicas again (TAKE_PART).

@@ -1,5 +1,5 @@
 """DescribeConfigs 1-4 (KIP-133, KIP-226, KIP-569, KIP-848): topics, this broker, its loggers,
-subscriptions to metrics of clients, and consumer groups; with synonyms and documentation on request.
+client metrics subscriptions, and consumer groups; with synonyms and documentation on request.
 """
 
 from mqd.acceptor.broker import Broker, Context

@@ -1,5 +1,5 @@
-"""OffsetDelete 0 (KIP-496): deletes committed offsets of topics that the group does not subscribe
-to.
+"""OffsetDelete version 0 (KIP-496): deletes committed offsets of topics that the group does not
+subscribe to.
 """
 
 from mqd.acceptor.broker import Context

@@ -1,4 +1,6 @@
-"""ShareGroupDescribe 1 (KIP-932): share groups, their epochs, and their members with assignments."""
+"""ShareGroupDescribe version 1 (KIP-932): share groups, their epochs, and their members with
+assignments.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.describing import describe, topics_of_members

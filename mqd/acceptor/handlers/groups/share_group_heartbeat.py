@@ -1,4 +1,4 @@
-"""ShareGroupHeartbeat 1 (KIP-932): all communication between a member and its share group."""
+"""ShareGroupHeartbeat version 1 (KIP-932): all communication between a member and its share group."""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import has_share_groups, request_group

@@ -1,4 +1,6 @@
-"""StreamsGroupDescribe 0 (KIP-1071): streams groups, their topologies, and their members with tasks."""
+"""StreamsGroupDescribe version 0 (KIP-1071): streams groups, their topologies, and their members
+with tasks.
+"""
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.describing import describe

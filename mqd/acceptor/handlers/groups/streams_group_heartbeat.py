@@ -1,5 +1,5 @@
-"""StreamsGroupHeartbeat 0 (KIP-1071): all communication between a member and its streams group.
-Creates the internal topics that the group's topology lacks, on behalf of the client.
+"""StreamsGroupHeartbeat version 0 (KIP-1071): all communication between a member and its streams
+group. Creates the internal topics that the group's topology lacks, on behalf of the client.
 """
 
 import msgspec

@@ -1,5 +1,5 @@
-"""DescribeProducers 0 (KIP-664): the producers known to partitions. A hanging transaction appears
-as an old transaction start offset, and no coordinator knows it.
+"""DescribeProducers version 0 (KIP-664): the producers known to partitions. A hanging transaction
+appears as an old transaction start offset, and no coordinator knows it.
 
 The request goes to the owner of the partition: only the owner knows transactions that have begun
 and not ended.

@@ -33,9 +33,7 @@ def epoch_error(requested: int, current: int) -> int:
 async def _partition(
     broker: Broker, name: str, requested: OffsetForLeaderEpochRequest.Partition, silent: set[int]
 ) -> OffsetForLeaderEpochResponse.EpochEndOffset:
-    """`silent`: log directories that have not responded to this request, which waits only once for
-    each.
-    """
+    """`silent`: log directories that have already timed out in this request; each is waited for once."""
 
     def result(error: int, leader_epoch: int = -1, end_offset: int = -1) -> OffsetForLeaderEpochResponse.EpochEndOffset:
         return OffsetForLeaderEpochResponse.EpochEndOffset(

@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions 0 (KIP-966): topics ordered by name, one page at a time."""
+"""DescribeTopicPartitions version 0 (KIP-966): topics ordered by name, one page at a time."""
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.security.authorized import TOPIC_OPERATIONS
@@ -65,11 +65,11 @@ async def handle(
                 )
             )
             continue
-        shown = broker.metadata.shown(topic)
-        page = shown[first : first + room]
+        visible = broker.metadata.visible_partitions(topic)
+        page = visible[first : first + room]
         room -= len(page)
         topics.append(_topic(context, topic, page))
-        if first + len(page) < len(shown):
+        if first + len(page) < len(visible):
             next_page = DescribeTopicPartitionsResponse.Cursor(topic_name=name, partition_index=first + len(page))
             return DescribeTopicPartitionsResponse(topics=topics + unauthorized, next_cursor=next_page)
     return DescribeTopicPartitionsResponse(topics=topics + unauthorized)
@@ -77,18 +77,18 @@ async def handle(
 
 def _topic(context: Context, topic: TopicImage, page: list[PartitionImage]) -> DescribeTopicPartitionsResponse.Topic:
     broker = context.broker
-    visible = broker.metadata.visible_count(topic, broker.table.metadata_version)
+    known_count = broker.metadata.known_count(topic, broker.table.metadata_version)
     return DescribeTopicPartitionsResponse.Topic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
-        partitions=[_partition(broker, partition, partition.index < visible) for partition in page],
+        partitions=[_partition(broker, partition, partition.index < known_count) for partition in page],
         topic_authorized_operations=context.operations(ResourceType.TOPIC, topic.name, TOPIC_OPERATIONS),
     )
 
 
-def _partition(broker: Broker, partition: PartitionImage, visible: bool) -> DescribeTopicPartitionsResponse.Partition:
-    served = visible and is_served(broker, partition)
+def _partition(broker: Broker, partition: PartitionImage, is_known: bool) -> DescribeTopicPartitionsResponse.Partition:
+    served = is_known and is_served(broker, partition)
     return DescribeTopicPartitionsResponse.Partition(
         error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
         partition_index=partition.index,

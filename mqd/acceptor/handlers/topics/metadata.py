@@ -35,7 +35,7 @@ async def handle(context: Context, header: RequestHeader, request: MetadataReque
         return _refused(request)
     version = broker.metadata.version
     topics = await _topics(context, header.api_version, request)
-    # with rights, the response depends on the client
+    # with an authorizer, the response depends on the client
     context.cacheable = (
         broker.authorizer is None
         and version == broker.metadata.version
@@ -154,19 +154,20 @@ async def _create(broker: Broker, name: str) -> int:
 
 
 def _topic(broker: Broker, topic: messages.TopicImage) -> MetadataResponse.Topic:
-    visible = broker.metadata.visible_count(topic, broker.table.metadata_version)
+    known_count = broker.metadata.known_count(topic, broker.table.metadata_version)
     return MetadataResponse.Topic(
         name=topic.name,
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=[
-            _partition(broker, partition, partition.index < visible) for partition in broker.metadata.shown(topic)
+            _partition(broker, partition, partition.index < known_count)
+            for partition in broker.metadata.visible_partitions(topic)
         ],
     )
 
 
-def _partition(broker: Broker, partition: messages.PartitionImage, visible: bool) -> MetadataResponse.Partition:
-    served = visible and is_served(broker, partition)
+def _partition(broker: Broker, partition: messages.PartitionImage, is_known: bool) -> MetadataResponse.Partition:
+    served = is_known and is_served(broker, partition)
     return MetadataResponse.Partition(
         error_code=int(ErrorCode.NONE if served else ErrorCode.LEADER_NOT_AVAILABLE),
         partition_index=partition.index,

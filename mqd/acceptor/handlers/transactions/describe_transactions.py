@@ -1,4 +1,4 @@
-"""DescribeTransactions 0 (KIP-664): state, producer and partitions of transactional ids."""
+"""DescribeTransactions version 0 (KIP-664): state, producer and partitions of transactional ids."""
 
 from mqd.acceptor.broker import Context
 from mqd.coordinator.internal_topic import CoordinatorError

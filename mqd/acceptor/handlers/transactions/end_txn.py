@@ -4,8 +4,8 @@ response has the epoch, or the producer id, of the next transaction.
 Between hosts it is sent on behalf of an administrator: abort this producer's ongoing transaction,
 unless the producer's epoch is above the request's.
 
-With a tagged field of our own (9100) it ends a joint transaction and names the winning children;
-with an empty run id an administrator aborts the current joint transaction
+With a tagged field of our own (9100) it ends a joint transaction and names the child transactions
+to commit; with an empty run id an administrator aborts the current joint transaction
 (mqd/coordinator/transaction/joint.py).
 """
 
@@ -32,12 +32,12 @@ async def handle(context: Context, header: RequestHeader, request: EndTxnRequest
         return await _end_joint(service, request, request.joint)
     client_version = events.VERSION_2 if header.api_version >= VERSION_2_SINCE else 0
 
-    def make(number: int, spare: int) -> events.EndTransaction:
+    def make(number: int, spare_producer_id: int) -> events.EndTransaction:
         return events.EndTransaction(
-            number, request.producer_id, request.producer_epoch, request.committed, client_version, spare
+            number, request.producer_id, request.producer_epoch, request.committed, client_version, spare_producer_id
         )
 
-    response = await service.request_identity(request.transactional_id, make)
+    response = await service.request_returning_identity(request.transactional_id, make)
     error = response.error
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -58,17 +58,16 @@ async def _abort(service: TransactionService, request: EndTxnRequest) -> EndTxnR
 
 
 async def _end_joint(
-    service: TransactionService, request: EndTxnRequest, change: EndTxnRequest.Joint
+    service: TransactionService, request: EndTxnRequest, joint_fields: EndTxnRequest.Joint
 ) -> EndTxnResponse:
-    is_administrator = (
-        change.run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
-    )
-    if not is_administrator and not joint.is_valid(request.transactional_id, change.batch_id, change.run_id):
+    batch_id, run_id = joint_fields.batch_id, joint_fields.run_id
+    is_administrator = run_id == "" and not request.committed and request.transactional_id.startswith(joint.PREFIX)
+    if not is_administrator and not joint.is_valid(request.transactional_id, batch_id, run_id):
         return EndTxnResponse(error_code=int(ErrorCode.INVALID_REQUEST))
-    winners = tuple((winner.producer_id, winner.producer_epoch) for winner in change.winners)
+    winners = tuple((winner.producer_id, winner.producer_epoch) for winner in joint_fields.winners)
     response = await service.request_joint(
         request.transactional_id,
-        lambda number, _: events.EndJoint(number, change.batch_id, change.run_id, request.committed, winners),
+        lambda number, _: events.EndJoint(number, batch_id, run_id, request.committed, winners),
     )
     return EndTxnResponse(
         error_code=response.error, joint=EndTxnResponse.JointResult(committed_batch_id=response.committed_batch_id)

@@ -35,12 +35,12 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
     if request.joint is not None:
         return await _enlist(service, name, request, request.joint)
 
-    def make(number: int, spare: int) -> events.InitProducerId:
+    def make(number: int, spare_producer_id: int) -> events.InitProducerId:
         return events.InitProducerId(
-            number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare
+            number, request.transaction_timeout_ms, request.producer_id, request.producer_epoch, spare_producer_id
         )
 
-    response = await service.request_identity(name, make)
+    response = await service.request_returning_identity(name, make)
     error = response.error
     if error == ErrorCode.PRODUCER_FENCED and header.api_version < PRODUCER_FENCED_SINCE:
         error = int(ErrorCode.INVALID_PRODUCER_EPOCH)
@@ -50,20 +50,20 @@ async def handle(context: Context, header: RequestHeader, request: InitProducerI
 
 
 async def _enlist(
-    service: TransactionService, name: str, request: InitProducerIdRequest, change: InitProducerIdRequest.Joint
+    service: TransactionService, name: str, request: InitProducerIdRequest, joint_fields: InitProducerIdRequest.Joint
 ) -> InitProducerIdResponse:
-    if not joint.is_valid(name, change.batch_id, change.run_id):
+    if not joint.is_valid(name, joint_fields.batch_id, joint_fields.run_id):
         return InitProducerIdResponse(error_code=int(ErrorCode.INVALID_REQUEST), producer_id=-1, producer_epoch=-1)
 
-    def make(number: int, spare: int) -> events.Enlist:
+    def make(number: int, spare_producer_id: int) -> events.Enlist:
         return events.Enlist(
             number,
-            change.batch_id,
-            change.run_id,
+            joint_fields.batch_id,
+            joint_fields.run_id,
             request.transaction_timeout_ms,
             request.producer_id,
             request.producer_epoch,
-            spare,
+            spare_producer_id,
         )
 
     response = await service.request_joint(name, make)

@@ -3,7 +3,7 @@
     uniform   every member gets the same number of partitions (plus or minus one), with as few moves
               as that allows
     range     every subscribed member gets a contiguous run of each topic's partitions; topics with
-              the same subscribers and partition count are split alike, as joins of streams need
+              the same subscribers and partition count are split alike, as stream joins require
 
 Guarantees of both (asserted by check_assignment() and the property tests)
     A1  every partition of a topic with subscribers has exactly one owner, which is a subscriber
@@ -189,8 +189,8 @@ def _uniform_mixed(members: Members, counts: Counts) -> dict[str, Partitions]:
                 sizes[member_id] = size + 1
                 heapq.heapreplace(heap, (size + 1, member_id))
     for _ in range(PASSES_MAX):
-        # A list, not a generator: every topic gets its turn in every pass.
-        if not sum([_even_out(topic, subscribers[topic], draft) for topic in order]):
+        # sum() and not any(): every topic gets its turn in every pass
+        if not sum(_even_out(topic, subscribers[topic], draft) for topic in order):
             break
     return draft.build()
 
