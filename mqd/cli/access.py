@@ -94,7 +94,7 @@ def delete_user(settings: Settings, name: str) -> None:
 
 
 def _alter_users(settings: Settings, name: str, requests: list[AlterUserScramCredentialsRequest]) -> None:
-    """Sends one mechanism per request: Apache Kafka refuses two of the same user in one."""
+    """Sends one mechanism per request: Apache Kafka refuses two for the same user in one request."""
     with Broker(settings.bootstrap) as broker:
         for request in requests:
             for result in broker.request(ALTER_USERS, request).results:
@@ -238,7 +238,7 @@ def quota_text(key: str, value: float | None) -> str:
 
 
 def quotas(settings: Settings, entity: Entity) -> list[tuple[Entity, dict[str, float]]]:
-    """`entity` {}: the quotas of all. Raises CliError."""
+    """An empty `entity` selects the quotas of all entities. Raises CliError."""
     requested = [
         DescribeClientQuotasRequest.ComponentData(
             entity_type=kind, match_type=_DEFAULT if name is None else _EXACT, match=name

@@ -72,7 +72,7 @@ def resource(word: str) -> tuple[ResourceType, PatternType, str]:
         raise ValueError(f"{word!r} is not a resource: it must begin with {', '.join(f'{one}/' for one in RESOURCES)}")
     if kind == "cluster":
         if name not in ("", CLUSTER_NAME):
-            raise ValueError(f"{word!r}: there is one cluster; write cluster")
+            raise ValueError(f"{word!r}: there is only one cluster; write 'cluster'")
         return ResourceType.CLUSTER, PatternType.LITERAL, CLUSTER_NAME
     if not slash or not name:
         raise ValueError(f"{word!r} does not name a {kind}; write {kind}/NAME, {kind}/PREFIX* or {kind}/*")

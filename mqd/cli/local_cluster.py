@@ -2,8 +2,8 @@
 a loopback address of its own; for trying things out.
 
 The brokers are ordinary ones, started with the commands that are printed: any of them may be
-stopped, killed or restarted separately meanwhile. A broker that ends does not affect the others;
-Ctrl-C stops the remaining ones, in order.
+stopped, killed or restarted independently while the cluster runs. A broker that exits does not
+affect the others; Ctrl-C stops the remaining ones, in order.
 """
 
 import os
@@ -80,8 +80,8 @@ class Member(msgspec.Struct):
             )
 
     def last_error(self) -> str:
-        words = (self.data_dir / "stderr").read_text(errors="replace").strip().splitlines()
-        return words[-1].removeprefix("mqd: ") if words else f"its logs are in {self.data_dir / 'logs'}"
+        lines = (self.data_dir / "stderr").read_text(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("mqd: ") if lines else f"its logs are in {self.data_dir / 'logs'}"
 
 
 def members(
@@ -115,7 +115,7 @@ def make_certificates(brokers: list[Member]) -> None:
 
 class LocalCluster:
     """`with LocalCluster(...) as cluster: cluster.wait_ready()`; leaving stops every broker that
-    runs. Raises CliError.
+    is still running. Raises CliError.
     """
 
     def __init__(self, brokers: list[Member]) -> None:
@@ -147,17 +147,17 @@ class LocalCluster:
                 )
             for key, _ in events:
                 member: Member = key.data
-                line = key.fileobj.readline()  # type: ignore[union-attr]  # a pipe's
+                line = key.fileobj.readline()  # type: ignore[union-attr]  # a pipe's text stream
                 if not line:
                     raise CliError(f"broker {member.node_id} did not start: {member.last_error()}")
                 if line.startswith("mqd ready"):
                     member.ready = line.strip()
 
-    def next_end(self) -> Member | None:
-        """Waits until a broker has ended; None when none runs any more."""
+    def wait_for_exit(self) -> Member | None:
+        """Waits until a broker exits, and returns it; None when none is left running."""
         while self._selector.get_map():
             for key, _ in self._selector.select():
-                if not key.fileobj.readline():  # type: ignore[union-attr]  # a pipe's
+                if not key.fileobj.readline():  # type: ignore[union-attr]  # a pipe's text stream
                     self._selector.unregister(key.fileobj)
                     key.data.process.wait()
                     return key.data
@@ -208,6 +208,6 @@ def guide(brokers: list[Member]) -> str:
             f"  mqd down --data-dir {last.data_dir}",
             f"  {again}",
             "",
-            "Ctrl-C stops all of them; the data stays, the next start continues with it.",
+            "Ctrl-C stops all of them; the next start continues with their data.",
         ]
     )

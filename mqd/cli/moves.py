@@ -135,8 +135,8 @@ def _over_racks(
     racks: Mapping[int, str | None],
     counts: Mapping[int, int],
 ) -> list[int]:
-    """Adds brokers to `kept` up to `factor`. Preferred are brokers in the rack with the fewest replicas,
-    then those that already have the partition, then those with the fewest replicas.
+    """Adds brokers to `kept` up to `factor`. Prefers brokers in the rack with the fewest replicas, then
+    those that already have the partition, then those with the fewest replicas.
     """
     chosen = list(kept)
     while len(chosen) < factor:
@@ -175,7 +175,7 @@ def read_plan(file: Path, topic: str) -> Plan:
             f" and {len(others) - 3} more" if len(others) > 3 else ""
         )
         raise CliError(
-            f"{file} names partitions of other topics than {topic}: {named}; nothing was done. Give each topic a plan"
+            f"{file} names partitions of topics other than {topic}: {named}; nothing was done. Give each topic a plan"
             f" of its own: mqd topic reassign {others[0][0]} --plan FILE"
         )
     return plan
@@ -269,7 +269,7 @@ def drain(broker: Broker, node: int, cancel: bool) -> None:
 
 def _must_be_mqd(broker: Broker, what: str, alternative: str) -> None:
     if not broker.is_mqd():
-        raise CliError(f"only a cluster of mqd {what}; {alternative}")
+        raise CliError(f"only an mqd cluster {what}; {alternative}")
 
 
 def partitions_on(broker: Broker, node: int) -> set[Partition]:
@@ -301,7 +301,7 @@ def wait(
     def stalled(partitions: set[Partition]) -> str:
         topic, index = min(partitions)
         return (
-            f"{len(partitions)} partition(s) have not reached their target brokers and do not move, such as"
+            f"{len(partitions)} partition(s) have not reached their target brokers and are not moving, such as"
             f" {topic}-{index}: {why_stopped}"
         )
 

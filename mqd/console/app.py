@@ -123,7 +123,7 @@ def _respond(page_request: PageRequest, page: Page) -> Response:
             )
         except CliError as error:
             is_unreachable = error.exit_code == EXIT_UNREACHABLE
-            title = "The cluster cannot be reached" if is_unreachable else "The cluster refused"
+            title = "The cluster cannot be reached" if is_unreachable else "The cluster refused the request"
             return page_request.page(
                 "error.html", 503 if is_unreachable else 502, title=title, reason=error.message, retry=True
             )
@@ -215,7 +215,7 @@ async def _log_in(console: Console, security: ClientSecurity) -> str:
     threads."""
     user = security.settings["sasl.username"]
     if not user or "\0" in user + security.settings["sasl.password"]:
-        return "give a user and its password"
+        return "enter a user name and password"
     async with console.logins:
         try:
             await run_in_threadpool(_verify, console, security)

@@ -18,7 +18,7 @@ KEEP_FACTOR = 20.0
 
 class Cache:
     """Thread-safe. Concurrent calls for the same entry wait for one load. Failures are not kept. A
-    load must not use another entry: it would wait for itself.
+    load must not call get(): two loads could wait for each other.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -38,10 +38,10 @@ def host_name(text: str) -> str:
 
 
 def refusal(method: str, headers: dict[str, str], hosts: frozenset[str], scheme: str) -> tuple[int, str] | None:
-    """Status and reason of a refusal, checked first. None: the request may continue."""
+    """Checked first of all: status and reason of a refusal. None: the request may continue."""
     host = headers.get("host", "")
     if host_name(host) not in hosts:
-        return 421, f"this console is not reached by the name {host!r}; mqd console --allow-host NAME adds one"
+        return 421, f"this console does not answer to the name {host!r}; mqd console --allow-host NAME adds one"
     if method not in ("GET", "HEAD", "POST"):
         return 405, "the console accepts only GET and POST"
     site = headers.get("sec-fetch-site", "same-origin")
@@ -63,7 +63,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # there is no web socket here
+            return  # the console has no WebSockets
         headers: dict[str, str] = {}
         for name, value in scope["headers"]:
             # a repeated header is joined, and so matches nothing

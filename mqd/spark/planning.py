@@ -62,8 +62,8 @@ def _weights(ranges: list[Range], bytes_per_offset: Mapping[Key, float]) -> list
 
 
 def _counts(ranges: list[Range], weights: list[float], target: int) -> list[int]:
-    """The number of pieces of each range: at first one, then repeatedly one more for the range with
-    the largest pieces. At most one per offset.
+    """The number of pieces of each range: at first in proportion to its weight, but at least one; then
+    repeatedly one more for the range with the largest pieces. At most one per offset.
     """
     total = sum(weights)
     counts = [max(1, min(one.size, int(target * weight / total))) for one, weight in zip(ranges, weights, strict=True)]

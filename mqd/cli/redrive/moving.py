@@ -1,8 +1,8 @@
 """Redrives a dead-letter topic with librdkafka; plan.py decides how each letter is handled.
 
 One transaction writes a batch of records and commits the positions after their letters. The
-transactional id names the topic only: a redrive fences an earlier one of the same topic, with any
-filter, and ends its open transaction before it reads positions. So a redrive that was killed is
+transactional id names the topic only: a redrive fences an earlier one of the same topic, whatever
+its filter, and ends its open transaction before it reads positions. So a redrive that was killed is
 resumed by running it again, and each record is written once for readers with read_committed.
 """
 
@@ -26,10 +26,10 @@ from mqd.cli.redrive import plan
 from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 
 BATCH = 500  # records of a transaction
-ATTEMPTS = 3  # of a transaction that has to be aborted, other than for a record that is refused
+ATTEMPTS = 3  # of a transaction; it is not repeated if a record was refused
 TRANSACTION_TIMEOUT_MS = 30_000  # how long a killed redrive can delay readers with read_committed
 PATIENCE_S = 60.0
-COORDINATORS_S = 15.0
+COORDINATOR_LOOKUP_TIMEOUT_S = 15.0
 READ_ON_OFFSETS_MAX = 1000  # the consumer reads on to a source record this close, and seeks to others
 _DENIED = "AUTHORIZATION_FAILED"
 _TRANSIENT = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
@@ -39,11 +39,11 @@ class Source(NamedTuple):
     """A topic that letters came from."""
 
     partitions: int
-    takes_letters: bool
+    is_dead_letter_topic: bool
 
 
 class Outcome:
-    """`moved`: (topic, group, message) -> how many. `refused`: why -> how many, and the first."""
+    """`moved`: (topic, group, error message) -> how many. `refused`: why -> how many, and the first."""
 
     def __init__(self) -> None:
         self.moved: Counter[tuple[str, str, str]] = Counter()
@@ -141,7 +141,7 @@ class Redrive:
 
     def _all_positions(self) -> list[tuple[Filter, dict[int, int]]]:
         """The filter and positions of every redrive of this topic."""
-        deadline = time.monotonic() + COORDINATORS_S
+        deadline = time.monotonic() + COORDINATOR_LOOKUP_TIMEOUT_S
         while True:
             try:
                 with Cluster(self._bootstrap) as cluster:
@@ -187,7 +187,7 @@ class Redrive:
             letter = stored(self._waiting[0])
             origin = plan.origin_of(letter)
             if origin is None:
-                self.outcome.refuse(letter, plan.NO_LETTER)
+                self.outcome.refuse(letter, plan.NOT_A_LETTER)
             elif not self.chosen.selects(letter, origin):
                 self.outcome.not_selected += 1
             elif plan.is_moved(letter, origin, self._earlier):
@@ -209,13 +209,13 @@ class Redrive:
     def _records(self, letters: list[_Letter]) -> list[NewRecord]:
         wanted: dict[tuple[str, int], set[int]] = {}
         for letter, origin, source in letters:
-            if plan.needs_source(letter) and not source.takes_letters and origin.partition < source.partitions:
+            if plan.needs_source(letter) and not source.is_dead_letter_topic and origin.partition < source.partitions:
                 wanted.setdefault((origin.topic, origin.partition), set()).add(origin.offset)
         read = self._sources.read(wanted)
         records = []
         for letter, origin, source in letters:
             record = read.get((origin.topic, origin.partition, origin.offset))
-            new = plan.record_of(letter, origin, record, source.takes_letters)
+            new = plan.record_of(letter, origin, record, source.is_dead_letter_topic)
             if isinstance(new, str):
                 self.outcome.refuse(letter, new)
                 continue

@@ -21,7 +21,7 @@ REASONS = {"rejected": REJECTED, "exhausted": EXHAUSTED}
 NEWER_MS = 60_000  # by how much a producer's clock may be ahead of the broker's
 
 # why a letter is not moved
-NO_LETTER = "no dead letter: its headers name no record"
+NOT_A_LETTER = "not a dead letter: its headers do not name a record"
 LOOP = "its source topic takes dead letters itself"
 TOO_OFTEN = f"already redriven {COUNT_MAX} times"
 GONE = "written without its record, and the source topic no longer has it"
@@ -135,14 +135,14 @@ def needs_source(letter: StoredRecord) -> bool:
 
 
 def record_of(
-    letter: StoredRecord, origin: Origin, source: StoredRecord | None, takes_letters: bool
+    letter: StoredRecord, origin: Origin, source: StoredRecord | None, from_dead_letter_topic: bool
 ) -> NewRecord | str:
     """The record to write, or the reason why none is written. `source`: the original record, if it is
-    needed and still exists. `takes_letters`: the source topic takes dead letters. A record that is
-    moved there would become a dead letter without headers, or, over two topics, be redriven in a
-    circle.
+    needed and still exists. `from_dead_letter_topic`: the source topic takes dead letters. A record
+    that is moved there would become a dead letter without headers, or, if two topics take each
+    other's letters, be redriven back and forth.
     """
-    if takes_letters:
+    if from_dead_letter_topic:
         return LOOP
     if needs_source(letter):
         if source is None:

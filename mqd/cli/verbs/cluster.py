@@ -521,7 +521,7 @@ def local(
     """Start a cluster on this machine, in the foreground, for trying things out.
 
     Each broker has its own address and data directory, and is an ordinary broker: any of them can be
-    stopped, killed or restarted meanwhile. Ctrl-C stops all.
+    stopped, killed or restarted while the cluster runs. Ctrl-C stops all.
     """
     import shlex
     import signal
@@ -539,7 +539,7 @@ def local(
     with local_cluster.LocalCluster(brokers) as cluster:
         cluster.wait_ready()
         click.echo(local_cluster.guide(brokers))
-        while (ended := cluster.next_end()) is not None:
+        while (ended := cluster.wait_for_exit()) is not None:
             click.echo(
                 f"broker {ended.node_id} has ended; to start it again: {shlex.join(['mqd', *ended.arguments()])}"
             )

@@ -25,7 +25,9 @@ def command() -> None:
 @_FILE
 @_ID
 def create(file: Path, key_id: str | None) -> None:
-    """Make a key: in a new FILE, or as the last one of FILE, where it only opens until `rotate`."""
+    """Make a key: in a new FILE, or at the end of FILE. There it only opens values, until `rotate`
+    makes it the key that seals.
+    """
     _add(file, _read(file) if file.exists() else {}, key_id, first=False)
 
 
@@ -33,9 +35,10 @@ def create(file: Path, key_id: str | None) -> None:
 @_FILE
 @click.argument("which", required=False, metavar="[ID]")
 def rotate(file: Path, which: str | None) -> None:
-    """Seal with the key ID of FILE from now on, or with a new one. The others still open.
+    """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The others
+    still open.
 
-    Clients take it with their next data key, within an hour. Where readers have files of their own,
+    Clients use it from their next data key on, within an hour. Where readers have files of their own,
     `create` the key first, give every reader the file, then `rotate` to it.
     """
     keys = _read(file)
@@ -75,7 +78,7 @@ def _add(file: Path, found: Mapping[str, bytes], key_id: str | None, first: bool
     made = {name: keys.new_key()}
     both = {**made, **found} if first else {**found, **made}
     if not keys.is_key_id(name):
-        raise CliError(f"{name!r} is not a key id: 1 to 255 bytes without commas and blanks, and no # at its beginning")
+        raise CliError(f"{name!r} is not a key id: 1 to 255 bytes without commas or blanks, not starting with #")
     _write(file, both)
     use = "seals from now on" if first or not found else "opens, and seals after mqd key rotate"
     click.echo(f"{file}: {name} {use}")

@@ -64,19 +64,20 @@ class Sealer:
         self._left, self._until = 0, 0.0
         self._current: tuple[AESGCM, bytes, bytes] | None = None  # cipher, prefix, prefix of compressed values
 
-    def bound_name(self, topic: str) -> bytes | None:
+    def name_to_bind(self, topic: str) -> bytes | None:
+        """As Encryption.name_to_bind()."""
         if topic not in self._topics:
-            self._topics[topic] = self._settings.bound_name(topic)
+            self._topics[topic] = self._settings.name_to_bind(topic)
         return self._topics[topic]
 
     def seal(self, topic: str, key: bytes | None, value: bytes) -> bytes:
         """Returns the value unchanged if the topic is not encrypted. Raises PayloadError."""
-        name = self.bound_name(topic)
+        name = self.name_to_bind(topic)
         return value if name is None else self._seal(name, key, value, self._random(NONCE_BYTES))
 
     def seal_column(self, topic: str, values: Column, keys: Column | None) -> Column:
         """Raises PayloadError."""
-        name = self.bound_name(topic)
+        name = self.name_to_bind(topic)
         if name is None:
             return values
         record_keys = [None] * values.count if keys is None else keys.items()
@@ -97,8 +98,8 @@ class Sealer:
             self._renew()
         assert self._current is not None  # otherwise _renew() has raised
         cipher, plain, compressed = self._current
-        if self._settings.codec and (text := envelope.compress_value(self._settings.codec, value)) is not None:
-            return envelope.seal(cipher, compressed, topic, key, text, nonce)
+        if self._settings.codec and (packed := envelope.compress_value(self._settings.codec, value)) is not None:
+            return envelope.seal(cipher, compressed, topic, key, packed, nonce)
         return envelope.seal(cipher, plain, topic, key, value, nonce)
 
     def _renew(self) -> None:
@@ -108,12 +109,12 @@ class Sealer:
         with self._lock:
             now = self._now()
             if self._left >= 0 and now < self._until:
-                return  # another thread has got it
+                return  # another thread already got one
             data_key = self._random(DATA_KEY_BYTES)
             try:
                 key_id, wrapped = self._provider.wrap(data_key)
                 plain, compressed = (envelope.prefix(codec, key_id, wrapped) for codec in (0, self._settings.codec))
-            except Exception as error:  # the provider's own
+            except Exception as error:  # providers raise exceptions of their own
                 if self._left < 0 or self._current is None:
                     raise PayloadError(f"no key to seal values with: {error}") from error
                 log.warning("the data key is older than an hour, but the next one cannot be obtained: %s", error)
@@ -139,15 +140,15 @@ class Opener:
         such values be returned unchanged.
         """
         if topic not in self._topics:
-            self._topics[topic] = self._settings.bound_name(topic)
+            self._topics[topic] = self._settings.name_to_bind(topic)
         name = self._topics[topic]
         if name is None:
             return data
         try:
             latest = self._latest  # most records have the same data key as the previous record
             if latest is None or not data.startswith(latest[0]) or len(data) < len(latest[0]) + envelope.REST_BYTES:
-                head, data_key = envelope.parse_head(data)
-                latest = self._latest = data[:head], self._ciphers.get(data_key) or self._unwrap(data_key)
+                head_size, key_name = envelope.parse_head(data)
+                latest = self._latest = data[:head_size], self._ciphers.get(key_name) or self._unwrap(key_name)
             return envelope.open_sealed(latest[1], data, len(latest[0]), name, key)
         except NotSealed as error:
             if self._settings.accepts_plain or self._settings.returns_raw:
@@ -158,22 +159,23 @@ class Opener:
                 return data
             raise
 
-    def _unwrap(self, data_key: bytes) -> AESGCM:
+    def _unwrap(self, key_name: bytes) -> AESGCM:
+        """`key_name`: the bytes that identify the data key (envelope.parse_head)."""
         with self._lock:  # the provider is called once, even if many threads need the same data key
-            found = self._ciphers.get(data_key)
+            found = self._ciphers.get(key_name)
             if found is not None:
                 return found
-            until, problem = self._failed.get(data_key, (0.0, None))
+            until, problem = self._failed.get(key_name, (0.0, None))
             if problem is not None and self._now() < until:
                 raise problem
-            key_id, wrapped = envelope.key_of(data_key)
+            key_id, wrapped = envelope.key_of(key_name)
             try:
                 found = AESGCM(self._provider.unwrap(key_id, wrapped))
-            except Exception as error:  # the provider's own
+            except Exception as error:  # providers raise exceptions of their own
                 problem = PayloadError(f"its key {key_id!r} cannot be obtained: {error}")
-                _remember(self._failed, data_key, (self._now() + FAILED_S, problem))
+                _remember(self._failed, key_name, (self._now() + FAILED_S, problem))
                 raise problem from error
-            _remember(self._ciphers, data_key, found)
+            _remember(self._ciphers, key_name, found)
             return found
 
 

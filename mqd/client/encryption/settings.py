@@ -32,7 +32,7 @@ class Encryption(msgspec.Struct, frozen=True):
     returns_raw: bool = False
     accepts_plain: bool = False
 
-    def bound_name(self, topic: str) -> bytes | None:
+    def name_to_bind(self, topic: str) -> bytes | None:
         """The topic name that values are bound to; None: the topic is not encrypted."""
         if topic.startswith("__") or not any(fnmatchcase(topic, pattern) for pattern in self.topics):
             return None

@@ -26,7 +26,7 @@ from mqd.client.group.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, broker_error, local_error
 from mqd.client.offsets import (
     COMMIT_BY_ID_VERSION,
-    COORDINATOR_AWAY,
+    COORDINATOR_UNAVAILABLE,
     STALE,
     Committed,
     Key,
@@ -41,7 +41,7 @@ from mqd.protocol.errors import ErrorCode
 QUEUE_MAX = 10_000
 RETRY_S = 0.1
 _GONE = int(ErrorCode.ILLEGAL_GENERATION)
-_RETRIABLE = COORDINATOR_AWAY | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
+_RETRIABLE = COORDINATOR_UNAVAILABLE | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _RETRIABLE_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
 
@@ -158,7 +158,7 @@ class Commits:
         codes = read_commit(response, commit.offsets)
         # retried even if another partition's topic is refused permanently
         again = next((code for code in codes.values() if code in _RETRIABLE), 0)
-        if again in COORDINATOR_AWAY:
+        if again in COORDINATOR_UNAVAILABLE:
             self._coordinator.look_up()
         if again:
             self._retry_or_end(commit, broker_error(again, "commit"), True)

@@ -1,9 +1,10 @@
 """Runs a group membership core: sends its requests, keeps its timers, and passes on the actions for
 the application.
 
-It is a listener on the consumer's attachment: the thread that drives the attachment (mostly the
-background thread) also runs the core, so a member stays in its group while the application is busy,
-and no thread wakes up while there is nothing to do.
+It is a listener on the consumer's attachment, its connection to the broker
+(client/shm/attachment.py): the thread that drives the attachment (mostly the background thread)
+also runs the core, so a member stays in its group while the application is busy, and no thread
+wakes up while there is nothing to do.
 
     R1  the core is called with `lock` held and no other lock; it makes no callbacks
     R2  actions for the application (Assign, Revoke, Lost, Problem, Left) go to `notify`, in order; the
@@ -39,7 +40,7 @@ from mqd.client.group.events import Left as Left
 from mqd.client.group.events import Partitions as Partitions
 from mqd.client.group.events import Problem as Problem
 from mqd.client.messages import KafkaError
-from mqd.client.offsets import COORDINATOR_AWAY
+from mqd.client.offsets import COORDINATOR_UNAVAILABLE
 
 POLLED_EVERY_S = 0.25  # the core is informed of poll() at most this often
 
@@ -155,7 +156,7 @@ class GroupRunner:
             attachment.metadata.refresh(None if self._resolving.topic_ids or topics is None else topics)
 
     def _on_response(self, number: int, response: Any, error: KafkaError | None) -> None:
-        if error is None and response.error_code in COORDINATOR_AWAY:
+        if error is None and response.error_code in COORDINATOR_UNAVAILABLE:
             self._coordinator.look_up()
         self._events.append(ResponseMissing(number) if error is not None else ResponseReceived(number, response))
 

@@ -140,7 +140,7 @@ class Membership:
         if code:
             return self._on_error(code, response.error_message, now_ms)
         if epoch_sent != self.epoch:
-            return None  # the member has begun to join again meanwhile
+            return None  # the member has started to rejoin in the meantime
         self.state, self.epoch, self._failures = State.MEMBER, response.member_epoch, 0
         self._interval_ms = max(1, response.heartbeat_interval_ms)
         self._due_ms = now_ms if self._sent != self._topics else now_ms + self._interval_ms

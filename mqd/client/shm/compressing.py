@@ -80,7 +80,7 @@ class Compressor:
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
         """Adds all records of the chunk up to the first one of a missing partition. Adds none while
         closed batches wait for room, or without a broker, because all records of a batch time out
-        with its first one. Raises Refused when the first record is of a missing partition.
+        with its first one. Raises Refused when the first record belongs to a missing partition.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._pass_on()

@@ -190,7 +190,7 @@ class ShmConsumer:
         """Takes back the latest records, which were taken but not returned: they are read again, and
         commits end before them.
         """
-        self._note_returned()
+        self._advance_past_returned()
         for part in self._rewind(messages):
             part.position = part.start
             if self._offsets.auto_store:
@@ -325,7 +325,7 @@ class ShmConsumer:
 
     # -- positions of returned records -------------------------------------------------------------
 
-    def _note_returned(self) -> None:
+    def _advance_past_returned(self) -> None:
         """Advances the partition's position past the records that were returned."""
         part, last = self._chunk, self._last
         if part is not None and last is not None:
@@ -335,7 +335,7 @@ class ShmConsumer:
 
     def _drop_chunk(self) -> None:
         """Drops records that were read ahead and not returned; they are read again later."""
-        self._note_returned()
+        self._advance_past_returned()
         part, self._chunk, self._ready = self._chunk, None, _NOTHING
         if part is None or part.fetched == self._chunk_begin:
             return
@@ -391,7 +391,7 @@ class ShmConsumer:
         records that were returned before as delivered.
         """
         self._require_open()
-        self._note_returned()
+        self._advance_past_returned()
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
@@ -406,7 +406,7 @@ class ShmConsumer:
         application."""
         self._require_open()
         self._inbox.attention = False
-        self._note_returned()
+        self._advance_past_returned()
         if self._runner is not None:
             self._runner.polled()
         self._serve_responses()
@@ -567,7 +567,7 @@ class ShmConsumer:
             return
         deadline = time.monotonic() + CLOSE_S
         try:
-            self._note_returned()
+            self._advance_past_returned()
             if self._runner is not None and not self.control.is_closed:
                 self._runner.leave()
                 self._rebalancer.wait_until_left(deadline)

@@ -1,5 +1,5 @@
-"""A consumer's assignment and its changes by the application or the group: assigned partitions,
-their positions, and which are paused.
+"""A consumer's assignment, which the application or the group changes: assigned partitions, their
+positions, and which are paused.
 
 See shm/consumer.py, L1 and L3; how a partition finds its start: fetching.py.
 Concurrency: the application's thread.
@@ -119,7 +119,7 @@ class ConsumerAssignment:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         self._consumer._require_open()
-        self._consumer._note_returned()
+        self._consumer._advance_past_returned()
         results: list[TopicPartition] = []
         for one in partitions:
             part = self._parts.get((one.topic, one.partition))

@@ -33,7 +33,7 @@ from mqd.protocol.errors import ErrorCode
 CLOSE_S = 10.0
 RETRY_S = 0.1
 INFINITY = float("inf")
-_RETRIABLE = offsets.COORDINATOR_AWAY | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
+_RETRIABLE = offsets.COORDINATOR_UNAVAILABLE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 
 
 def deadline_of(timeout: float | None) -> float:
@@ -258,7 +258,7 @@ class ConsumerOffsets:
                 self.request(requests.OFFSET_FETCH, offsets.FETCH_VERSION_MAX, message, deadline)
             )
             codes = {code for code, _ in found.values()}
-            if codes & offsets.COORDINATOR_AWAY:
+            if codes & offsets.COORDINATOR_UNAVAILABLE:
                 self._consumer.coordinator.look_up()
             if not codes & _RETRIABLE or time.monotonic() + RETRY_S >= deadline:
                 break

@@ -282,13 +282,13 @@ class Fetcher:
 
     def _on_committed(self, part: Part, response: Any) -> None:
         code, found = offsets.read_committed(response).get(part.key, (int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), None))
-        if code in offsets.COORDINATOR_AWAY:
+        if code in offsets.COORDINATOR_UNAVAILABLE:
             self._coordinator.look_up()
         if code:
             self._retry_later(
                 part,
                 broker_error(code, "committed offset"),
-                quietly=code in offsets.COORDINATOR_AWAY or code == ErrorCode.UNSTABLE_OFFSET_COMMIT,
+                quietly=code in offsets.COORDINATOR_UNAVAILABLE or code == ErrorCode.UNSTABLE_OFFSET_COMMIT,
             )
         elif found is not None and found.offset >= 0:
             part.committed = found.offset

@@ -99,8 +99,8 @@ class Stage:
         self.taken = 0  # records ever handed over
         self.number = -1
         self.partition_count = 0
-        self.unresolved_since = 0.0  # time.monotonic; the topic's metadata is not known since then
-        self.next_request_at = 0.0  # time.monotonic; no metadata is requested for the topic before
+        self.unresolved_since = 0.0  # time.monotonic; the topic's metadata has been unknown since then
+        self.next_request_at = 0.0  # time.monotonic; no metadata is requested for the topic before then
 
     def mark(self, now_ms: int) -> None:
         """Sets the timestamp of the following entries."""
@@ -135,8 +135,8 @@ class Stage:
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C. `rows` (Entry or value) if a caller waits for the report of a
-    record.
+    """Columns for one call into C. `rows` (Entry or value) is set if a caller waits for the report of
+    a record.
     """
 
     values: Column

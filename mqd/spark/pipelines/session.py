@@ -25,16 +25,16 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 def defaults(master: str) -> dict[str, str]:
-    """Default configuration of a pipeline. Local: no web page, and as many shuffle partitions as cores
+    """Default configuration of a pipeline. Local: no web UI, and as many shuffle partitions as cores
     (Spark's 200 would cost more than the work).
     """
     found = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.ui.showConsoleProgress": "false",
-        # With a bound in bytes Spark 4.3 sums up its Arrow buffers at every row, ten times the cost
-        # of filling them; this value means no bound. A row limit below its 10,000 bounds a batch
-        # instead.
+        # no bound in bytes: with one, Spark 4.3 adds up the sizes of the Arrow buffers at every
+        # row, which costs ten times as much as filling them. Batches are bounded by rows instead
+        # (Spark's default: 10,000).
         "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
         "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is no longer a Parquet type
@@ -100,7 +100,7 @@ def captured_stderr() -> Iterator[None]:
 
 
 def _write_through(output: bytes) -> None:
-    with contextlib.suppress(OSError):  # the reader has ended
+    with contextlib.suppress(OSError):  # stderr has no reader any more
         os.write(2, output)
 
 
@@ -129,11 +129,11 @@ def _java_ends_when_interrupted() -> Iterator[None]:
     started: list[subprocess.Popen[bytes]] = []
     popen = java_gateway.Popen
 
-    def noted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+    def recording_popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(popen(*arguments, **options))
         return started[-1]
 
-    java_gateway.Popen = noted
+    java_gateway.Popen = recording_popen
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -110,7 +110,7 @@ class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
     file_mb: int = 128
     """Size that small files are compacted to, MB."""
     compact_from_files: int = 16
-    """Number of small files of a topic's day from which on they are compacted; 0: never."""
+    """Number of small files of a topic's day from which they are compacted; 0: never."""
 
     def problems(self) -> list[str]:
         wrong = [] if self.file_mb > 0 else ["file_mb has to be at least 1"]

@@ -87,16 +87,16 @@ def test_each_letter_is_moved_once_with_any_filters(topics: Topics, mqd: Command
     topics.letter("too often", own=[(plan.COUNT, b"3")])
     topics.producer.produce(topics.letters, "no letter")
     topics.flush()
-    refused = {plan.GONE: 1, plan.LOOP: 1, plan.TOO_OFTEN: 1, plan.NO_LETTER: 1}
+    refused = {plan.GONE: 1, plan.LOOP: 1, plan.TOO_OFTEN: 1, plan.NOT_A_LETTER: 1}
 
     redrive = ("queue", "redrive", topics.letters)
     code, out, error = mqd(*redrive, "--dry-run")
     assert code == 0 and "nothing was changed; 3 records would be moved" in out and plan.GONE in error, out + error
-    assert counts(mqd.json(*redrive, "--group", "others", "--reason", "exhausted")) == (1, {plan.NO_LETTER: 1}, 0, 5)
+    assert counts(mqd.json(*redrive, "--group", "others", "--reason", "exhausted")) == (1, {plan.NOT_A_LETTER: 1}, 0, 5)
     assert counts(mqd.json(*redrive, "--limit", "1")) == (1, {}, 0, 0)
     assert counts(mqd.json(*redrive, "--rate", "1000")) == (1, refused, 1, 0)
     assert counts(mqd.json(*redrive)) == (0, {}, 0, 0)
-    assert counts(mqd.json(*redrive, "--since", "-1h", "--source", topics.source)) == (0, {plan.NO_LETTER: 1}, 5, 1)
+    assert counts(mqd.json(*redrive, "--since", "-1h", "--source", topics.source)) == (0, {plan.NOT_A_LETTER: 1}, 5, 1)
     assert topics.moved(4) == [
         (b"uncopied", []),
         (b"other group", [(plan.COUNT, b"1")]),

@@ -447,4 +447,4 @@ def test_drains_are_not_requested_from_other_clusters(mqd, played: FakeCluster, 
     """It would receive a request to unregister the node, without a drain."""
     played.is_mqd = False
     code, _, error = mqd(command=command)
-    assert code == 1 and "only a cluster of mqd" in error and "mqd topic reassign" in error
+    assert code == 1 and "only an mqd cluster" in error and "mqd topic reassign" in error

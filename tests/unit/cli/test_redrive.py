@@ -36,10 +36,12 @@ class Written:
 ORIGIN = Origin("jobs", 2, 41, "workers", plan.REJECTED)
 
 
-def record(letter: StoredRecord, source: StoredRecord | None = None, takes_letters: bool = False) -> NewRecord | str:
+def record(
+    letter: StoredRecord, source: StoredRecord | None = None, from_dead_letter_topic: bool = False
+) -> NewRecord | str:
     origin = plan.origin_of(letter)
     assert origin is not None
-    return plan.record_of(letter, origin, source, takes_letters)
+    return plan.record_of(letter, origin, source, from_dead_letter_topic)
 
 
 def test_a_copied_letter_is_restored_to_its_record() -> None:
@@ -81,7 +83,7 @@ def test_a_copied_tombstone_needs_no_source() -> None:
 
 
 def test_a_dead_letter_topic_gets_no_letters_back() -> None:
-    assert record(Written().letter(), takes_letters=True) == plan.LOOP
+    assert record(Written().letter(), from_dead_letter_topic=True) == plan.LOOP
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_invalid_settings_are_refused(wrong: dict, message: str) -> None:
 
 def test_topics_and_the_name_they_are_sealed_with() -> None:
     reported = Encryption("", ("orders", "*.orders"), (("dc1.*", "*"), ("old.orders", "orders")))
-    names = {name: reported.bound_name(name) for name in ("orders", "dc1.orders", "old.orders", "dc2.orders", "pay")}
+    names = {name: reported.name_to_bind(name) for name in ("orders", "dc1.orders", "old.orders", "dc2.orders", "pay")}
     assert names == {
         "orders": b"orders",
         "dc1.orders": b"orders",
@@ -98,7 +98,7 @@ def test_topics_and_the_name_they_are_sealed_with() -> None:
         "dc2.orders": b"dc2.orders",
         "pay": None,
     }
-    assert Encryption("").bound_name("__consumer_offsets") is None
+    assert Encryption("").name_to_bind("__consumer_offsets") is None
 
 
 def test_a_copied_topic_is_opened_by_its_first_name() -> None:
