@@ -531,7 +531,7 @@ def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict
 
 
 def validate_client_metrics(config: Mapping[str, str]) -> dict[str, str]:
-    """Validates a subscription to metrics of clients (KIP-714); returns it in canonical text.
+    """Validates a client metrics subscription (KIP-714); returns it in canonical text.
     Raises ConfigError.
     """
     canonical = {name: canonical_text(property_of(CLIENT_METRICS, name), text) for name, text in config.items()}

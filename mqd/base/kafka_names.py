@@ -34,10 +34,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "See min.insync.replicas.": "transaction.state.log.min.isr share.coordinator.state.topic.min.isr",
     "Each worker has one cleaner.": "log.cleaner.threads",
     "Each cleaner has buffers of 1 MiB, or of the largest batch.": "log.cleaner.io.buffer.size",
-    "Checkpoints follow the flushes.": (
+    "Checkpoints are written a few seconds after a change, and after a segment is rolled.": (
         "log.flush.offset.checkpoint.interval.ms replica.high.watermark.checkpoint.interval.ms"
     ),
-    "Checkpoints follow the changes.": "log.flush.start.offset.checkpoint.interval.ms",
+    "The checkpoint is written whenever a log start moves.": "log.flush.start.offset.checkpoint.interval.ms",
     "Hosts of a cluster have timeouts of their own: controller.quorum.fetch.timeout.ms, broker.session.timeout.ms.": (
         "request.timeout.ms socket.connection.setup.timeout.ms socket.connection.setup.timeout.max.ms"
         " controller.socket.timeout.ms controller.quorum.election.timeout.ms controller.quorum.election.backoff.max.ms"
@@ -93,13 +93,13 @@ WITHOUT_EFFECT: dict[str, str] = {
         "replication.quota.window.num replication.quota.window.size.seconds alter.log.dirs.replication.quota.window.num"
         " alter.log.dirs.replication.quota.window.size.seconds"
     ),
-    "The broker does not collect metrics of clients (KIP-714).": "telemetry.max.bytes",
+    "The broker does not collect client metrics (KIP-714).": "telemetry.max.bytes",
     "The feature share.version enables share groups.": "group.share.enable",
     "Share groups have one assignor, simple.": "group.share.assignors",
     "Share groups keep their state in __share_group_state.": "group.share.persister.class.name",
 }
 
-# Alternative spellings that Kafka also accepts.
+# Alternative names that Kafka also accepts.
 ALIASES = {"broker.id": "node.id", "log.dir": "log.dirs"}
 
 _USERS = "users and their passwords are kept in the cluster's metadata (kafka-configs --entity-type users)"

@@ -12,7 +12,7 @@ _SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
 class Panel(NamedTuple):
-    """`queries`: (PromQL, legend). `unit`: Grafana's name. `limits`: values from which on the panel
+    """`queries`: (PromQL, legend). `unit`: Grafana's name. `limits`: values from which the panel
     is yellow and red; `is_state`: a number instead of a curve.
     """
 

@@ -54,7 +54,7 @@ NOTES = """
   `mqd.joint.`; no other id may use the field, and these ids may not be used for other transactions.
   InitProducerId with `batch_id` and `run_id` enlists a child in the batch's transaction (the first
   child begins the transaction): the response has the child's own producer id and epoch. With a
-  producer id and epoch in the request, that child reports that it is alive: the timeout counts
+  producer id and epoch in the request, that child reports that it is alive: the timeout runs
   from the last such report. The response has `committed_batch_id`; if the requested batch is not
   above it, it is already committed, and the response has no producer id (-1). EndTxn has
   `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its
@@ -66,12 +66,13 @@ NOTES = """
   this transaction. A response without the field comes from a broker that does not support joint
   transactions. Children produce with Produce 12 and up.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
-  it contains a request of a client that is attached through shared memory to one host, for another
-  host, which coordinates the client's group or transactional id or leads the partition (ListOffsets).
-  `request_principal` describes the client in MessagePack: the `uid` and `pid` of its process, and
-  the principal and address by which its host authorizes it. `client_host_address` is the address of
-  its host, for descriptions of groups. The contained request has that client's rights; with
-  `is_host` it is a request of the host itself, for its dead letters, and has all rights.
+  it contains a request that one host forwards to another for a client that is attached to the first
+  through shared memory. The other host coordinates the client's group or transactional id, or leads
+  the partition (ListOffsets). `request_principal` describes the client in MessagePack: the `uid`
+  and `pid` of its process, and the principal and address by which its host authorizes it.
+  `client_host_address` is the address of its host, for descriptions of groups. The contained
+  request has that client's rights; with `is_host` it is a request of the host itself, for its dead
+  letters, and has all rights.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100: the offsets at which the
   leader epochs of the reader's log begin; the last entry, with epoch 2147483647, has the end of the
   log. In a newer leader epoch the coordinator discards the state of records that this log has lost.
@@ -79,9 +80,9 @@ NOTES = """
   number 9100. If it is `true` in the request, the field of the same number in the response has the
   number of unfinished records of each share-partition, by the number of their deliveries. Otherwise
   the response does not have the field.
-* **ShareStarts** (20000, mqd's own) is used only between hosts: the lowest start offset of the
-  share groups of each partition of the topics, and the partitions of `__share_group_state` that the
-  host coordinates (`queue.delete.on.ack`).
+* **ShareStarts** (20000, mqd's own) is used only between hosts: for each partition of the topics,
+  the lowest start offset among its share groups; and the partitions of `__share_group_state` that
+  the host coordinates (`queue.delete.on.ack`).
 * **ShareGroupHeartbeat**, **ShareGroupDescribe**, **ShareFetch**, **ShareAcknowledge**,
   **DescribeShareGroupOffsets**, **AlterShareGroupOffsets** and **DeleteShareGroupOffsets**
   (KIP-932) need level 1 of `share.version` and level 4 of `mqd.version`, which a new cluster has.
@@ -91,7 +92,7 @@ NOTES = """
   `streams.version` and level 8 of `mqd.version`, which a new cluster has. Below these levels
   neither is advertised, and each returns UNSUPPORTED_VERSION. The heartbeat creates internal topics
   with the rights of its sender; its response is sent when they exist. Static members, offsets of
-  tasks, warm-up tasks and source topics by regular expression are refused (INVALID_REQUEST), as by
+  tasks, warm-up tasks and source topics by regular expression are refused (INVALID_REQUEST), as in
   Kafka 4.2.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
@@ -99,8 +100,8 @@ NOTES = """
   offsets. An error of the whole group is repeated at each requested partition (**OffsetFetch** 2 to
   7).
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id is valid only between
-  hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (before version 7, which has no
-  field for the error, a response without partitions). A consumer that sends its rack (11 and up) is
+  hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below version 7 the response has
+  no field for the error, and no partitions). A consumer that sends its rack (11 and up) is
   directed to an in-sync replica there (KIP-392), and may read from any replica up to its high
   watermark. A session belongs to its principal; others get FETCH_SESSION_ID_NOT_FOUND, where Kafka
   lets any client continue it under its own rights.
@@ -108,20 +109,21 @@ NOTES = """
   NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,
   when requested), each with the address that it has registered; the responding broker is shown with
-  the address that the client has used. As the controller the response names the responding broker,
-  which forwards changes to the active controller.
+  the address that the client has used. The response names the responding broker as the controller;
+  it forwards changes to the active controller.
 * **ListOffsets** supports earliest (-2, -4), latest (-1), the largest timestamp (-3) and times;
   tiered offsets (-5, -6) return -1.
 * **AlterClientQuotas** accepts addresses, but not host names, for entities of the type ip. A
   throttled response is sent immediately, with its throttle time; then the connection is not read
   for that time (KIP-219). A client over its controller_mutation_rate gets THROTTLING_QUOTA_EXCEEDED
   for each further topic of **CreateTopics** from 6, **CreatePartitions** from 3 and
-  **DeleteTopics** from 5 on; in earlier versions it is served, and waits (KIP-599).
+  **DeleteTopics** from 5 on; in earlier versions the request is served, and the client is throttled
+  (KIP-599).
 * **AlterReplicaLogDirs** gets its response when the move has begun; **DescribeLogDirs** shows the
   copy as a future replica with its lag.
 * **AlterPartitionReassignments** gets its response when the reassignments have begun; each is
   checked separately. **DescribeQuorum** returns the view of the quorum's leader, whichever broker
-  is queried; its tagged field 9100, of a partition, is the leader's
+  is queried; tagged field 9100 of each partition is the leader's
   `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one. For **ElectLeaders** it
   returns ELECTION_NOT_NEEDED, or PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE
   if the log directory is offline. **UnregisterBroker** is refused while the broker is alive or has
@@ -130,10 +132,10 @@ NOTES = """
   received them apply the change. Without `authorizer.class.name` these and **DescribeAcls** return
   SECURITY_DISABLED, and requests for authorized operations return all operations that the resource
   supports. The rights that each request needs are in `mqd/acceptor/rights.py`.
-* **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, of a topic: 1
+* **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic: 1
   retires the partitions from `count` on; 2 does so even if keys of the remaining partitions move; 3
-  ends the pause of the retired partitions' producers; 4 only queries the state. The response to
-  each has the field of the same number: `step` (0 no partition is being retired, 1 retired
+  lets the producers that wait at sealed partitions continue; 4 only queries the state. The response
+  to each has the field of the same number: `step` (0 no partition is being retired, 1 retired
   partitions move to the hosts of the partitions that take their records, 2 sealed, 3 redirected, 4
   hidden), whether this host's workers have applied it (`applied`), how many partitions remain, and
   for each retired partition the partition that takes its records, its leader and leader epoch.
@@ -142,7 +144,7 @@ NOTES = """
   Apache Kafka without a metrics reporter that implements `ClientTelemetry`. Clients with
   `enable.metrics.push=true`, the default in Java and librdkafka, then send no metrics and log no
   warning. Subscriptions (`kafka-client-metrics`) are kept and shown.
-* Bytes after a complete request are ignored, as by Kafka: librdkafka 2.16 sends some.
+* Bytes after a complete request are ignored, as in Kafka: librdkafka 2.16 sends some.
 
 ## Error codes
 
