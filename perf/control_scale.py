@@ -217,7 +217,7 @@ def failover(partitions: int, hosts: int, leaders: int) -> dict:
 
     runs = [apply_once() for _ in range(REPETITIONS)]
     steps["it applies them"] = median(run[0] for run in runs)
-    steps["its host core turns them into updates"] = median(run[1] for run in runs)
+    steps["the updates for its workers are computed"] = median(run[1] for run in runs)
     sent = runs[0][2]
     data = [_encode(message) for message in sent]
     steps["encoded and decoded for a worker"] = seconds(

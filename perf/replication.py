@@ -384,7 +384,7 @@ def _latency_lines(result: dict) -> list[str]:
         _points_table(result["paced"]),
         "",
         (
-            f"librdkafka writes {number(result['latency']['maximum'])} records/s at most to six partitions that three"
+            f"librdkafka writes {number(result['latency']['maximum'])} records/s at most, to six partitions that three"
             " brokers lead, on the same two cores. At fractions of that, while a consumer reads:"
         ),
         "",

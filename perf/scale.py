@@ -155,7 +155,7 @@ def gossip_page(result: dict) -> str:
                     "kB/s, idle",
                     "datagrams/s, hosts fail",
                     "most in a second",
-                    "states by TCP, kB/s",
+                    "full states over TCP, kB/s",
                     "CPU-ms/s, idle",
                 ),
                 costs,
@@ -285,7 +285,7 @@ def control_page(result: dict) -> str:
             (
                 "**A new broker** gets the whole metadata of a cluster with one host per 1,000 partitions (at least 10"
                 " hosts)."
-                f" The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes a"
+                f" The snapshot has {catch_up[-1]['snapshot_bytes'] / catch_up[-1]['partitions']:.0f} bytes per"
                 " partition, so 200,000 partitions are"
                 f" {next(one for one in catch_up if one['partitions'] == 200_000)['snapshot_bytes'] / 1e6:.0f} MB."
             ),
@@ -294,11 +294,11 @@ def control_page(result: dict) -> str:
             "**Hosts fail together** (a rack, a switch); other hosts take over their leaderships in one batch of the log.",
             _steps(
                 found["failover"],
-                ("leaders that move, of partitions",),
+                ("leaders that move, of all partitions",),
                 [f"{one['leaders']:,} of {one['partitions']:,}" for one in found["failover"]],
             ),
             (
-                f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes a partition. A"
+                f"An image has {catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']:.0f} bytes per partition. A"
                 f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
                 f" {int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,}"
                 " partitions a host's processes cannot receive a whole image: this is the limit of a cluster today, and"
@@ -310,11 +310,11 @@ def control_page(result: dict) -> str:
                 f" {found['failover'][1]['update_bytes'] / 1e6:.1f} MB as an update to each process."
             ),
             (
-                "**The active controller at rest**: every host's heartbeat once a second, and the upkeep that checks"
+                "**The active controller at rest**: every host's heartbeat once a second, and the housekeeping that checks"
                 " all partitions once a second."
             ),
             markdown_table(
-                ("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "upkeep, CPU-ms/s"),
+                ("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "housekeeping, CPU-ms/s"),
                 beats,
                 right=range(5),
             ),
@@ -345,11 +345,11 @@ def cluster_page(result: dict) -> str:
     rows = [
         ("partitions in the metadata", f"{found['partitions']:,}"),
         ("replicas on the disks of three brokers", f"{found['on_disk']:,}"),
-        ("partitions with three replicas created in a second, until all are in sync", number(found["created_per_s"])),
+        ("partitions created per second, with three replicas, until all are in sync", number(found["created_per_s"])),
         ("memory of a broker, all processes, MB (PSS)", number(found["pss_mb"])),
         ("CPU of a broker at rest, % of a core", number(found["idle_percent"])),
         (
-            f"killed: the leader of {found['leaders']:,} partitions; all have another after, s",
+            f"killed: the leader of {found['leaders']:,} partitions; all have another leader after, s",
             number(found["elected_s"]),
         ),
         ("longest pause of acknowledged writes meanwhile, s", number(found["writes_paused_s"])),
