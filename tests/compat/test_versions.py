@@ -66,6 +66,7 @@ def setting(shared_broker: Broker):
     topic = topics.create_topic(shared_broker, "versions", 2)
     with topics.connect(shared_broker) as kafka:
         topics.must_produce(kafka, topic, b"one", b"two", b"three")
+        kafka.call(10, 4, FindCoordinatorRequest(key_type=0, coordinator_keys=["versions"]))  # creates its topic
         yield Setting(shared_broker, kafka, topic, topics.topic_id(kafka, topic))
 
 

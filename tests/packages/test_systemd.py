@@ -32,6 +32,15 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdMachine
         yield running
 
 
+@pytest.fixture
+def service(machine: SystemdMachine) -> SystemdMachine:
+    """The machine with the service installed and started, whichever tests have run before."""
+    if shown(machine, "LoadState") != ["loaded"]:
+        machine.run("mqd", "service", "install")
+    machine.run("systemctl", "start", "mqd")
+    return machine
+
+
 def shown(machine: SystemdMachine, *properties: str) -> list[str]:
     lines = machine.run("systemctl", "show", "mqd.service", f"--property={','.join(properties)}").splitlines()
     found = dict(line.partition("=")[::2] for line in lines)
@@ -44,6 +53,7 @@ def processes(machine: SystemdMachine) -> dict[str, int]:
 
 
 def test_a_service_from_its_installation_to_its_removal(machine: SystemdMachine) -> None:
+    machine.run("mqd", "service", "uninstall", checked=False)
     assert "systemctl start mqd" in machine.run("mqd", "service", "install")
     assert shown(machine, "LoadState", "ActiveState", "UnitFileState") == ["loaded", "inactive", "enabled"]
 
@@ -69,27 +79,28 @@ def test_a_service_from_its_installation_to_its_removal(machine: SystemdMachine)
     assert machine.run("mqd", "consume", "numbers", "--exit-at-end").split()[-1] == "100"
 
 
-def test_a_service_that_hangs_is_restarted_by_the_watchdog(machine: SystemdMachine) -> None:
+def test_a_service_that_hangs_is_restarted_by_the_watchdog(service: SystemdMachine) -> None:
+    service.run("bash", "-c", "seq 100 | mqd produce watched")
     place = "/etc/systemd/system/mqd.service.d"
-    machine.run("mkdir", "-p", place)
-    machine.run("bash", "-c", f"printf '[Service]\\nWatchdogSec={WATCHDOG_S}\\n' > {place}/watchdog.conf")
-    machine.run("systemctl", "daemon-reload")
-    machine.run("systemctl", "restart", "mqd")
+    service.run("mkdir", "-p", place)
+    service.run("bash", "-c", f"printf '[Service]\\nWatchdogSec={WATCHDOG_S}\\n' > {place}/watchdog.conf")
+    service.run("systemctl", "daemon-reload")
+    service.run("systemctl", "restart", "mqd")
     time.sleep(2 * WATCHDOG_S)  # fed: this can only be observed over time
-    assert shown(machine, "ActiveState", "NRestarts") == ["active", "0"]
-    before = processes(machine)
-    machine.run("kill", "-STOP", str(before["mqd-keeper"]))
+    assert shown(service, "ActiveState", "NRestarts") == ["active", "0"]
+    before = processes(service)
+    service.run("kill", "-STOP", str(before["mqd-keeper"]))
 
     def is_back() -> bool:
-        return shown(machine, "ActiveState", "NRestarts") == ["active", "1"]
+        return shown(service, "ActiveState", "NRestarts") == ["active", "1"]
 
-    eventually(is_back, lambda: f"a restart by the watchdog: {machine.run('journalctl', '-u', 'mqd', '-n', '30')}", 180)
-    assert "mqd.service: Watchdog timeout" in machine.console
-    assert not set(processes(machine).values()) & set(before.values())
-    assert machine.run("mqd", "consume", "numbers", "--exit-at-end").split()[-1] == "100"
+    eventually(is_back, lambda: f"a restart by the watchdog: {service.run('journalctl', '-u', 'mqd', '-n', '30')}", 180)
+    assert "mqd.service: Watchdog timeout" in service.console
+    assert not set(processes(service).values()) & set(before.values())
+    assert service.run("mqd", "consume", "watched", "--exit-at-end").split()[-1] == "100"
 
 
-def test_a_removed_service_keeps_its_data(machine: SystemdMachine) -> None:
-    assert "its data and its user stay" in machine.run("mqd", "service", "uninstall")
-    assert "there is no mqd.service" in machine.run("mqd", "service", "status", checked=False)
-    assert machine.run("ls", "/var/lib/mqd/log")
+def test_a_removed_service_keeps_its_data(service: SystemdMachine) -> None:
+    assert "its data and its user stay" in service.run("mqd", "service", "uninstall")
+    assert "there is no mqd.service" in service.run("mqd", "service", "status", checked=False)
+    assert service.run("ls", "/var/lib/mqd/log")
