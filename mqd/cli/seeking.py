@@ -1,4 +1,4 @@
-"""Plans new offsets of a group, and commits them. For `mqd group seek`."""
+"""Plans new offsets for a group, and commits them. For `mqd group seek`."""
 
 import re
 from datetime import datetime
@@ -104,7 +104,7 @@ def plan(
         )
     if not any(move.new is not None for move in moves):
         raise CliError(
-            f"group {group} has no committed offset there; --to earliest or latest gives it some"
+            f"group {group} has no committed offset there; use --to earliest or --to latest to set one"
             if not any(move.old is not None for move in moves)
             else moves[0].note
         )
@@ -122,9 +122,9 @@ def _target_of(
         target = old + shift
     elif start.kind == "time":
         if at_time is None:
-            return None, "stays: it is not served"
+            return None, "stays: the partition is not served"
         if at_time < 0:
-            return end, "no record is that late: the end"
+            return end, "no record is that recent: the end"
         target = at_time
     else:
         target = {"beginning": first, "end": end, "offset": start.value, "tail": max(first, end - start.value)}[
@@ -177,7 +177,7 @@ def commit(cluster: Cluster, group: str, moves: list[Move]) -> dict[Partition, s
 
 def _reason(error: int) -> str:
     if error in _HAS_MEMBERS:
-        return "a member has joined meanwhile; stop it and seek again"
+        return "a member has joined in the meantime; stop it and seek again"
     return explain(error)
 
 

@@ -27,7 +27,7 @@ class PlannedPartition(NamedTuple):
     planned: list[int]
     replicas: list[int]
     move: Move | None
-    copied_bytes: int | None = None  # by the replicas that are new; None: not known, or none is
+    copied_bytes: int | None = None  # by the new replicas; None: unknown, or there are none
     total_bytes: int | None = None
 
     @property
@@ -54,8 +54,8 @@ class PlannedPartition(NamedTuple):
 
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
-    """The state of each partition of the plan, which is of this topic, in order. Raises CliError."""
-    moving = moves.ongoing_moves(broker, topic)  # first: a move that ends meanwhile is then found at its target
+    """The state of each partition in the plan (all of this topic), in order. Raises CliError."""
+    moving = moves.ongoing_moves(broker, topic)  # first, so that a move that ends in between is seen as done
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )
@@ -133,7 +133,7 @@ def summary(topic: str, found: Sequence[PlannedPartition]) -> str:
     """Returns the number of partitions in each state, and the remedy for those that are not done."""
     counts = {state: sum(one.state == state for one in found) for state in (DONE, UNDER_WAY, NOT_DONE)}
     if counts[DONE] == len(found):
-        return f"topic {topic}: all of the plan is done"
+        return f"topic {topic}: the plan is complete"
     states = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     return f"topic {topic}: of {len(found)} partition{'s' * (len(found) != 1)} {states}" + (
         " (carry the plan out again for these)" if counts[NOT_DONE] else ""

@@ -1,4 +1,4 @@
-"""The clusters that a user has names for: ~/.config/mqd/profiles.json, which may be edited by hand.
+"""Profiles, the clusters a user has named: ~/.config/mqd/profiles.json, which may be edited by hand.
 
 {"production": {"bootstrap": "10.0.0.1:9092,10.0.0.2:9092", "client_config": "/home/me/admin.properties"}}
 """
@@ -52,7 +52,7 @@ def get(name: str) -> Profile:
     """Raises CliError."""
     found = read()
     if name not in found:
-        known = f"there are {', '.join(found)}" if found else "there is none yet"
+        known = f"there are {', '.join(found)}" if found else "there are none yet"
         raise CliError(f"there is no profile {name!r}; {known}. mqd profile add makes one")
     return found[name]
 

@@ -19,14 +19,16 @@ def command() -> None:
 
 
 @command.command(
-    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m. It is the letter's time, not its record's."
+    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m. Of the dead letter, not of the original record."
 )
 @options
 @click.argument("topic", metavar="DEAD_LETTER_TOPIC", shell_complete=complete_topic)
 @click.option("--group", default="", metavar="GROUP", help="Only letters of this share group.")
 @click.option("--source", default="", metavar="TOPIC", help="Only letters of records of this topic.")
 @click.option(
-    "--reason", type=click.Choice(list(REASONS)), help="Only rejected records, or those that used up their deliveries."
+    "--reason",
+    type=click.Choice(list(REASONS)),
+    help="Only rejected records, or those that exhausted their deliveries.",
 )
 @click.option("--since", metavar="TIME", help="Only letters of this time or later.")
 @click.option("--until", metavar="TIME", help="Only letters before this time.")
@@ -49,7 +51,7 @@ def redrive(
 
     Takes the letters that are in DEAD_LETTER_TOPIC now and were not moved before. If it is killed,
     the same command resumes it; each record is moved once for consumers with read_committed. Every
-    share group of the source topic gets the record, not only the one that gave it up.
+    share group of the source topic gets the record, not only the one that dead-lettered it.
     """
     from mqd.cli.redrive.moving import Redrive
 
@@ -99,4 +101,4 @@ def _show(topic: str, outcome: "Outcome", is_dry_run: bool) -> None:
     click.echo(f"nothing was changed; {records} would be moved" if is_dry_run else f"{records} moved")
     for why, letters in sorted(outcome.refused.items()):
         index, offset = outcome.first_refused[why]
-        error_line(f"{letters} not moved, {why} ({topic}-{index} offset {offset}{' first' * (letters > 1)})")
+        error_line(f"{letters} not moved, {why} ({'first at ' * (letters > 1)}{topic}-{index} offset {offset})")

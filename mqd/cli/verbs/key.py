@@ -17,7 +17,7 @@ _ID = click.option("--id", "key_id", metavar="ID", help="Id of the new key; read
 def command() -> None:
     """Key files with which clients encrypt values: encryption.key.provider=file:FILE.
 
-    The first key seals, every key opens.
+    The first key seals; every key opens.
     """
 
 
@@ -25,8 +25,8 @@ def command() -> None:
 @_FILE
 @_ID
 def create(file: Path, key_id: str | None) -> None:
-    """Make a key: in a new FILE, or at the end of FILE. There it only opens values, until `rotate`
-    makes it the key that seals.
+    """Make a key, in a new FILE or at the end of FILE. A key added to an existing FILE only opens
+    values, until `rotate` makes it the key that seals.
     """
     _add(file, _read(file) if file.exists() else {}, key_id, first=False)
 
@@ -38,7 +38,7 @@ def rotate(file: Path, which: str | None) -> None:
     """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The others
     still open.
 
-    Clients use it from their next data key on, within an hour. Where readers have files of their own,
+    Clients switch to it with their next data key, within an hour. Where readers have files of their own,
     `create` the key first, give every reader the file, then `rotate` to it.
     """
     keys = _read(file)
@@ -85,7 +85,7 @@ def _add(file: Path, found: Mapping[str, bytes], key_id: str | None, first: bool
 
 
 def _write(file: Path, found: Mapping[str, bytes]) -> None:
-    """Writes atomically; readable by its owner alone, or as before."""
+    """Writes atomically. A new file is readable by its owner only; an existing one keeps its mode."""
     from mqd.client.encryption import keys
 
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600

@@ -255,7 +255,7 @@ def test_a_plan_is_verified_by_partition(mqd, played: FakeCluster, tmp_path: Pat
 def test_verifying_succeeds_only_when_the_plan_is_complete(mqd, played: FakeCluster, tmp_path: Path) -> None:
     file = plan(tmp_path, ("big", 0, [1, 2]), ("big", 1, [2, 3]))
     assert (found := mqd("big", "--plan", file, "--status"))[0] == 0 and found[1].endswith(
-        "topic big: all of the plan is done\n"
+        "topic big: the plan is complete\n"
     )
     assert mqd("big", "--plan", file, "--status", "--format", "json")[0] == 0
     played.topics["big"][0], played.moving["big", 0] = [1, 2, 3], ([], [3])

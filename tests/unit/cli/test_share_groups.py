@@ -158,7 +158,7 @@ def test_seek_is_a_dry_run_by_default(mqd: Callable[..., Result]) -> None:
     assert [(one.partition_index, one.start_offset) for one in topic.partitions] == [(0, 20), (1, 20)]
     FakeCluster.error = int(E.NON_EMPTY_GROUP)
     refused = mqd("seek", "jobs", "--to", "latest", "--execute")
-    assert refused.exit_code and "a member has joined meanwhile" in refused.output
+    assert refused.exit_code and "a member has joined in the meantime" in refused.output
 
 
 def test_offsets_are_deleted(mqd: Callable[..., Result]) -> None:
