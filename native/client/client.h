@@ -6,10 +6,10 @@
  * broker has opened for the client (client/reader.h).
  *
  * Errors as in native.h: -1 or NULL, mqd_error_message(), mqd_error_code(). EPIPE: the worker or
- * the broker has ended; close and attach again. Concurrency: one thread at a time per attachment
+ * the broker has exited; close and attach again. Concurrency: one thread at a time per attachment
  * and everything on it, except mqd_client_wait and mqd_client_wake, which any thread may call at
- * any time. Fork: a child must attach itself. mqd_client_open records the pid, and every call in a
- * child fails with MQD_E_INVALID.
+ * any time. Fork: a child must make its own attachment. mqd_client_open records the pid, and every
+ * call in a child fails with MQD_E_INVALID.
  */
 #ifndef MQD_CLIENT_H
 #define MQD_CLIENT_H
@@ -42,7 +42,7 @@ struct mqd_client *mqd_client_open(const struct mqd_client_options *options);
 void mqd_client_close(struct mqd_client *client); /* not during a mqd_client_wait: wake it first */
 uint32_t mqd_client_worker(const struct mqd_client *client);
 void *mqd_client_control(struct mqd_client *client); /* the control segment, read-only: for mqd_slot_view */
-/* Copies a complete request frame (from the api key on, without length word) and submits it.
+/* Copies a complete request frame (from the api key on, without the length prefix) and submits it.
  * Correlation ids below 2^30 are the caller's; the producer uses the others. -1: MQD_E_FULL (wait,
  * then retry), EPIPE. */
 int mqd_client_submit(struct mqd_client *client, const uint8_t *frame, uint32_t size_bytes);
@@ -54,7 +54,7 @@ int mqd_client_poll(struct mqd_client *client);
 /* The next response to a request of mqd_client_submit, from the correlation id on; valid until the
  * next call of this function or mqd_client_poll. 0 = none. */
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
-/* Waits until something arrives, there is room again after MQD_E_FULL, the timeout ends (-1 =
+/* Waits until something arrives, there is room again after MQD_E_FULL, the timeout expires (-1 =
  * none), or mqd_client_wake is called. 1 = call mqd_client_poll (until then the next wait returns
  * immediately), 0 = timeout, -1 EPIPE. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
@@ -135,7 +135,7 @@ void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered b
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
                            uint32_t partitioner);
 
-/* `count` records. A NULL array means that all records have the same value, as stated */
+/* `count` records. A NULL array means that all records have the value that its comment states */
 struct mqd_record_columns {
     uint32_t count;
     const uint8_t *values;      /* stored consecutively */
@@ -163,8 +163,8 @@ int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic, int32_t p
                          int32_t header_bytes, int64_t timestamp_ms);
 /* Encodes records as an uncompressed batch in the caller's memory (`partition` columns are
  * ignored), for compression and mqd_producer_append_batch: at most records_max (0 = all) and what
- * fits. Returns its bytes, 0 when not even one record fits; *taken: the number of records in it.
- * -1: error. */
+ * fits. Returns its size in bytes, 0 when not even one record fits; *taken: the number of records
+ * in it. -1: error. */
 int64_t mqd_records_encode(const struct mqd_record_columns *records, uint32_t records_max, uint8_t *out,
                            uint64_t out_bytes, uint32_t *taken);
 /* Appends a batch whose records are already encoded and perhaps compressed (61-byte header,
@@ -203,8 +203,8 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* requires that every sent batch has a response, and that no batch may be in the log without
- * one; sequences restart at 0, also for waiting batches */
+/* Only when every sent batch has a response, and no batch without one (dropped) can be in the
+ * log; sequences restart at 0, also for waiting batches */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

@@ -50,8 +50,8 @@ static void take_outcomes(struct program *p)
     struct mqd_delivery deliveries[64];
     uint32_t count;
     if (mqd_client_poll(p->client) < 0)
-        /* EPIPE: its worker has ended. A program that must continue attaches again and calls
-         * mqd_producer_move */
+        /* EPIPE: the broker's worker has exited. A program that must continue attaches again and
+         * calls mqd_producer_move */
         fail("the broker");
     while ((count = mqd_producer_deliveries(p->producer, deliveries, 64)) > 0)
         for (uint32_t i = 0; i < count; i++) {

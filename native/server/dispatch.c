@@ -66,7 +66,7 @@ static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, ui
 }
 
 /* Sends the response that the acceptor has prepared in the control segment, so that a client can
- * connect while the acceptor is down. Copy 7 is for versions that the broker does not know. The
+ * connect while the acceptor is down. Slot 7 holds the one for unsupported versions. The
  * acceptor refuses an invalid request. */
 static bool respond_api_versions(struct mqd_reactor *r, struct mqd_connection *c,
                                  const struct mqd_request_header *header, const uint8_t *request,

@@ -1,7 +1,7 @@
 /* Checks: queries that must be answered before a batch may be written, and the batches that wait
  * for their results.
  *
- *   transaction        The owner knows no ongoing transaction of this producer (MQD_STAGE_VERIFY):
+ *   transaction        The owner knows of no ongoing transaction of this producer (MQD_STAGE_VERIFY):
  *                      the transaction's coordinator verifies, or adds, the partitions (KIP-890).
  *                      One CHECK covers all partitions of a request that need it; each append is
  *                      then sent again with the guard that its owner returned.
