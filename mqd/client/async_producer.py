@@ -1,4 +1,4 @@
-"""AsyncProducer: Producer for asyncio, with the calls of confluent_kafka.aio.AIOProducer, and batches."""
+"""AsyncProducer: Producer for asyncio, with the calls of confluent_kafka.aio.AIOProducer, plus produce_batch()."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class AsyncProducer:
         await self._loop.run_in_executor(None, self._producer.abort_transaction, timeout)
 
     async def close(self) -> None:
-        """Flushes, then ends the producer."""
+        """Flushes, then closes the producer."""
         if self._closing:
             return
         try:
@@ -230,9 +230,9 @@ def _guard_callbacks(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _log_exceptions(name: str, callback: Callable[[Any], object]) -> Callable[[Any], None]:
-    def call(outcome: Any) -> None:
+    def call(argument: Any) -> None:
         try:
-            callback(outcome)
+            callback(argument)
         except BaseException:  # sys.exit() too: it would only end the thread that serves the reports
             _log.exception("%s of an AsyncProducer raised", name)
 

@@ -342,7 +342,7 @@ class ShareConsumer:
             raise IllegalStateException("Share consumer closed")
         me, before = threading.get_ident(), self._calling_thread
         if before is not None and before != me:
-            raise ConcurrentModificationException("another thread is in a call of this share consumer")
+            raise ConcurrentModificationException("another thread is calling this share consumer")
         self._calling_thread = me
         try:
             yield

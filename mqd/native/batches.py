@@ -1,4 +1,4 @@
-"""Checksums, batches and segment files as bytes: validity, and positions of records.
+"""Validates batches and segment files in raw form, and locates records in them.
 
 numpy is imported by the one method that needs it. Concurrency: functions are stateless; a
 RecordPositions belongs to one thread, and the result of walk() is overwritten by the next walk().

@@ -1,4 +1,4 @@
-"""Authentication of mqd's own clients: their settings, by the names that the Java client and
+"""Authentication of mqd's own clients: their settings, under the names that the Java client and
 librdkafka share, and the first steps of a new connection.
 """
 
@@ -27,7 +27,7 @@ HANDSHAKE, AUTHENTICATE = 17, 36
 # tokenauth in sasl.jaas.config
 TOKEN_AUTH = "sasl.tokenauth"
 # Java's name, or an alias -> librdkafka's
-_CONFLUENT_NAMES = {
+_LIBRDKAFKA_NAMES = {
     "sasl.mechanism": "sasl.mechanisms",
     "ssl.truststore.location": "ssl.ca.location",
     "ssl.truststore.certificates": "ssl.ca.pem",
@@ -42,7 +42,7 @@ _JAAS = re.compile(
 )
 _JAAS_OPTION = re.compile(r"(\w+)\s*=\s*\"((?:[^\"\\]|\\.)*)\"")
 
-# sends one request, by key and version, and returns its response
+# sends one request, by API key and version, and returns its response
 Send = Callable[[int, object, int], Any]
 
 
@@ -143,7 +143,7 @@ def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
         elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
             # no check of the host's name: "" for Java, none for librdkafka
             unchecked = name == "ssl.endpoint.identification.algorithm" and not value
-            found[_CONFLUENT_NAMES.get(name, name)] = "none" if unchecked else value
+            found[_LIBRDKAFKA_NAMES.get(name, name)] = "none" if unchecked else value
     protocol = found.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"):
         raise ConfigError(f"security.protocol={protocol} is not known", "security.protocol", protocol)

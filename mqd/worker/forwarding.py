@@ -4,10 +4,10 @@ reactor requests one, authenticated, and passed to it; refused when the host can
     MQD_EVENT_RELAY_REQUESTED -> dial, then
         mqd_reactor_relay_put      the reactor has the connection until MQD_EVENT_RELAY_ENDED; it
                                    requests one again when there is something to send
-        mqd_reactor_relay_refuse   during the back-off batches are refused immediately; their
+        mqd_reactor_relay_refuse   during the back-off, batches are refused immediately; their
                                    clients retry, perhaps with another leader by then
 
-The traffic on them, and the handling of their end, is native (native/server/relay/relay.h). No
+The traffic on them, and the handling of their closing, is native (native/server/relay/relay.h). No
 connection is opened without data to send.
 
 Bounds: one connection attempt for each (host, worker, lane).
@@ -50,7 +50,7 @@ class Forwarding:
         self._credentials = credentials
         self._identity: Identity | None = None
         self._cluster = Cluster()
-        # node id -> epoch and address of the run that was dialled
+        # node id -> epoch and address of the incarnation that was dialled
         self._incarnations: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Route, asyncio.Task[None]] = {}
         # The subset of _dialling with a result: the reactor has it, and may request the next connection
@@ -59,7 +59,7 @@ class Forwarding:
         self._again: set[Route] = set()  # those of _answered that the reactor has requested again
         self._backoff_ms: dict[Route, int] = {}
         self._tokens: dict[Route, int] = {}  # of the connections last passed to the reactor
-        self._endings: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self._closed = False
         self._log = logging.get("worker.forwarding")
 
@@ -85,6 +85,7 @@ class Forwarding:
 
     def on_requested(self, event: native.Event) -> None:
         """Handles MQD_EVENT_RELAY_REQUESTED."""
+        # the event's fields hold the route: leader, worker and lane
         route = Route(event.offset, event.log_dir, event.level)
         if route not in self._dialling:
             self._dial(route)
@@ -113,7 +114,7 @@ class Forwarding:
 
     async def close(self) -> None:
         self._closed = True
-        tasks = [*self._dialling.values(), *self._endings]
+        tasks = [*self._dialling.values(), *self._removals]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -170,8 +171,8 @@ class Forwarding:
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
 
     async def _run(self, command: Any, *arguments: Any) -> None:
         try:

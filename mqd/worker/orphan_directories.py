@@ -63,7 +63,7 @@ def _in_directory(
         try:
             topic_id = directories.parse_metadata((Path(entry.path) / directories.METADATA).read_bytes())
         except (FileNotFoundError, directories.TopicIdMismatch):
-            continue  # not decidable here; prepare() handles it when its name is needed
+            continue  # not decidable here; directories.prepare() handles it when its name is needed
         index = int(match[2])
         if (
             owner_of(topic_id, index, worker_count) != worker
@@ -121,7 +121,9 @@ def set_left_behind_aside(
                 files.rename(Path(entry.path), target)
                 to_delete.append((log_dir, target))
                 moved += 1
-                logging.get("worker.strays").info("replica that left this host is deleted", path=entry.path)
+                logging.get("worker.strays").info(
+                    "deleting a replica that is no longer assigned to this host", path=entry.path
+                )
         if moved:
             files.sync_directory(log_dir.path)
     return to_delete
@@ -133,9 +135,9 @@ def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, ind
     """
     if assigned is None or assigned >= len(paths):
         return False
-    counts = directories.partition_path(paths[assigned], topic, index)
+    authoritative_copy = directories.partition_path(paths[assigned], topic, index)
     return directories.exists(paths[assigned], topic, index, topic_id) and (
-        moving.is_marked(path) or moving.is_marked(counts)
+        moving.is_marked(path) or moving.is_marked(authoritative_copy)
     )
 
 

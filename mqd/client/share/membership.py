@@ -1,7 +1,7 @@
 """A member of a share group (KIP-932): its heartbeats and its assignment. Sans-I/O.
 
 The coordinator may assign a partition to several members, so a member applies each assignment
-immediately: no other member waits until it has released its partitions.
+immediately: no member waits for another to release partitions.
 
 Invariants
     G1  one heartbeat is under way at a time
@@ -30,7 +30,7 @@ _RETRIED = COORDINATOR_MOVED | {
     ErrorCode.REQUEST_TIMED_OUT,
 }
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # retried: the right may be granted
+_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # retried: the permission may be granted later
 
 
 class State(enum.Enum):

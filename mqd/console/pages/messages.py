@@ -37,7 +37,7 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 def query_of(request: PageRequest, count_max: int = COUNT_MAX) -> Query:
-    """The query in the URL. Raises BadFilter with the correct form."""
+    """The query in the URL. Raises BadFilter, whose message shows the expected form."""
     start = request.text("from", "newest")
     if start not in STARTS:
         raise BadFilter(f"records are shown from {', '.join(STARTS)}")
@@ -83,7 +83,7 @@ def page(request: PageRequest) -> Response:
         query = query_of(request)
     except BadFilter as error:
         reason = str(error)
-    words = {name: value for name, value in given.items() if value}
+    parameters = {name: value for name, value in given.items() if value}
     return request.page(
         "messages.html",
         status=400 if reason else 200,
@@ -91,8 +91,8 @@ def page(request: PageRequest) -> Response:
         query=query,
         starts=STARTS,
         reason=reason,
-        stream="" if reason else url("/messages/stream", **words),
-        download="" if reason or query.start == "live" else url("/messages/download", **words),
+        stream="" if reason else url("/messages/stream", **parameters),
+        download="" if reason or query.start == "live" else url("/messages/download", **parameters),
         command=command_of(query, request.console.options.bootstrap, given["at"]),
         count_max=COUNT_MAX,
         help=filters.HELP,
@@ -199,7 +199,7 @@ def _requested_message(request: PageRequest) -> Any:
         raise Refused(
             404,
             f"{topic}-{partition} has no record at offset {offset}: it is deleted or compacted away, not written yet,"
-            " or the marker of a transaction",
+            " or a transaction marker",
         )
     return message
 

@@ -46,7 +46,7 @@ async def _error(context: Context, header: RequestHeader, key_type: int, keys: l
         return int(ErrorCode.INVALID_REQUEST), error_message(ErrorCode.INVALID_REQUEST)
     coordinator = _of_type(context, key_type)
     if coordinator is None and key_type == TRANSACTION:
-        # The next request gets an error that the client takes as final: there are no transactions
+        # The next request gets an error that the client treats as fatal: there are no transactions
         # here.
         return 0, None
     if coordinator is None:

@@ -5,7 +5,7 @@ With a tagged field of our own (9100) it enlists a child of a joint transaction,
 of one (mqd/coordinator/transaction/joint.py).
 
 If transactional ids are not coordinated here (there is no link to write through), the response is
-TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the only code that every client immediately takes as final.
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the only code that every client immediately treats as fatal.
 """
 
 from mqd.acceptor.broker import Context

@@ -23,7 +23,7 @@ from mqd.protocol.errors import ErrorCode
 
 
 class Handled(NamedTuple):
-    """The newest proposal of a partition that was decided."""
+    """A partition's newest decided proposal."""
 
     broker_epoch: int
     leader_epoch: int
@@ -114,12 +114,12 @@ def _is_comparable(handled: Handled, broker_epoch: int, proposal: InSyncProposal
 def _stale(
     broker: BrokerState | None, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal
 ) -> int:
-    """R6: the error if the proposal was made in another state than the current one; 0 = none."""
+    """R6: the error if the proposal was made in a state other than the current one; 0 = none."""
     if broker is None or broker.epoch != broker_epoch:
         return ErrorCode.STALE_BROKER_EPOCH
     if proposal.leader_epoch < partition.leader_epoch:
         return ErrorCode.FENCED_LEADER_EPOCH
-    # The leader has a later state than this controller has decided, so this controller is stale.
+    # The leader has seen a later state than this controller knows, so this controller is stale.
     if proposal.leader_epoch > partition.leader_epoch:
         return ErrorCode.NOT_CONTROLLER
     if partition.leader != node_id:

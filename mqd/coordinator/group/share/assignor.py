@@ -1,8 +1,9 @@
-"""The assignor `simple` of share groups (KIP-932): partitions are shared, not owned.
+"""The `simple` assignor for share groups (KIP-932): partitions are shared, not owned.
 
 Guarantees (asserted by the property tests)
     A1  with members that subscribe alike, each partition has the same number of members: as many as
-        are needed for each member to have one. Members' counts differ by at most one
+        are needed for each member to have a partition. Members' partition counts differ by at most
+        one
     A2  with different subscriptions the same holds for each topic and its subscribers
     A3  nothing is assigned to a member that does not subscribe to it
     A4  members keep their partitions as far as A1 and A2 allow: with unchanged input none move
@@ -77,13 +78,13 @@ def _distribute(
     for partition in pool:
         to_push: list[tuple[int, str]] = []
         while missing_members[partition] and heap:
-            lead, user = heapq.heappop(heap)
+            balance, user = heapq.heappop(heap)
             if partition not in taken[user]:
                 taken[user][partition] = None
                 missing_members[partition] -= 1
-                lead += 1
-            if lead:
-                to_push.append((lead, user))
+                balance += 1
+            if balance:
+                to_push.append((balance, user))
         for entry in to_push:
             heapq.heappush(heap, entry)
     # Rare: the members that lack partitions already have all the remaining ones. All partitions are
