@@ -239,7 +239,7 @@ enum mqd_descriptor_kind {
      * mqd_share_owner_request (server/share/share.h); c: the owner's generation */
     MQD_LINK_SHARE,
     /* owner -> worker: the response to SHARE, which needs no RELEASE */
-    MQD_LINK_SHARED,
+    MQD_LINK_SHARE_RESPONSE,
     /* worker -> acceptor: the body of a ReadShareGroupState (`flags` 84) or WriteShareGroupState
      * (85); error as in REQUEST. The payload stays until SHARE_STATE_RESPONSE; it is sent again when the
      * acceptor restarts */

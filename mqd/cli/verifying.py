@@ -15,6 +15,7 @@ from mqd.cli.moves import Move, Partition, Plan
 from mqd.protocol.messages import MetadataRequest
 
 DONE, UNDER_WAY, NOT_DONE = "done", "under way", "not done"
+HOSTS_AT_ONCE_MAX = 20
 
 
 class PlannedPartition(NamedTuple):
@@ -99,7 +100,7 @@ def _add_copied_shares(
     def query(node: int) -> dict[Partition, int]:
         return _sizes(addresses[node], requested[node])
 
-    with ThreadPoolExecutor(min(len(requested), offline.SHOWN_MAX)) as threads:
+    with ThreadPoolExecutor(min(len(requested), HOSTS_AT_ONCE_MAX)) as threads:
         sizes = dict(zip(requested, threads.map(client_security.with_credentials(query), requested)))
     return [
         _with_copied_bytes(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one

@@ -36,7 +36,7 @@
 #include "server/share/share.h"
 #include "server/slow/slow.h"
 
-#define CONTROL_SHARE 2 /* one request may use 1 / CONTROL_SHARE of the control arena */
+#define CONTROL_ARENA_DIVISOR 2 /* one request may use 1 / CONTROL_ARENA_DIVISOR of the control arena */
 #define SENT_COUNT_MAX 16
 #define TURN_BYTES 65536
 #define PASS_BYTES_MAX 4096 /* largest request that may pass another one waiting for room */
@@ -293,7 +293,8 @@ void mqd_control_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
         mqd_connection_fail(r, c, "too many control requests are in flight on this worker; the client may reconnect");
         return;
     }
-    if (total_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
+    if (total_bytes >
+        (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR) {
         mqd_connection_fail(r, c, "a request of this kind may have at most an eighth of receive.arena.bytes");
         return;
     }

@@ -294,7 +294,7 @@ static void on_descriptor(struct mqd_reactor *r, const struct mqd_descriptor *de
         mqd_reply_cache_clear(r);
         break;
     case MQD_LINK_SHARE:
-    case MQD_LINK_SHARED:
+    case MQD_LINK_SHARE_RESPONSE:
         mqd_share_on_link(r, descriptor, from);
         break;
     case MQD_LINK_SHARE_STATE_RESPONSE:

@@ -41,7 +41,7 @@ class Rebalancer:
         self._on_assign: Callable | None = None
         self._on_revoke: Callable | None = None
         self._on_lost: Callable | None = None
-        self._group: dict[Key, bytes] = {}  # the member's partitions and their topic ids
+        self._owned: dict[Key, bytes] = {}  # the member's partitions and their topic ids
         self._eager_assignment: list[Key] = []  # eager: the last assignment passed to the application
         self._has_left = False
         self._application_assigned = False
@@ -82,11 +82,11 @@ class Rebalancer:
             if (
                 self._is_eager
                 and not self._eager_assignment
-                and self._group
+                and self._owned
                 and not self._has_work
                 and self._consumer._subscription
             ):
-                self._assign_all(list(self._group))
+                self._assign_all(list(self._owned))
 
     @property
     def _is_eager(self) -> bool:
@@ -98,13 +98,13 @@ class Rebalancer:
 
     def _assign(self, partitions: Partitions) -> None:
         added = [(one.topic, one.index) for one in partitions]
-        self._group.update({(one.topic, one.index): one.topic_id for one in partitions})
+        self._owned.update({(one.topic, one.index): one.topic_id for one in partitions})
         if not self._is_eager:
             self._call(self._on_assign, added, lambda: self._consumer.incremental_assign(_topic_partitions(added)))
             return
         if self._eager_assignment:
             self._revoke_all(self._on_revoke)
-        self._assign_all(list(self._group))
+        self._assign_all(list(self._owned))
 
     def _revoke(self, partitions: Partitions, callback: Callable | None) -> None:
         gone = [(one.topic, one.index) for one in partitions]
@@ -116,7 +116,7 @@ class Rebalancer:
                 self._call(callback, gone, lambda: None)
         finally:
             for key in gone:
-                self._group.pop(key, None)
+                self._owned.pop(key, None)
             parts = [part for part in self._consumer.parts if part.key in gone]
             try:
                 if parts:

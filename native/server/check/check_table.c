@@ -17,8 +17,8 @@
 
 #include "server/check/check.h"
 
-#define CONTROL_SHARE 2 /* checks may use 1 / CONTROL_SHARE of the control arena */
-#define FRAME_SHARE 4   /* batches that stay in place may use 1 / FRAME_SHARE of the receive arena */
+#define CONTROL_ARENA_DIVISOR 2 /* checks may use 1 / CONTROL_ARENA_DIVISOR of the control arena */
+#define FRAME_SHARE 4           /* batches that stay in place may use 1 / FRAME_SHARE of the receive arena */
 #define NO_CHECK UINT32_MAX
 
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)
@@ -34,7 +34,7 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
     control_bytes =
         (control_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES * MQD_CONTROL_EXTENT_BYTES;
     uint64_t control_max =
-        (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE;
+        (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR;
     uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE;
     if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) ||
         r->check_control_bytes + control_bytes > control_max ||

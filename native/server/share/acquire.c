@@ -202,7 +202,7 @@ static void send_runs(struct walk *w, uint32_t from, const struct mqd_share_run 
 {
     uint32_t first = batch_of(w, runs[0].first), last = batch_of(w, runs[count - 1].last);
     for (uint32_t i = 0; i < count; i++) {
-        struct mqd_descriptor run = {.kind = MQD_LINK_SHARED,
+        struct mqd_descriptor run = {.kind = MQD_LINK_SHARE_RESPONSE,
                                      .flags = MQD_SHARED_RUN,
                                      .token = response->token,
                                      .a = runs[i].first,

@@ -49,7 +49,7 @@ static bool grow(struct mqd_shares *shares)
 static void on_persisted(void *context, struct mqd_share_waiter *waiter, int16_t error)
 {
     struct mqd_descriptor response = {
-        .kind = MQD_LINK_SHARED, .token = waiter->token, .error = error, .slot = (uint32_t)waiter->lock_ms};
+        .kind = MQD_LINK_SHARE_RESPONSE, .token = waiter->token, .error = error, .slot = (uint32_t)waiter->lock_ms};
     mqd_share_respond(context, waiter->from, &response);
     free(waiter);
 }
@@ -222,9 +222,9 @@ void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descrip
         touch(shares, owned);
     }
     if (descriptor->size_bytes) {
-        struct mqd_descriptor release_note = {
+        struct mqd_descriptor release = {
             .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
-        mqd_forward_send(r, from, &release_note);
+        mqd_forward_send(r, from, &release);
     }
     mqd_share_pump(r);
 }
@@ -409,7 +409,7 @@ void mqd_share_owner_on_request(struct mqd_reactor *r, uint32_t from, uint64_t t
 {
     struct mqd_shares *shares = r->shares;
     struct mqd_share_owner_request request;
-    struct mqd_descriptor response = {.kind = MQD_LINK_SHARED, .token = token};
+    struct mqd_descriptor response = {.kind = MQD_LINK_SHARE_RESPONSE, .token = token};
     if (size_bytes < sizeof request)
         return;
     memcpy(&request, payload, sizeof request);

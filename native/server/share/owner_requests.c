@@ -4,7 +4,7 @@
 
 #include "server/share/share.h"
 
-#define CONTROL_SHARE 2 /* payloads are placed until 1 / CONTROL_SHARE of the control arena is used */
+#define CONTROL_ARENA_DIVISOR 2 /* payloads are placed until 1 / CONTROL_ARENA_DIVISOR of the control arena is used */
 
 int16_t mqd_share_owner_of(struct mqd_reactor *r, uint32_t slot, uint16_t *owner, uint64_t *generation)
 {
@@ -90,7 +90,7 @@ static struct mqd_share_call *call_of(const struct mqd_reactor *r, uint64_t toke
 
 static bool place_payload(struct mqd_reactor *r, struct mqd_share_call *call)
 {
-    if (mqd_arena_extents_used(r->control_arena) > mqd_arena_extents_total(r->control_arena) / CONTROL_SHARE)
+    if (mqd_arena_extents_used(r->control_arena) > mqd_arena_extents_total(r->control_arena) / CONTROL_ARENA_DIVISOR)
         return false;
     call->payload_offset = mqd_arena_allocate(r->control_arena, call->size_bytes);
     if (call->payload_offset < 0)
@@ -193,7 +193,7 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     if (from > acceptor || (from == acceptor && descriptor->kind != MQD_LINK_SHARE))
         return;
-    if (descriptor->kind == MQD_LINK_SHARED) {
+    if (descriptor->kind == MQD_LINK_SHARE_RESPONSE) {
         on_response(r, descriptor);
         mqd_share_pump(r);
         return;
@@ -206,9 +206,9 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
     const uint8_t *payload = r->options.arenas[from] + descriptor->offset;
     if (from == acceptor) {
         mqd_share_on_archive(r, descriptor->slot, payload, descriptor->size_bytes);
-        struct mqd_descriptor release_note = {
+        struct mqd_descriptor release = {
             .kind = MQD_LINK_RELEASE, .token = descriptor->token, .offset = descriptor->offset};
-        mqd_forward_send(r, from, &release_note);
+        mqd_forward_send(r, from, &release);
     } else {
         mqd_share_owner_on_request(r, from, descriptor->token, descriptor->slot, payload, descriptor->size_bytes);
     }

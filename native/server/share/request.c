@@ -11,7 +11,7 @@
 
 #define SESSION_PARTITIONS_MAX 4096
 #define SESSION_BYTES_MAX (64u << 20)
-#define CONTROL_SHARE 2 /* one request may use 1 / CONTROL_SHARE of the control arena */
+#define CONTROL_ARENA_DIVISOR 2 /* one request may use 1 / CONTROL_ARENA_DIVISOR of the control arena */
 #define FINAL_EPOCH (-1)
 #define MEMBER_ID_CHARACTERS_MAX 36
 
@@ -543,7 +543,8 @@ void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
                           const uint8_t *body, uint32_t size_bytes)
 {
     struct arrival a = {0};
-    if (size_bytes > (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_SHARE) {
+    if (size_bytes >
+        (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR) {
         mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
         return;
     }

@@ -287,7 +287,7 @@ def test_eager_kept_partitions_are_assigned_after_a_callback_has_raised() -> Non
         consumer.rebalancer.set_callbacks(*callbacks)
         with pytest.raises(LookupError):
             carry(operation)
-        assert consumer.has() == [key[1] for key in consumer.rebalancer._group]
+        assert consumer.has() == [key[1] for key in consumer.rebalancer._owned]
     assert consumer.has() == [0, 3] and consumer.done_count == 4
 
 

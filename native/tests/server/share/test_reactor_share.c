@@ -306,7 +306,7 @@ BOTH(a_session_joins_again_where_it_was_not_counted)
         memcpy(&asked, k->b->arenas[from] + request.offset, sizeof asked);
         CHECK_EQUAL(asked.joins, steps[step].joins);
         bench_put(k->b, FAKE, from,
-                  (struct mqd_descriptor){.kind = MQD_LINK_SHARED,
+                  (struct mqd_descriptor){.kind = MQD_LINK_SHARE_RESPONSE,
                                           .token = request.token,
                                           .error = steps[step].error,
                                           .flags = steps[step].flags});
@@ -327,7 +327,7 @@ BOTH(an_owner_that_does_not_lead_counts_no_session)
                                       .token = 5,
                                       .size_bytes = sizeof request,
                                       .c = (int64_t)mqd_endpoint_generation(k->b->control, 1)});
-    struct mqd_descriptor response = bench_expect(k->b, FAKE, MQD_LINK_SHARED, NULL);
+    struct mqd_descriptor response = bench_expect(k->b, FAKE, MQD_LINK_SHARE_RESPONSE, NULL);
     CHECK_EQUAL(response.error, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
     CHECK_EQUAL(response.flags, MQD_SHARED_REFUSED);
     stop(k);
