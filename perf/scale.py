@@ -310,8 +310,8 @@ def control_page(result: dict) -> str:
                 f" {found['failover'][1]['update_bytes'] / 1e6:.1f} MB as an update to each process."
             ),
             (
-                "**The active controller at rest**: every host's heartbeat once a second, and the housekeeping that checks"
-                " all partitions once a second."
+                "**The active controller at rest**: every host's heartbeat once a second, and the housekeeping"
+                " that checks all partitions once a second."
             ),
             markdown_table(
                 ("hosts", "partitions", "CPU-µs a heartbeat", "heartbeats, CPU-ms/s", "housekeeping, CPU-ms/s"),

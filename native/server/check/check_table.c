@@ -18,7 +18,7 @@
 #include "server/check/check.h"
 
 #define CONTROL_ARENA_DIVISOR 2 /* checks may use 1 / CONTROL_ARENA_DIVISOR of the control arena */
-#define FRAME_SHARE 4           /* batches that stay in place may use 1 / FRAME_SHARE of the receive arena */
+#define FRAME_ARENA_DIVISOR 4   /* batches that stay in place may use 1 / FRAME_ARENA_DIVISOR of the receive arena */
 #define NO_CHECK UINT32_MAX
 
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)
@@ -35,7 +35,7 @@ struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, 
         (control_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES * MQD_CONTROL_EXTENT_BYTES;
     uint64_t control_max =
         (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR;
-    uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE;
+    uint64_t frame_max = (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_ARENA_DIVISOR;
     if ((r->check_free == NO_CHECK && r->check_used == MQD_CHECK_COUNT_MAX) ||
         r->check_control_bytes + control_bytes > control_max ||
         (frame_bytes && r->check_frame_bytes && r->check_frame_bytes + frame_bytes > frame_max))
@@ -72,7 +72,7 @@ bool mqd_check_take_buffer(struct mqd_reactor *r, struct mqd_check *check, uint3
         at = mqd_arena_allocate(r->control_arena, size_bytes);
         base = r->control_arena_base;
         check->buffer_pin = MQD_PIN_CONTROL;
-    } else if (size_bytes <= (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_SHARE) {
+    } else if (size_bytes <= (uint64_t)mqd_arena_extents_total(r->arena) * MQD_EXTENT_BYTES / FRAME_ARENA_DIVISOR) {
         at = mqd_arena_allocate(r->arena, size_bytes);
     } else if (r->large && (at = mqd_arena_allocate(r->large, size_bytes)) >= 0) {
         base = r->large_base;

@@ -7,8 +7,8 @@
  *               completion
  *   response.c  encodes the response
  *   owner_requests.c
- *               calls from a job to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARE_RESPONSE in; within one worker
- *               the same functions are called without the link
+ *               calls from a job to the owners: MQD_LINK_SHARE out, MQD_LINK_SHARE_RESPONSE in;
+ *               within one worker the same functions are called without the link
  *   owner.c     the owner's side: requests, persistence, leadership, expiry
  *   acquire.c   which record batches an acquisition may take
  *   keys.c      with FIFO: the keys of their records
@@ -65,10 +65,10 @@ struct mqd_share_owner_request {
     uint8_t strict; /* share.acquire.mode=record_limit (KIP-1206): records_max is a hard limit */
     uint8_t joins;  /* this is the session's first request about the partition */
 };
-/* Response: MQD_LINK_SHARE_RESPONSE. With MQD_SHARED_RUN: an acquired run, with its first offset in a, its
- * last in b and its delivery count in c. The final response has no MQD_SHARED_RUN: `error`; a and
- * b: the range of offsets to read; size_bytes: its size (MEASURE: the bytes available); slot: the
- * lock duration in ms, 0 = not known. With MQD_SHARED_REFUSED the owner does not serve the
+/* Response: MQD_LINK_SHARE_RESPONSE. With MQD_SHARED_RUN: an acquired run, with its first offset in
+ * a, its last in b and its delivery count in c. The final response has no MQD_SHARED_RUN: `error`;
+ * a and b: the range of offsets to read; size_bytes: its size (MEASURE: the bytes available); slot:
+ * the lock duration in ms, 0 = not known. With MQD_SHARED_REFUSED the owner does not serve the
  * partition now, and has not counted a session that joins. */
 #define MQD_SHARED_RUN 1
 #define MQD_SHARED_REFUSED 2

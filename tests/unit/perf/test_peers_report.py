@@ -10,8 +10,11 @@ import pytest
 
 from perf import report as bench_report
 from perf.peers import charts, command, plan, report, results
+from perf.peers.apache_kafka import ApacheKafka
+from perf.peers.mqd_broker import Mqd
 from perf.peers.plan import BASE, Step
 from perf.peers.results import Failure, PeerFacts, Run, Sample
+from perf.peers.three_brokers import KafkaCluster, MqdCluster
 
 THROUGHPUT = Step(plan.THROUGHPUT)
 HALF = Step(plan.LATENCY, share=0.5)
@@ -129,6 +132,12 @@ def test_an_unavailable_peer_is_named_with_the_reason() -> None:
     block = joined(report.readme_block(run_of(SAMPLES)))
     assert "NATS JetStream: not measured: no apt-get here." in block
     assert "mqd 1, Apache Kafka 4.2.0" in block and "3 rounds" in block
+
+
+def test_a_cluster_of_a_measured_program_is_not_another_version() -> None:
+    names = [Mqd.name, MqdCluster.name, ApacheKafka.name, KafkaCluster.name]
+    run = run_of(SAMPLES, peers=[PeerFacts(name, "1", "s", "f", "librdkafka") for name in names])
+    assert report.versions_text(run) == "mqd 1, Apache Kafka 1"
 
 
 @pytest.mark.parametrize(
