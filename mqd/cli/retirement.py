@@ -34,8 +34,8 @@ NONE, CO_LOCATING, SEALED, REDIRECTED, HIDDEN = range(5)
 NAMES = (
     "no partition is being retired",
     "replicas and leaders move to the brokers of the partitions that take the records",
-    "consumers read what is there",
-    "their records go to other partitions",
+    "consumers read the remaining records",
+    "new records go to the other partitions",
     "empty, and not shown to clients any more",
 )
 POLL_S = 0.25

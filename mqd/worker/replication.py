@@ -135,7 +135,7 @@ class Replication:
         self._connections: dict[Route, _Connection] = {}
         self._ended: dict[int, str] = {}  # tokens whose end was reported before their start
         self._rate = 0
-        self._endings: set[asyncio.Task[None]] = set()
+        self._removals: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
 
     # -- wanted routes ------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ class Replication:
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
+        self._removals.add(task)
+        task.add_done_callback(self._removals.discard)
 
     async def _run(self, command: Any, *arguments: Any) -> None:
         try:
@@ -207,9 +207,9 @@ class Replication:
     async def close(self) -> None:
         tasks = [connection.task for connection in self._connections.values() if connection.task is not None]
         self._connections.clear()
-        for task in [*tasks, *self._endings]:
+        for task in [*tasks, *self._removals]:
             task.cancel()
-        await asyncio.gather(*tasks, *self._endings, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._removals, return_exceptions=True)
 
     # -- one route ----------------------------------------------------------------------------------
 

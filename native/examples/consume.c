@@ -30,7 +30,7 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
     uint64_t printed = 0;
     do {
         if (mqd_segment_reader_next(reader, 1 << 20, 1, view, &state) < 0)
-            fail("reading");
+            fail("cannot read");
         for (uint32_t i = 0; i < view->count && printed < left; i++, printed++)
             printf("%.*s\n", view->value_bytes[i] > 0 ? view->value_bytes[i] : 0,
                    (const char *)view->base + view->value_positions[i]);
@@ -38,7 +38,7 @@ static uint64_t drain(struct mqd_segment_reader *reader, struct mqd_record_view 
             fprintf(stderr, "a batch compressed by codec %u at offset %" PRId64 " is left out\n", state.codec,
                     mqd_segment_reader_position(reader));
             if (mqd_segment_reader_skip(reader) < 0)
-                fail("reading");
+                fail("cannot read");
         } else if (state.stop == MQD_READ_OUT_OF_RANGE) {
             /* older records have been deleted in the meantime */
             mqd_segment_reader_seek(reader, mqd_segment_reader_log_start(reader));
@@ -84,31 +84,31 @@ static void park(struct mqd_client *client, const struct mqd_client_topic *topic
         positions[i].offset = mqd_segment_reader_position(readers[i]);
     }
     if (mqd_client_park(client, positions, (uint32_t)topic->partition_count, 0, 60000, correlation_id) < 0)
-        fail("waiting");
+        fail("lost the broker");
     free(positions);
     while (!mqd_client_response(client, &bytes))
         if (mqd_client_wait(client, -1) < 0 || mqd_client_poll(client) < 0)
-            fail("waiting");
+            fail("lost the broker");
 }
 
-int main(int count, char **words)
+int main(int count, char **arguments)
 {
     if (count < 3 || count > 4) {
         fprintf(stderr, "usage: consume DATA_DIR/run/client.sock TOPIC [COUNT]\n");
         return 2;
     }
-    uint64_t left = count == 4 ? strtoull(words[3], NULL, 10) : UINT64_MAX;
+    uint64_t left = count == 4 ? strtoull(arguments[3], NULL, 10) : UINT64_MAX;
     /* a consumer needs no memory for batches: the minimum is used, all of it for requests */
     struct mqd_client_options options = {
-        .socket_path = words[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
+        .socket_path = arguments[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
     struct mqd_client *client = mqd_client_open(&options);
     struct mqd_client_topic topic;
     if (!client)
-        fail("attaching");
-    if (mqd_client_find_topic(client, words[2], 1, 5000000, &topic) < 0)
-        fail("the topic");
+        fail("cannot attach");
+    if (mqd_client_find_topic(client, arguments[2], 1, 5000000, &topic) < 0)
+        fail("cannot find the topic");
     if (topic.error) {
-        fprintf(stderr, "topic %s: error %d\n", words[2], topic.error);
+        fprintf(stderr, "topic %s: error %d\n", arguments[2], topic.error);
         return 1;
     }
     struct mqd_segment_reader **readers = calloc((size_t)topic.partition_count, sizeof *readers);
@@ -116,7 +116,7 @@ int main(int count, char **words)
     view_open(&view);
     for (int32_t i = 0; i < topic.partition_count; i++)
         if (!(readers[i] = mqd_segment_reader_open(client, topic.topic_id, i, 0, 0)))
-            fail("a partition");
+            fail("cannot read the partition");
     for (uint32_t correlation_id = 2; left;) {
         uint64_t printed = 0;
         for (int32_t i = 0; i < topic.partition_count && printed < left; i++)

@@ -52,7 +52,7 @@ static void take_outcomes(struct program *p)
     if (mqd_client_poll(p->client) < 0)
         /* EPIPE: the broker's worker has exited. A program that must continue attaches again and
          * calls mqd_producer_move */
-        fail("the broker");
+        fail("lost the broker");
     while ((count = mqd_producer_deliveries(p->producer, deliveries, 64)) > 0)
         for (uint32_t i = 0; i < count; i++) {
             struct mqd_delivery *d = &deliveries[i];
@@ -83,28 +83,28 @@ static void append(struct program *p, char *line, size_t size)
         if (number > 0)
             return;
         if (number < 0)
-            fail("a line");
+            fail("cannot queue a line");
         if (mqd_client_wait(p->client, -1) < 0) /* the buffer is full until the broker has answered */
-            fail("the broker");
+            fail("lost the broker");
         take_outcomes(p);
     }
 }
 
-int main(int count, char **words)
+int main(int count, char **arguments)
 {
     if (count != 3) {
         fprintf(stderr, "usage: produce DATA_DIR/run/client.sock TOPIC\n");
         return 2;
     }
     struct program p = {0};
-    struct mqd_client_options client_options = {.socket_path = words[1], .client_id = "example-produce"};
+    struct mqd_client_options client_options = {.socket_path = arguments[1], .client_id = "example-produce"};
     struct mqd_client_topic found;
     if (!(p.client = mqd_client_open(&client_options)))
-        fail("attaching");
-    if (mqd_client_find_topic(p.client, words[2], 1, 5000000, &found) < 0)
-        fail("the topic");
+        fail("cannot attach");
+    if (mqd_client_find_topic(p.client, arguments[2], 1, 5000000, &found) < 0)
+        fail("cannot find the topic");
     if (found.error) {
-        fprintf(stderr, "topic %s: error %d\n", words[2], found.error);
+        fprintf(stderr, "topic %s: error %d\n", arguments[2], found.error);
         return 1;
     }
     struct mqd_producer_options options = {.acks = -1,
@@ -116,24 +116,24 @@ int main(int count, char **words)
                                            .linger_us = 5000,
                                            .produce_version = 11};
     if (!(p.producer = mqd_producer_open(p.client, &options)))
-        fail("the producer");
-    if ((p.topic = mqd_producer_topic(p.producer, words[2], found.partition_count, MQD_PARTITIONER_CONSISTENT_RANDOM)) <
-        0)
-        fail("the topic");
+        fail("cannot create the producer");
+    if ((p.topic = mqd_producer_topic(p.producer, arguments[2], found.partition_count,
+                                      MQD_PARTITIONER_CONSISTENT_RANDOM)) < 0)
+        fail("cannot produce to the topic");
     char *line = NULL;
     size_t capacity = 0;
     for (ssize_t size; (size = getline(&line, &capacity, stdin)) > 0;) {
         append(&p, line, (size_t)(line[size - 1] == '\n' ? size - 1 : size));
         if (mqd_producer_send(p.producer, now_us(), 0) < 0) /* batches whose linger time is over */
-            fail("the broker");
+            fail("lost the broker");
         take_outcomes(&p);
     }
     free(line);
     if (mqd_producer_send(p.producer, now_us(), 1) < 0) /* sends all remaining batches */
-        fail("the broker");
+        fail("lost the broker");
     while (mqd_producer_outstanding_records(p.producer)) {
         if (mqd_client_wait(p.client, -1) < 0)
-            fail("the broker");
+            fail("lost the broker");
         take_outcomes(&p);
     }
     printf("%" PRIu64 " records written, %" PRIu64 " lost\n", p.written, p.lost);

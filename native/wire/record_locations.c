@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/varint.h"
 
-enum { PLAIN_MASK = 7 | 1 << 4 | 1 << 5, CRC_END = 21 };
+enum { NOT_PLAIN_MASK = 7 | 1 << 4 | 1 << 5, CRC_END = 21 };
 
 struct cursor {
     const uint8_t *at;
@@ -50,7 +50,7 @@ static enum mqd_walk_stop locate_batch(const uint8_t *data, const struct mqd_bat
 {
     if (mqd_crc32c(0, bytes + CRC_END, (uint64_t)batch->size_bytes - CRC_END) != batch->crc)
         return MQD_WALK_CORRUPT;
-    if (batch->attributes & PLAIN_MASK)
+    if (batch->attributes & NOT_PLAIN_MASK)
         return MQD_WALK_OTHER;
     struct cursor cursor = {bytes + MQD_BATCH_HEADER_BYTES, bytes + batch->size_bytes};
     for (int32_t i = 0; i < batch->record_count; i++)

@@ -25,7 +25,8 @@ def read(path: Path) -> bytes:
         raise ConfigError(f"{NAME}={path} cannot be read: {error.strerror}", NAME) from None
     if not BYTES_MIN <= len(token) <= BYTES_MAX or not token.isascii() or b" " in token:
         raise ConfigError(
-            f"{NAME}={path} must have one token of {BYTES_MIN} characters or more: openssl rand -hex 32 > {path}", NAME
+            f"{NAME}={path} must contain one token of {BYTES_MIN} to {BYTES_MAX} ASCII characters: openssl rand -hex 32 > {path}",
+            NAME,
         )
     if mode & 0o077:
         raise ConfigError(f"{NAME}={path} can be read by others on this machine: chmod 600 {path}", NAME)
@@ -61,7 +62,7 @@ class Token:
                     self._token = read(self._path)
                 except ConfigError as error:
                     log.error(
-                        "the changed token of the metrics page cannot be used; the previous one stays in use",
+                        "the new token of the metrics page cannot be used; the previous one stays in use",
                         reason=str(error),
                     )
         return self._token

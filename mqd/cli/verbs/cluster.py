@@ -440,7 +440,7 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
             f" {', '.join(f'{name} {level}' for name, level in raised.items())}"
         )
     else:
-        click.echo("nothing to raise: all that these hosts support is in force")
+        click.echo("nothing to raise: every version that these hosts support is in force")
 
 
 # -- the last resort -------------------------------------------------------------------------------

@@ -398,10 +398,9 @@ class _Retirement:
                 " retired"
             )
             return
-        click.echo(
-            f"topic {state.topic}: {len(state.retired)} partition{'s' * (len(state.retired) != 1)} from"
-            f" {state.remaining} on are being retired: {retiring.NAMES[state.step]}"
-        )
+        last = state.remaining + len(state.retired) - 1
+        some = f"partitions {state.remaining} to {last} are" if last > state.remaining else f"partition {last} is"
+        click.echo(f"topic {state.topic}: {some} being retired: {retiring.NAMES[state.step]}")
         if readers.behind or readers.unknown:
             click.echo(
                 f"not read yet: {_behind(readers)}"

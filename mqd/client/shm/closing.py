@@ -13,7 +13,7 @@ from mqd.client.shm.delivering import Events
 from mqd.client.shm.transactional import Transactions
 
 _log = logging.getLogger("mqd.client")
-_WITHOUT_BROKER_S = 5.0
+_WAIT_WITHOUT_BROKER_S = 5.0  # how long close() waits for a broker to come back
 
 
 class Producer(Protocol):
@@ -27,32 +27,37 @@ class Producer(Protocol):
 
     def flush(self, timeout: float | None = -1) -> int: ...
 
-    def drop(self) -> None: ...
+    def fail_outstanding(self) -> None:
+        """Every record that is not delivered yet gets a report with an error."""
+        ...
 
-    def end(self, reported: bool = False) -> None: ...
+    def end(self, report_outstanding: bool = False) -> None:
+        """From now on the producer refuses calls. `report_outstanding`: records that callbacks have
+        produced since fail_outstanding() get their reports too."""
+        ...
 
     def __len__(self) -> int: ...
 
 
 def close(producer: Producer) -> None:
-    """Aborts an open transaction, flushes, ends the producer. All callbacks are called even when
+    """Aborts an open transaction, flushes, and ends the producer. All callbacks are called even when
     some raise; the first exception is raised at the end.
 
-    Once the producer has ended, exceptions from reports are only logged: they mostly come from
-    callbacks that produce again, which is refused.
+    Callbacks that run after end() mostly raise because they try to produce again, so their exceptions
+    are only logged.
     """
     raised: list[Exception] = []
     if producer.fatal is None:
-        producer.transactions.on_close(_WITHOUT_BROKER_S)
+        producer.transactions.on_close(_WAIT_WITHOUT_BROKER_S)
         _flush(producer, raised)
-    producer.drop()
-    _serve(producer, raised)  # before the end: these callbacks may call poll(), and produce again
-    producer.end(reported=True)
+    producer.fail_outstanding()
+    _serve(producer, raised)  # before end(): callbacks can still call poll() and produce
+    producer.end(report_outstanding=True)
     raised_late: list[Exception] = []
     _serve(producer, raised_late)
     if raised_late:
         _log.warning(
-            "%s: a report of a record that was given up when its producer ended raised",
+            "%s: the delivery callback of a record that was not sent before its producer was closed raised",
             producer.config["client.id"],
             exc_info=raised_late[0],
         )
@@ -61,7 +66,8 @@ def close(producer: Producer) -> None:
 
 
 def _flush(producer: Producer, raised: list[Exception]) -> None:
-    """Waits until all records are delivered or have failed; without a broker only _WITHOUT_BROKER_S."""
+    """Waits until all records are delivered or have failed; without a broker for at most
+    _WAIT_WITHOUT_BROKER_S."""
     detached_since = time.monotonic()
     left = -1
     while left:
@@ -74,7 +80,7 @@ def _flush(producer: Producer, raised: list[Exception]) -> None:
             left = len(producer)
         if producer.attachment.attached:
             detached_since = time.monotonic()
-        elif time.monotonic() - detached_since > _WITHOUT_BROKER_S:
+        elif time.monotonic() - detached_since > _WAIT_WITHOUT_BROKER_S:
             _log.warning(
                 "%s: closed with %d records undelivered: there is no broker", producer.config["client.id"], left
             )

@@ -291,16 +291,16 @@ class ShmProducer(ProducerDriver):
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Like mqd.Producer.purge. Records in the C core count as in flight, even if not sent yet."""
         self.require_usable()
-        self.drop(in_queue, in_flight)
+        self.fail_outstanding(in_queue, in_flight)
 
-    def drop(self, in_queue: bool = True, in_flight: bool = True) -> None:
+    def fail_outstanding(self, in_queue: bool = True, in_flight: bool = True) -> None:
         """Fails all outstanding records; does nothing when another thread has closed this
         producer."""
         with self.attachment.lock:
             if not self._closed:
-                self._drop(in_queue, in_flight)
+                self._fail_outstanding(in_queue, in_flight)
 
-    def _drop(self, in_queue: bool, in_flight: bool) -> None:
+    def _fail_outstanding(self, in_queue: bool, in_flight: bool) -> None:
         """Fails records in flight first, so that a partition's reports come in the order of its records."""
         if in_flight:
             self.outcomes.drop_all(local_error(KafkaError._PURGE_INFLIGHT))
@@ -356,16 +356,16 @@ class ShmProducer(ProducerDriver):
         closing.close(self)
         return True
 
-    def end(self, reported: bool = False) -> None:
-        """Ends immediately. `reported`: outstanding records get their reports in `events`."""
+    def end(self, report_outstanding: bool = False) -> None:
+        """Ends immediately. `report_outstanding`: outstanding records get reports, with an error, in `events`."""
         if self._closed:
             return
         with self.attachment.lock:
             self._closed = True
             for stage in self.stages.values():
                 stage.limit = 0
-            if reported:
-                self._drop(True, True)
+            if report_outstanding:
+                self._fail_outstanding(True, True)
         self.attachment.unsubscribe(self)
         with self.attachment.lock:
             self.native.close()

@@ -15,9 +15,9 @@ struct recovery {
     struct mqd_recovery *parameters;
     struct mqd_listing listing;
     enum mode mode;
-    int64_t cut_offset; /* of a truncation; INT64_MAX = none */
-    /* a log that was open is truncated: data below cut_offset are known to be correct and are not
-     * checked */
+    int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = it is not */
+    /* the log was open until now and is truncated: data below cut_offset were in use, so they are not
+     * checked again */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
     bool was_cut;   /* truncated on purpose, perhaps after the recovery point was saved: the log may end below it */
@@ -31,18 +31,22 @@ struct tail {
     struct mqd_index index;
     int64_t valid_bytes, next_offset; /* end of its sound part */
     int64_t first_timestamp_ms;
-    int64_t entry_position; /* of the batch at which the walk began, if it has an index entry; 0 = it has none */
+    int64_t entry_position; /* the position of the index entry where the walk began; 0 = at the file's start */
     bool sound;             /* sound to the end of the file */
-    bool unreadable;        /* C1: damage below the recovery point, and nothing valid after it */
-    bool sound_after;       /* C5: whole batches follow the damage at which the log will end */
+    bool unreadable;        /* damage below the recovery point, and nothing valid after it (C1 in recovery.h) */
+    bool sound_after;       /* complete batches follow the damage before which the log will end (C5) */
 };
 
+/* where a walk trusts what it finds */
 struct bounds {
-    int64_t crc_from_offset, trusted_below, index_end, cut_offset;
-    bool intact;
+    int64_t crc_from_offset; /* checksums are computed from here on */
+    int64_t trusted_below;   /* damage below it does not end the log */
+    int64_t index_end;       /* index entries below it are trusted */
+    int64_t cut_offset;      /* like that of struct recovery */
+    bool intact;             /* no power failure can have cost the index files their last entries */
 };
 
-/* A full or read-only disk that refuses an index write is no reason to refuse the partition: it can
+/* A full or read-only disk that refuses an index write is no reason to refuse to open the partition: it can
  * be read without the index. */
 static inline bool is_tolerable(int error)
 {
@@ -54,8 +58,7 @@ void mqd_tail_close(struct tail *tail);
 int mqd_tail_walk(struct recovery *recovery, struct tail *tail, struct bounds bounds);
 /* Makes the index files match the batches that were walked. */
 int mqd_tail_finish_indexes(struct recovery *recovery, struct tail *tail);
-/* Handles a sealed segment below the boundary: its bytes are trusted; missing index entries are
- * added. */
+/* Handles a sealed segment whose batches are all trusted: only adds missing index entries. */
 int mqd_tail_check_sealed(struct recovery *recovery, int64_t base_offset, int64_t next_base);
 
 #endif

@@ -78,7 +78,7 @@ bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *
     return true;
 }
 
-const char *const mqd_check_too_many = "too many batches wait for a check; the client may retry";
+const char *const mqd_check_too_many = "too many batches are waiting for a check; the client may retry";
 
 static void refuse_all(struct mqd_reactor *r, struct mqd_node *parked, int16_t error, const char *message)
 {
@@ -116,7 +116,7 @@ static int16_t topic_gone_error(const struct mqd_request *request)
 
 /* ---- order ---- */
 
-static void fill_order(struct mqd_reactor *r, struct mqd_request *request)
+static void copy_order_fields(struct mqd_reactor *r, struct mqd_request *request)
 {
     const struct mqd_produce_request *produce = r->producing;
     if (request->order_read)
@@ -133,7 +133,7 @@ static void fill_order(struct mqd_reactor *r, struct mqd_request *request)
 
 void mqd_check_begin_order(struct mqd_reactor *r, struct mqd_append *append)
 {
-    fill_order(r, append->request);
+    copy_order_fields(r, append->request);
     if (!append->ordered)
         append->request->undecided++;
     append->ordered = 1;
@@ -212,7 +212,7 @@ bool mqd_check_expire(struct mqd_reactor *r, struct mqd_append *append)
 int16_t mqd_check_transaction(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_batch *batch,
                               const char **message)
 {
-    fill_order(r, request);
+    copy_order_fields(r, request);
     if (request->order.transactional_id.size_bytes < 0) {
         *message = "a transactional batch in a request without transactional id";
         return MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED;

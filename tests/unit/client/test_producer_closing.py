@@ -51,7 +51,7 @@ def test_a_producer_closed_after_a_fatal_error_reports_failed_records(make) -> N
 def test_a_producer_closed_without_a_broker_reports_failed_records(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
-    monkeypatch.setattr(closing, "_WITHOUT_BROKER_S", 0.0)
+    monkeypatch.setattr(closing, "_WAIT_WITHOUT_BROKER_S", 0.0)
     producer, native = make(compression_type=compression, linger_ms=60_000)
     producer.produce("events", b"known")
     assert producer.flush(10) == 0
@@ -83,7 +83,7 @@ def test_reports_of_dropped_records_are_in_record_order(make) -> None:
 def test_a_statistics_callback_that_raises_does_not_keep_close_from_giving_up(
     make, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closing, "_WITHOUT_BROKER_S", 0.5)
+    monkeypatch.setattr(closing, "_WAIT_WITHOUT_BROKER_S", 0.5)
 
     def raises(_statistics: str) -> None:
         raise ValueError("ours")
@@ -138,7 +138,7 @@ def test_producing_in_a_delivery_report_is_refused_after_a_fatal_error(make, bro
 
 
 def _without_a_broker(producer: ShmProducer, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "_WITHOUT_BROKER_S", 0.0)
+    monkeypatch.setattr(closing, "_WAIT_WITHOUT_BROKER_S", 0.0)
     broker.refuse = ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens")
     broker.kill()
     assert producer.attachment.wait_for(lambda: not producer.attachment.attached, 10)
@@ -202,7 +202,7 @@ def test_an_open_transaction_does_not_prolong_close_without_a_broker(
     producer.produce("events", b"0")
     assert producer.flush(10) == 0
     _without_a_broker(producer, broker, monkeypatch)
-    monkeypatch.setattr(closing, "_WITHOUT_BROKER_S", 0.3)
+    monkeypatch.setattr(closing, "_WAIT_WITHOUT_BROKER_S", 0.3)
     producer.produce("events", b"1", on_delivery=reports)
     requests: list[float] = []
     usual = producer.transactions.abort

@@ -1,9 +1,9 @@
-"""ElectLeaders 0-2 (KIP-183, KIP-460), by the controller. With one host the leader is already the
-preferred one: ELECTION_NOT_NEEDED. If its log directory is offline, no leader is possible:
-PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE.
+"""ElectLeaders 0-2 (KIP-183, KIP-460). In a cluster the controller elects.
 
-The response to a request for all partitions (null) omits those that need no election, so on a single
-host it is empty.
+On a single host there is nothing to elect. A partition's only replica leads it, and the response is
+ELECTION_NOT_NEEDED; or it is offline, and the response is PREFERRED_LEADER_NOT_AVAILABLE or, for an
+unclean election, ELIGIBLE_LEADERS_NOT_AVAILABLE. The response to a request for all partitions (null)
+omits those that need no election, so on a single host it is empty.
 """
 
 from mqd.acceptor.broker import Broker, Context
