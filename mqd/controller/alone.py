@@ -1,5 +1,5 @@
-"""The counterpart of mqd/controller/membership.py for a host that does not listen for others. It
-does not import that module, so that a start does not pay for unused code.
+"""The counterpart of mqd/controller/membership.py for a host that does not listen for others. Such
+a host does not import that module, so that its start does not pay for unused code.
 """
 
 from pathlib import Path

@@ -44,10 +44,10 @@ def identify(
     new_id: Callable[[], str],
 ) -> list[Directory]:
     """One Directory for each path, in order. `known`: directory id -> last known path; `used`: ids
-    that hold partitions.
+    of directories that hold partitions.
 
-    An unreadable directory, or an empty one in place of one with partitions, is unusable: its
-    partitions are offline, everything else continues. Raises DirectoryRefused.
+    A directory is unusable if it cannot be read, or if it is empty where one with partitions is
+    expected: its partitions are offline, everything else continues. Raises DirectoryRefused.
     """
     return _refuse_copies([_identify_one(path, cluster_id, node_id, known, used, new_id) for path in paths])
 
@@ -60,8 +60,8 @@ async def identify_in_time(
     used: set[str],
     new_id: Callable[[], str],
 ) -> list[Directory]:
-    """Like identify(), in threads. A directory whose file system does not respond within RESPONSE_S is
-    unusable, and its partitions are offline until the next start.
+    """Like identify(), in threads. A directory whose file system does not respond within RESPONSE_S
+    is unusable, and its partitions are offline until the next start.
     """
     places = list(paths)
     responses = await query_in_time(
@@ -76,8 +76,8 @@ async def identify_in_time(
 
 
 async def query_in_time(queries: Iterable[Callable[[], T]], limit_s: float | None = None) -> "list[asyncio.Future[T]]":
-    """Runs queries of file systems, each in a thread of its own. The futures of hanging ones are not
-    done after `limit_s` (None: RESPONSE_S).
+    """Runs queries of file systems, each in a thread of its own. Returns their futures when all are
+    done, or after `limit_s` (None: RESPONSE_S): the future of a query that hangs is not done then.
     """
     responses = [in_thread(query) for query in queries]
     if responses:
@@ -111,12 +111,12 @@ def _refuse_copies(found: list[Directory]) -> list[Directory]:
 def _identify_one(
     path: str, cluster_id: str, node_id: int, known: Mapping[str, str], used: set[str], new_id: Callable[[], str]
 ) -> Directory:
-    here = [directory_id for directory_id, where in known.items() if where == path]
+    ids_of_path = [directory_id for directory_id, where in known.items() if where == path]
     properties_path = Path(path) / META_PROPERTIES
     try:
         properties = read_properties(properties_path)
     except FileNotFoundError:
-        missing = [directory_id for directory_id in here if directory_id in used]
+        missing = [directory_id for directory_id in ids_of_path if directory_id in used]
         if missing:
             log.error(
                 "log directory is not the one that was here: its partitions are offline. Mount the right disk and"
@@ -127,27 +127,27 @@ def _identify_one(
                 file=str(properties_path),
             )
             return Directory(missing[0], path, 0, False)
-        return _claim(path, properties_path, here[0] if here else new_id(), cluster_id, node_id)
+        return _claim(path, properties_path, ids_of_path[0] if ids_of_path else new_id(), cluster_id, node_id)
     except OSError as error:
         log.error(
             "log directory cannot be read: its partitions are offline until the broker is restarted",
             directory=path,
             reason=str(error),
         )
-        return Directory(here[0] if here else "", path, 0, False)
+        return Directory(ids_of_path[0] if ids_of_path else "", path, 0, False)
     _check_owner(properties, properties_path, cluster_id, node_id)
     directory_id = properties.get("directory.id", "")
     if not directory_id:
         raise DirectoryRefused(
             f"{properties_path} has no directory.id; restore it from a copy, or remove {path} from log.dirs"
         )
-    # written by hand, as the message above advises: its replicas are empty now
-    is_replacement = directory_id in used and "cluster.id" not in properties and not _holds_partitions(path)
+    # an operator wrote the file, as the message above advises: the directory's replicas are empty
+    is_replacement = directory_id in used and "cluster.id" not in properties and not _has_partition_folder(path)
     return measure(Directory(directory_id, path, 0, True, fresh=is_replacement))
 
 
-def _holds_partitions(path: str) -> bool:
-    """Whether it contains any TOPIC-PARTITION folder."""
+def _has_partition_folder(path: str) -> bool:
+    """Whether the directory contains any folder named TOPIC-PARTITION. Raises OSError."""
     with os.scandir(path) as entries:
         return any(entry.name.rpartition("-")[2].isdigit() and entry.is_dir() for entry in entries)
 
@@ -174,7 +174,9 @@ def _claim(path: str, properties_path: Path, directory_id: str, cluster_id: str,
 
 
 def measure(directory: Directory) -> Directory:
-    """The directory with its current free space; unusable while its file system is read-only or does not respond."""
+    """The directory with its current free space; unusable if its file system is read-only or cannot
+    be queried.
+    """
     if not directory.directory_id:
         return directory
     try:

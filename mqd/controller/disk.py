@@ -1,13 +1,13 @@
-"""Carries out the quorum's disk effects: one thread, one effect after another, in order; appends that
-were queued during a flush are flushed together.
+"""Carries out the quorum's disk effects: one thread, one effect after another, in order; appends
+that were queued during a flush are flushed together.
 
 Invariants
     D1  DiskDone(n) is sent only when everything up to n is durable; DiskRefused(n) when n and the
         effects queued after it have left nothing on the disk
     D2  a failed flush, or any other error that leaves the files in doubt, ends the process
         (`on_failure`)
-    D3  snapshots of this host's state and reads of them use the same queue, so a file is never replaced
-        under a reader
+    D3  snapshots of this host's state and reads of them use the same queue, so a file is never
+        replaced under a reader
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from mqd.cluster.raft import events
 from mqd.cluster.raft.messages import Batch, SnapshotMeta
 from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 
-APPEND_BYTES_MAX = 8 << 20  # per write
+APPEND_BYTES_MAX = 8 << 20  # a write of this size takes no further appends
 
 log = logging.get("controller.disk")
 
 
 class StoreSnapshot(msgspec.Struct, frozen=True):
     meta: SnapshotMeta
-    state: MetadataState  # not shared
+    state: MetadataState  # a copy: it is encoded in the thread
 
 
 Work = (
@@ -128,7 +128,9 @@ class Disk:
             self._on_refused(work, error)
 
     def _gather(self, work: events.AppendLog) -> tuple[int, list[Batch]]:
-        """Adds the appends that follow it in the queue: one write, one flush."""
+        """The sequence of the last append, and the batches of `work` and of the appends that follow
+        it in the queue: they get one write and one flush.
+        """
         sequence, batches = work.sequence, list(work.batches)
         size = sum(batch.size_bytes for batch in batches)
         while self._queue and isinstance(following := self._queue[0], events.AppendLog) and size < APPEND_BYTES_MAX:

@@ -10,8 +10,8 @@ address, a timer, and the file that counts this directory's starts.
                                                (Peers' on_stream), until it ends
     await gossip.stop()                        announces the departure first
 
-`on_change` receives MemberChanged, ControllerSeen and DuplicateNodeId, in the loop's thread, after the
-core has handled the event. All of these are hints.
+`on_change` receives MemberChanged, ControllerSeen and DuplicateNodeId, in the loop's thread, after
+the core has handled the event. All of these are hints.
 
 A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): the
 initiator sends a 4-byte length and a State or StreamPing, and gets a length and a State or
@@ -119,9 +119,8 @@ def _write(writer: Writer, message: StreamMessage) -> None:
 
 
 def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple]]":
-    """The result of getaddrinfo() for datagrams. Runs in a thread of its own, so that a name that
-    the resolver does not answer delays no other. OSError: no such name; UnicodeError: not a valid
-    name.
+    """The result of getaddrinfo() for datagrams. Runs in a thread of its own, so that a look-up
+    that hangs does not delay others. OSError: no such name; UnicodeError: not a valid name.
     """
     try:
         return in_thread(lambda: socket.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM))
@@ -264,7 +263,7 @@ class Gossip(asyncio.DatagramProtocol):
     def _notify(self, change: Change) -> None:
         if isinstance(change, events.MemberChanged) and change.before != change.member.state:
             log.info(
-                "member",
+                "a member's state has changed",
                 node=change.member.node_id,
                 state=change.member.state,
                 before=change.before or "unknown",
@@ -394,7 +393,7 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """Creates it; start() starts it. `secrets`: the cluster's secrets. Messages are sealed with the
+    """A Gossip that start() starts. `secrets`: the cluster's secrets. Messages are sealed with the
     first one, and accepted if sealed with any of them. `directory`: the metadata directory, which
     has the file with the life. Raises OSError.
     """

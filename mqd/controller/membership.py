@@ -155,7 +155,7 @@ class Membership:
     def _decide(self, hello: Hello) -> Identity | Refusal:
         own, theirs = self.identity(), hello.identity
         if hello.purpose == "gossip" and self.gossip is None:
-            return Refusal(handshake.REFUSED_BUSY, "this host does not gossip yet")
+            return Refusal(handshake.REFUSED_BUSY, "the host that refuses does not gossip yet")
         if hello.purpose not in ("controller", "gossip"):
             return Refusal(
                 handshake.REFUSED_PURPOSE, f"purpose {hello.purpose!r} is not served on the controller's listener"
@@ -163,17 +163,19 @@ class Membership:
         if theirs.node_id == own.node_id and theirs.directory_id != own.directory_id:
             return Refusal(
                 handshake.REFUSED_IDENTITY,
-                f"the other host has node.id {own.node_id}, too: give each host a node.id of its own",
+                f"both hosts have node.id {own.node_id}: give each host a node.id of its own",
             )
         if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
             return Refusal(
-                handshake.REFUSED_CLUSTER, f"it belongs to cluster {own.cluster_id}, this host to {theirs.cluster_id}"
+                handshake.REFUSED_CLUSTER,
+                f"the host that refuses belongs to cluster {own.cluster_id}, the one that connects to"
+                f" {theirs.cluster_id}",
             )
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"it reads metadata of levels {own.feature_first} to {own.feature_last}, this host"
-                f" {theirs.feature_first} to {theirs.feature_last}",
+                f"the host that refuses reads metadata of levels {own.feature_first} to {own.feature_last}, the one"
+                f" that connects {theirs.feature_first} to {theirs.feature_last}",
             )
         if conflict := self._node_id_conflict(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, conflict)
@@ -185,8 +187,8 @@ class Membership:
         if lacking:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"it runs a version of mqd that this cluster no longer supports: {lacking}. Install the version that"
-                " the other hosts run",
+                f"the host that connects runs a version of mqd that this cluster no longer supports: {lacking}."
+                " Install the version that the other hosts run",
             )
         return own
 
@@ -209,12 +211,12 @@ class Membership:
         return (
             f"node.id {theirs.node_id} is that of another host,"
             f" {holder.controller_host or holder.host}:{holder.controller_port or holder.port}, which is in service:"
-            " give this host a node.id of its own; or, if it replaces that host, wait until that host's session has"
-            " ended"
+            " give the newcomer a node.id of its own; or, if it replaces that host, wait until that host's session"
+            " has ended"
         )
 
     def _is_known_voter(self, identity: Identity) -> bool:
-        """Whether this is the host that is a voter in this host's log."""
+        """Whether this host's log has a voter with this identity."""
         return self._shell is not None and any(
             voter.node_id == identity.node_id and directory_text(voter.key.directory_id) == identity.directory_id
             for voter in self._shell.quorum.core.voters
@@ -228,8 +230,8 @@ class Membership:
             self._on_query(connection, message)
         elif self._shell is not None and self._cluster_id and connection.identity.cluster_id == self._cluster_id:
             self._shell.on_peer(connection.identity.node_id, message)
-        # Otherwise an unknown host, or one that did not know yet that it belongs to this cluster:
-        # it sends its new identity over a new connection.
+        # Otherwise the message is ignored: its sender belongs to no cluster yet, or did not know
+        # that it belongs to this one; then it sends its new identity over a new connection.
 
     def _on_query(self, connection: Connection, query: FormationQuery) -> None:
         if self._shell is None:

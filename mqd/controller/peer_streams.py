@@ -1,5 +1,5 @@
-"""Streams between controllers, with or without TLS. What is written is encrypted immediately and waits
-in the transport, so that the transport's limits and `drain()` hold for both.
+"""Streams between controllers, with or without TLS. With TLS, what is written is encrypted
+immediately and waits in the transport, so that the transport's limits and `drain()` hold for both.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ continues as TLS (host_tls.py); what is written to the connection is then encryp
 that the bounds below count what is sent.
 
 Bounds
-    CONNECTIONS_PER_NODE_MAX  from one node; the oldest is closed
+    CONNECTIONS_PER_NODE_MAX  with one node; the oldest that this host does not send over is closed
     HANDSHAKES_MAX            in progress; further connections are closed immediately
     SEND_BYTES_MAX            unread by a peer: its connection is closed
     PENDING_MAX               messages that wait for a connection; the oldest is dropped
@@ -42,8 +42,8 @@ CONNECTIONS_PER_NODE_MAX = 4
 HANDSHAKES_MAX = 64
 SEND_BYTES_MAX = 64 << 20
 PENDING_MAX = 64
-# No longer than a new connection takes: after an outage the retransmissions of an old one are
-# delayed more and more.
+# Short: after an outage an old connection retransmits at growing intervals, so a new one recovers
+# sooner.
 LOST_MS_MAX = 3_000
 CONNECT_SECONDS_MAX = 2.0
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.05, 1.0
@@ -76,15 +76,15 @@ def set_options(connection: socket.socket) -> None:
 async def _run_handshake(
     side: handshake.Initiator | handshake.Responder, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
-    """Runs the handshake until `side.done`. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
+    """Runs the handshake to its end. Raises HandshakeFailed, OSError, EOFError, TimeoutError."""
     async with asyncio.timeout(handshake.HANDSHAKE_SECONDS_MAX):
         while side.missing_bytes:
             writer.write(side.feed(await reader.readexactly(side.missing_bytes)))
 
 
 class Connection:
-    """A connection after the handshake. `identity`: the peer's; `stated`: this host's own, as sent to
-    the peer.
+    """A connection after the handshake. `identity`: the peer's; `stated`: this host's own, as sent
+    to the peer.
     """
 
     def __init__(self, identity: Identity, stated: Identity, reader: Reader, writer: Writer) -> None:
@@ -317,10 +317,11 @@ class Peers:
     async def _receive(self, connection: Connection) -> None:
         node_id = connection.identity.node_id
         if connection.stated.cluster_id != self._identity().cluster_id:
-            # this host has joined a cluster during the handshake: the peer would ignore its messages
+            # this host has joined a cluster during the handshake, so the peer would ignore what it
+            # sends over this connection
             connection.writer.transport.abort()
             return
-        self._on_joined(node_id, connection)
+        self._on_connected(node_id, connection)
         try:
             while True:
                 message = await connection.receive()
@@ -331,10 +332,10 @@ class Peers:
         except peer_messages.PeerProtocolError as error:
             log.warning("a host sent an invalid message; disconnected", node=node_id, reason=str(error))
         finally:
-            self._on_left(node_id, connection)
+            self._on_disconnected(node_id, connection)
             connection.writer.transport.abort()
 
-    def _on_joined(self, node_id: int, connection: Connection) -> None:
+    def _on_connected(self, node_id: int, connection: Connection) -> None:
         self.add_address(node_id, connection.identity.host, connection.identity.port)
         node = self._nodes.setdefault(node_id, _Node())
         node.connections.append(connection)
@@ -352,7 +353,7 @@ class Peers:
         if len(node.connections) > CONNECTIONS_PER_NODE_MAX:
             next(one for one in node.connections if one is not node.current).writer.transport.abort()
 
-    def _on_left(self, node_id: int, connection: Connection) -> None:
+    def _on_disconnected(self, node_id: int, connection: Connection) -> None:
         node = self._nodes[node_id]
         node.connections.remove(connection)
         if node.current is connection:

@@ -53,7 +53,7 @@ class Quorum:
         self._timer_ns = NO_DEADLINE
         self._lease_ms = 0
         self._snapshot_requested_at = 0.0
-        self._voter_changes: dict[object, Callable[[int, str], None]] = {}  # voter changes in progress
+        self._voter_changes: dict[object, Callable[[int, str], None]] = {}  # those in progress: token -> on_end
         self._change_count = 0
         self._stopped = False
 

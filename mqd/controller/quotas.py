@@ -1,5 +1,5 @@
-"""Writes the metadata's quotas of users and client ids to the control segment, where workers and the
-acceptor read them (native/shm/quota.h). Quotas of addresses are enforced by the acceptor alone.
+"""Writes the metadata's quotas of users and client ids to the control segment, where workers and
+the acceptor read them (native/shm/quota.h). Quotas of addresses are enforced by the acceptor alone.
 
 Where several quotas match a client, the readers choose one for each quota key (KIP-13, KIP-55,
 KIP-124, KIP-599).
@@ -46,8 +46,8 @@ BURSTS_NS = tuple(bursts_ns({}))  # for brokers that set no window
 
 
 def interval(key: str, value: float | None) -> int:
-    """Nanoseconds per unit, times 2^32: per byte, per nanosecond of work, per MUTATION_UNITS-th of a
-    partition. 0 = no limit.
+    """Nanoseconds per unit, times 2^32; 0 = no limit. The unit depends on the key: a byte, a
+    nanosecond of work, or a MUTATION_UNITS-th of a partition.
     """
     if value is None:
         return 0

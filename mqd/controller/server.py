@@ -104,7 +104,7 @@ class Server:
         self._on_end = on_end
         self._connections: dict[Hashable, Connection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._count = 0
+        self._last_number = 0
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -125,7 +125,7 @@ class Server:
         self._path.unlink(missing_ok=True)
 
     def send(self, number: Hashable, message: FromController) -> None:
-        """The connection may have ended in the meantime."""
+        """Sends nothing if the connection has ended in the meantime."""
         connection = self._connections.get(number)
         if connection is not None:
             if isinstance(message, Response):
@@ -139,8 +139,8 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        self._count += 1
-        connection = self._connections[self._count] = Connection(self._count, writer)
+        self._last_number += 1
+        connection = self._connections[self._last_number] = Connection(self._last_number, writer)
         try:
             await self._receive(connection, reader)
         except (OSError, EOFError):

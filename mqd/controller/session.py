@@ -42,14 +42,17 @@ def devices(log_dirs: Iterable[str]) -> list[int]:
     return found
 
 
-def clean_epoch(path: Path, directory_id: str, boot: str, places: list[int]) -> int:
-    """The broker epoch of the last session if it ended cleanly, otherwise -1."""
+def clean_epoch(path: Path, directory_id: str, boot_now: str, devices_now: list[int]) -> int:
+    """The broker epoch of the last session if it ended cleanly, otherwise -1. `boot_now`,
+    `devices_now`: the results of boot_id() and devices().
+    """
     try:
         last = msgspec.json.decode(path.read_bytes(), type=Session)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return -1
-    kept = bool(boot) and last.boot_id == boot and last.devices == places and -1 not in places
-    return last.broker_epoch if last.directory_id == directory_id and (last.clean or kept) else -1
+    same_boot = bool(boot_now) and last.boot_id == boot_now
+    cache_kept = same_boot and last.devices == devices_now and -1 not in devices_now
+    return last.broker_epoch if last.directory_id == directory_id and (last.clean or cache_kept) else -1
 
 
 def write(path: Path, session: Session) -> None:

@@ -117,9 +117,9 @@ class Shell:
     async def wait_metadata(self, version: int, logged: int = 0) -> None:
         """Waits until the committed state has reached `version` and `logged` or, if this host is
         the only voter, until it is the active controller; or until the process must end. `logged`:
-        the end of this host's log when the previous controller process ended. It may have sent any
-        committed state to workers, and all of that state is in the log. Records that the quorum's
-        leader truncates were not committed.
+        the end of this host's log when the previous controller process ended. That process may have
+        sent any committed state to workers, and all of that state is in the log. Records that the
+        quorum's leader truncates were not committed.
         """
         waiting_since, log_count = clock.monotonic_ms(), 0
         while not self.failed.done():
@@ -193,7 +193,7 @@ class Shell:
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
     def _publish_quotas(self) -> None:
-        """Writes the quotas before a change is published, so that it is enforced as soon as it is known."""
+        """Called before a change of quotas is published: they apply as soon as they are known."""
         quotas.publish(self._control, self.core.committed.client_quotas, self._quota_bursts_ns)
 
     async def leave(self) -> int:
@@ -236,7 +236,7 @@ class Shell:
                 self.on_metadata(metadata_core.Tick(clock.now_ms()))
                 self.on_host(host_core.Tick())
                 self._voters.tick()
-                self._maybe_report_back()
+                self._maybe_report_alive()
                 if measuring is not None and measuring.done():
                     measuring.result()  # a failure there also ends the process
                     measuring = None
@@ -346,8 +346,8 @@ class Shell:
             self._dead_since_ms = clock.monotonic_ms()
             self.on_broker(broker_core.HostDied())
 
-    def _maybe_report_back(self) -> None:
-        """Reports the host as back when all workers serve, or some do and the others are overdue."""
+    def _maybe_report_alive(self) -> None:
+        """Withdraws HostDied when all workers serve, or some do and the others are overdue."""
         if self._dead_since_ms < 0:
             return
         running = [state == native.ProcessState.RUNNING for state in self._worker_states()]
@@ -383,10 +383,10 @@ class Shell:
     def _on_forwarded(self, node_id: int, message: peer.ChangeForwarded) -> None:
         epoch, version = self.quorum.core.epoch, self.core.committed.version
 
-        def respond(found: messages.Response) -> None:
+        def respond(response: messages.Response) -> None:
             self._send_peer(
                 node_id,
-                peer.ChangeResponse(epoch, message.node_id, message.request_id, message.incarnation, version, found),
+                peer.ChangeResponse(epoch, message.node_id, message.request_id, message.incarnation, version, response),
             )
 
         if message.node_id == node_id:
@@ -452,7 +452,7 @@ class Shell:
             self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
             self._maybe_set_in_service()
 
-    def _publish(self, action: metadata_core.Publish, whole: bool) -> None:
+    def _publish(self, action: metadata_core.Publish, from_snapshot: bool) -> None:
         self._log_published(action)
         if action.brokers_changed:
             self._learn_addresses()
@@ -460,7 +460,7 @@ class Shell:
             return
         if action.client_quotas_changed:
             self._publish_quotas()
-        self.on_host(StateReplaced() if whole else action)
+        self.on_host(StateReplaced() if from_snapshot else action)
 
     def _on_state_loaded(self) -> None:
         log.info("the metadata was replaced by the leader's snapshot", version=self.core.committed.version)
@@ -504,8 +504,8 @@ class Shell:
                         self._doubt()
 
     def _doubt(self) -> None:
-        """Records immediately, in a thread of its own, that the session is in doubt: before that, a kill
-        would make the session look clean although its disk has lost writes.
+        """Records immediately, in a thread of its own, that the session is in doubt: a kill before
+        that would make the session look clean although its disk has lost writes.
         """
         epoch = self.broker_epoch
         in_thread(lambda: self.on_doubt(epoch)).add_done_callback(self._on_doubted)

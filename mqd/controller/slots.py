@@ -34,7 +34,7 @@ def read_slots(control: native.Control, state: MetadataState) -> Started:
 def assign(control: native.Control, action: AssignSlot) -> None:
     """A partition without an owner is OFFLINE, and stays so until its new owner has opened it: a
     flush of the previous owner may have failed, and the flag makes the new owner's recovery rewrite
-    what may not be flushed.
+    what is perhaps not on the disk.
     """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):

@@ -501,7 +501,7 @@ def test_a_second_host_with_a_node_id_in_use_stays_out_and_disturbs_no_other(tmp
         cluster.hosts.append(second)
         cluster.wait(
             "it says why it waits",
-            lambda: "which is in service: give this host a node.id of its own" in second.logs(100),
+            lambda: "which is in service: give the newcomer a node.id of its own" in second.logs(100),
         )
         time.sleep(5)  # two and a half sessions, in which nothing must change
         assert victim.logs(1_000).count("this broker's state") == before, "the one in service has kept its lease"

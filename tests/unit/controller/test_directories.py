@@ -224,7 +224,7 @@ def test_the_controllers_ticks_do_not_wait_for_a_file_system(
         one._measures = Measures(one.directories)
         one.on_broker = one.on_metadata = one.on_host = received.append  # type: ignore[method-assign, assignment]
         one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
-        one._maybe_report_back, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
+        one._maybe_report_alive, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
 
         async def restored() -> None:
             pass
@@ -261,7 +261,7 @@ def test_an_error_while_directories_are_measured_ends_the_ticks(monkeypatch: pyt
         one = object.__new__(shells.Shell)
         one.on_broker = one.on_metadata = one.on_host = lambda event: None  # type: ignore[method-assign, assignment]
         one._voters = SimpleNamespace(tick=lambda: None)  # type: ignore[assignment]
-        one._maybe_report_back, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
+        one._maybe_report_alive, one._pause_s = lambda: None, lambda: 0.001  # type: ignore[method-assign]
         one._measure = failing  # type: ignore[method-assign]
         with pytest.raises(ValueError, match="our own fault"):
             await one.tick()
