@@ -14,8 +14,8 @@ from mqd.security.authorizer import Authorizer
 
 
 def _with_partitions_of(view: messages.TopicImage, base: messages.TopicImage | None) -> messages.TopicImage:
-    """The view with the partitions of its base. Operations that are only for topics with logs of their own check
-    Metadata.log_of().
+    """The view with the partitions of its base. Operations that need a topic's own log must check
+    Metadata.log_of(): a view has none.
     """
     if base is None:  # the base waits for slots of this host
         return msgspec.structs.replace(view, partition_count=-1)
@@ -52,17 +52,15 @@ class Metadata:
         self.scram_version = 0  # changes with the credentials
         self.delegation_tokens: dict[str, DelegationToken] = {}  # by id
         self.features_version = 0  # version of the message that last changed them
-        # Existing topics that this host's processes do not receive, or not with all their
-        # partitions.
+        # Existing topics that this host's processes do not receive, or receive without some partitions.
         self.withheld: frozenset[str] = frozenset()
         self._node_id = -1  # this host
-        # Partition of an internal topic -> the newest leader epoch in which another host leads it,
-        # or may have led it, since take_led_elsewhere().
+        # the result of the next take_led_elsewhere()
         self._elsewhere: dict[tuple[str, int], int] = {}
         self.election_count = 0  # elections of partition leaders in the cluster, since this process started
         self.unclean_count = 0  # the unclean ones of these
         self._unclean: list[tuple[str, messages.PartitionImage]] = []  # since take_unclean()
-        # topic -> number of remaining partitions, since take_gone()
+        # the result of the next take_gone()
         self._gone: dict[str, int] = {}
         self._sorted: list[str] | None = None
         self._views: dict[str, dict[str, messages.TopicImage]] = {}  # topic -> its views, as they were received
@@ -127,23 +125,23 @@ class Metadata:
         self.version = message.version
 
     def take_gone(self) -> dict[str, int]:
-        """Topics deleted since the last call (0), and the number of remaining partitions of those
-        that have lost some. Includes topics that were created again, or got more partitions since.
+        """Topic -> how many partitions remained when it lost some since the last call; 0: it was
+        deleted. Includes topics that have since been created again or got more partitions.
         """
         gone, self._gone = self._gone, {}
         return gone
 
     def take_led_elsewhere(self) -> dict[tuple[str, int], int]:
-        """Partitions of internal topics, by name and index, that another host leads or may have led
-        since the last call, with its newest leader epoch. Includes a partition that this host leads
-        again, even if both changes came in one message.
+        """(internal topic, index) of each partition that another host leads, or may have led, since
+        the last call -> the newest leader epoch in which it does. Includes a partition that this host
+        leads again, even if both changes came in one message.
         """
         elsewhere, self._elsewhere = self._elsewhere, {}
         return elsewhere
 
     def take_unclean(self) -> list[tuple[str, messages.PartitionImage]]:
         """Topic and partition of each leader elected from outside the in-sync set since the last
-        call: the records that it lacks are lost.
+        call. The records that such a leader lacks are lost.
         """
         unclean, self._unclean = self._unclean, []
         return unclean
@@ -162,8 +160,8 @@ class Metadata:
                 self._unclean.append((old.name, new))
 
     def _note_led_elsewhere(self, topic: messages.TopicImage, partitions: Iterable[messages.PartitionImage]) -> None:
-        """`topic`: its previous state. An epoch that this process has not received may belong to
-        any host.
+        """`topic` is the state before the change. If leader epochs were skipped in between, any host
+        may have led in them.
         """
         if not topic.internal:
             return
@@ -273,7 +271,7 @@ class Metadata:
 
     def successor_of(self, name: str, index: int) -> int:
         """The partition that has taken the records of a retired and removed one. -1: the partition
-        exists, or waits for a slot of this host, or it or its retirement is unknown.
+        exists, or waits for a slot of this host, or this host knows of no such retirement.
         """
         topic = self.topics.get(name)
         if (

@@ -99,7 +99,7 @@ async def refusal_to_add(
     cannot be determined. The transaction's marker follows the records to another partition only
     while no partition has the removed index and the partition count is unchanged; otherwise readers
     of committed records would wait for the marker forever. The controller refuses the change if
-    other partitions have been removed than this host knows (AddPartitions.first_leader_epoch).
+    partitions have been removed that this host does not know of (AddPartitions.first_leader_epoch).
     """
     topic = context.broker.metadata.topics.get(change.name)
     if topic is None or not topic.first_leader_epoch or change.partition_count <= len(topic.partitions):
@@ -138,9 +138,9 @@ async def _refused(
 async def _open_on(
     context: Context, header: RequestHeader, topic: messages.TopicImage, first: int
 ) -> list[OpenTransaction]:
-    """Raises _Unknown, also for a permanently lost partition, because only an operator knows that it
-    will not return. A leader that was elected uncleanly reports the open transactions in the
-    remaining records.
+    """The transactions open on the partitions from `first` on. Raises _Unknown, also for a permanently
+    lost partition, because only an operator knows that it will not return. A leader that was elected
+    uncleanly reports the open transactions in the remaining records.
     """
     by_leader: dict[int, list[int]] = {}
     if topic.partition_count > len(topic.partitions):

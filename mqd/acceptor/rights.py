@@ -48,8 +48,8 @@ class ElementRule(NamedTuple):
 
 class AuthorizedRequest(NamedTuple):
     """`request`: the part for the handler; None: nothing is left. `denied`: the response to the
-    rest, to be joined with the handler's, unless that is an error of the whole request and
-    `is_group_first`.
+    rest, to be joined with the handler's response; but with `is_group_first`, a handler's error of
+    the whole request is the only response.
     """
 
     request: object | None
@@ -75,7 +75,9 @@ def authorize(context: Context, header: RequestHeader, request: object) -> Autho
         if isinstance(rule, WholeRule):
             error = rule.check(context, header, request, request)
             if error:
-                return AuthorizedRequest(None, _failed(header, None if _is_refused_alone(header) else request, error))
+                return AuthorizedRequest(
+                    None, _failed(header, None if _is_refused_without_elements(header) else request, error)
+                )
         else:
             return _authorize_elements(context, header, request, rule)
     return AuthorizedRequest(request)
@@ -101,9 +103,9 @@ def _authorize_elements(context: Context, header: RequestHeader, request: Any, r
     return AuthorizedRequest(rest, denied_response, rule.response_field, rule.is_group_first)
 
 
-def _is_refused_alone(header: RequestHeader) -> bool:
+def _is_refused_without_elements(header: RequestHeader) -> bool:
     """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures, Alter- and
-    DeleteShareGroupOffsets: when Kafka refuses the whole request, it does not list its elements.
+    DeleteShareGroupOffsets: Kafka's refusal of such a whole request does not list the elements.
     """
     return header.api_key in (47, 55, 57, 91, 92) or (header.api_key == 24 and header.api_version >= 4)
 
@@ -151,7 +153,7 @@ def topics(
     return ElementRule(field, response_field, requires(ResourceType.TOPIC, operation, attribute))
 
 
-def _committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
+def _check_committed_topic(context: Context, header: RequestHeader, request: Any, topic: Any) -> int:
     """A topic with an unknown id is left to the handler."""
     image = context.broker.metadata.by_id(topic.topic_id) if not topic.name else None
     name = topic.name or (image.name if image is not None else "")
@@ -176,8 +178,8 @@ def _check_coordinator_key(context: Context, header: RequestHeader, request: Any
 
 
 def _check_find_coordinator(context: Context, header: RequestHeader, request: Any, _: Any) -> int:
-    """Coordinators of share-partitions: only for hosts, from version 6 on; the handler refuses
-    others."""
+    """Only hosts may look up coordinators of share-partitions, from version 6 on; the handler refuses
+    lower versions. Below version 4 a request has a single key."""
     if request.key_type == SHARE_COORDINATOR and header.api_version >= 6:
         return cluster(Operation.CLUSTER_ACTION).check(context, header, request, request)
     return _check_coordinator_key(context, header, request, request.key) if header.api_version < 4 else 0
@@ -262,10 +264,10 @@ SHARE_TOPICS = topics(READ, response_field="responses", attribute="topic_name").
 
 RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     0: (topics(WRITE, "topic_data", "responses"),),
-    1: OPEN,  # the handler only refuses it
+    1: OPEN,  # the handler refuses every request
     2: (topics(DESCRIBE),),
     3: BY_HANDLER,
-    8: (group(READ), ElementRule("topics", "topics", _committed_topic)),
+    8: (group(READ), ElementRule("topics", "topics", _check_committed_topic)),
     9: BY_HANDLER,
     10: (WholeRule(_check_find_coordinator), ElementRule("coordinator_keys", "coordinators", _check_coordinator_key)),
     11: (group(READ),),
@@ -322,7 +324,7 @@ RIGHTS: dict[int, tuple[WholeRule | ElementRule, ...]] = {
     75: BY_HANDLER,
     76: (group(READ),),
     77: (ElementRule("group_ids", "groups", requires(ResourceType.GROUP, DESCRIBE)),),
-    78: OPEN,  # the handler only refuses it
+    78: OPEN,  # the handler refuses every request
     79: OPEN,
     80: (cluster(ALTER),),
     81: (cluster(ALTER),),

@@ -3,7 +3,8 @@
 Kafka's share coordinator deletes the records before the oldest snapshot in use, and makes
 snapshots of idle share-partitions now and then so that this offset advances. Here a prune makes
 them: each share-partition of a partition of the log writes a snapshot, then everything before the
-first of them goes. A prune is due when it deletes at least as many records as it writes.
+first of them goes. A prune is due when it deletes at least RECORDS_MIN records, and twice as many as
+it writes.
 
 Invariants
     U1  the log from the new start on gives the state of every share-partition: all that exist when

@@ -26,7 +26,7 @@ class Tokens:
         self._secret = secret
         self.max_lifetime_ms = max_lifetime_ms
         self.lifetime_ms = lifetime_ms  # without renewal
-        self._ids: dict[bytes, str] = {}  # ids by HMAC, of all tokens ever seen in the metadata
+        self._ids: dict[bytes, str] = {}  # by HMAC; also of removed tokens, until the next by_hmac()
         self._verifiers: OrderedDict[tuple[str, str, bytes], Verifier] = OrderedDict()
 
     @property

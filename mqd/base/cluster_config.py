@@ -76,10 +76,10 @@ def listens(config: Mapping[str, str]) -> bool:
 
 
 def _host_listener(
-    config: Mapping[str, str], name: str, advertised_name: str, clients: Listener, fallback_host: str, step: int
+    config: Mapping[str, str], name: str, advertised_name: str, client_listener: Listener, fallback_host: str, step: int
 ) -> HostListener:
     text = config.get(name)
-    host, port = clients.host, clients.port + step if clients.port else 0
+    host, port = client_listener.host, client_listener.port + step if client_listener.port else 0
     if text:
         try:
             host, port = parse_address(text)
@@ -87,7 +87,7 @@ def _host_listener(
             raise ConfigError(f"{name}: {error}", name, text) from error
     if port > 65535:
         raise ConfigError(
-            f"{name} is not set, and the clients' port {clients.port} leaves no room for it; set it", name, None
+            f"{name} is not set, and the clients' port {client_listener.port} leaves no room for it; set it", name, None
         )
     advertised = config.get(advertised_name)
     if advertised:
@@ -113,15 +113,15 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
     """None: this host does not listen for others. Raises ConfigError."""
     if not listens(config):
         return None
-    clients = parse_listeners(config)[0]
-    advertised = advertised_listeners(config).get(clients.name)
+    client_listener = parse_listeners(config)[0]
+    advertised = advertised_listeners(config).get(client_listener.name)
     fallback_host = advertised.host if advertised is not None else ""
     return ClusterListeners(
         _host_listener(
             config,
             "controller.listener",
             "advertised.controller.listener",
-            clients,
+            client_listener,
             fallback_host,
             CONTROLLER_PORT_STEP,
         ),
@@ -129,7 +129,7 @@ def cluster_listeners(config: Mapping[str, str]) -> ClusterListeners | None:
             config,
             "inter.broker.listener",
             "advertised.inter.broker.listener",
-            clients,
+            client_listener,
             fallback_host,
             INTER_BROKER_PORT_STEP,
         ),
@@ -162,7 +162,7 @@ def check(config: Mapping[str, str]) -> None:
 
 
 def split_keys(content: bytes) -> list[bytes]:
-    """The secrets of a key file: one, or after a line that begins with KEYS_HEAD one in each line."""
+    """The secrets of a key file: its whole content, or one per line below a line that begins with KEYS_HEAD."""
     if not content.startswith(KEYS_HEAD):
         return [content.strip()]
     return [line.strip() for line in content.splitlines()[1:] if line.strip()]
@@ -174,8 +174,8 @@ def load_key(config: Mapping[str, str]) -> bytes:
 
 
 def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
-    """The cluster's secrets: this host authenticates with the first, and accepts all. LOOPBACK_KEY
-    without a file. Raises ConfigError: unreadable, too short, or readable by other users of this
+    """The cluster's secrets: this host authenticates with the first, and accepts all. Without a key
+    file, LOOPBACK_KEY. Raises ConfigError: unreadable, too short, or readable by other users of this
     machine.
     """
     name = config.get("cluster.key.file")

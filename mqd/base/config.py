@@ -48,7 +48,7 @@ ENVIRONMENT_RESERVED = frozenset(
 )
 _ENVIRONMENT_ORIGIN = "environment variable "
 ENVIRONMENT_RESERVED_PREFIXES = ("MQD_TEST_", "MQD_CRASH_", "MQD_PERF_", "MQD_FAULT_", "MQD_RUN_")
-_ARENA_GRAIN_BYTES = 65536
+_ARENA_EXTENT_BYTES = 65536
 _LENGTH_WORD_BYTES = 4
 
 
@@ -160,7 +160,7 @@ def load_broker(
     resolved (config_providers.py), and cross-checked.
 
     `environment` is usually os.environ, `overrides` come from the command line, `defaults` from
-    `mqd up --secure`: everything else overrides them. Absent from the result: properties without
+    `mqd up --secure`; any other source overrides these. Absent from the result: properties without
     value and default (log.dirs, advertised.listeners, log.retention.ms...). `secret_variables` gets
     the names of the environment variables that sensitive values come from. Raises ConfigError, which
     says where the value was set.
@@ -313,8 +313,8 @@ def _check_broker(config: Mapping[str, str]) -> None:
     _check_flushed(config, "log.flush.on.ack", "log.flush.interval.messages", "log.flush.interval.ms")
     at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", 1, "the first step must not exceed the largest")
     _require(
-        int(config["receive.arena.bytes"]) % _ARENA_GRAIN_BYTES == 0,
-        f"receive.arena.bytes={config['receive.arena.bytes']} must be a multiple of {_ARENA_GRAIN_BYTES}",
+        int(config["receive.arena.bytes"]) % _ARENA_EXTENT_BYTES == 0,
+        f"receive.arena.bytes={config['receive.arena.bytes']} must be a multiple of {_ARENA_EXTENT_BYTES}",
         "receive.arena.bytes",
         config,
     )
@@ -464,7 +464,7 @@ def arena_bytes(config: Mapping[str, str]) -> tuple[int, int]:
     """
     reserved = int(config["receive.arena.bytes"])
     large = int(config["large.request.memory.bytes"]) + _LENGTH_WORD_BYTES
-    return reserved, reserved + -(-large // _ARENA_GRAIN_BYTES) * _ARENA_GRAIN_BYTES
+    return reserved, reserved + -(-large // _ARENA_EXTENT_BYTES) * _ARENA_EXTENT_BYTES
 
 
 def validate_topic(

@@ -8,14 +8,14 @@ from mqd.base.properties import BROKER, GROUP, TOPIC, Property
 from mqd.base.property_values import allowed_text
 
 
-def _markdown_table(rows: list[Property], last: str, last_of: Callable[[Property], str]) -> list[str]:
+def _markdown_table(rows: list[Property], last_title: str, last_cell: Callable[[Property], str]) -> list[str]:
     def cell(text: str) -> str:
         return text.replace("|", "\\|")
 
-    lines = [f"| Property | Default | Allowed | What it does | {last} |", "| --- | --- | --- | --- | --- |"]
+    lines = [f"| Property | Default | Allowed | What it does | {last_title} |", "| --- | --- | --- | --- | --- |"]
     for row in rows:
         default = "not set" if row.default is None else f"`{row.default}`" if row.default else "empty"
-        lines.append(f"| `{row.name}` | {default} | {cell(allowed_text(row))} | {cell(row.doc)} | {last_of(row)} |")
+        lines.append(f"| `{row.name}` | {default} | {cell(allowed_text(row))} | {cell(row.doc)} | {last_cell(row)} |")
     return lines
 
 

@@ -76,8 +76,8 @@ class Providers:
         return {class_key, parameter_key}
 
     def resolve(self, text: str) -> str:
-        """`text` with its references replaced, once. Raises ConfigError, which names the reference
-        and never a value.
+        """`text` with its references replaced, but not references in their values. Raises
+        ConfigError, which names the reference and never a value.
         """
 
         def value(found: re.Match[str]) -> str:
@@ -122,7 +122,7 @@ class Providers:
         return self._environment[key]
 
     def _may_read(self, name: str, place: Path) -> bool:
-        """Whether allowed.paths has this path, as in Kafka: absolute, and without .. that leaves them."""
+        """Whether the path is in one of allowed.paths once its .. are resolved, as in Kafka."""
         allowed = self._allowed.get(name)
         if allowed is None:
             return True

@@ -1,4 +1,4 @@
-"""share.fifo of a share group: the key of a record when records with the same key are
+"""The setting share.fifo of a share group: what a record's key is, if the records with one key are
 delivered one after the other.
 """
 

@@ -67,7 +67,7 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
             if other.name == listener.name or (
                 listener.port and (other.host, other.port) == (listener.host, listener.port)
             ):
-                raise ConfigError(f"{_where(listener)} twice", "listeners", config["listeners"])
+                raise ConfigError(f"{_entry_text(listener)} twice", "listeners", config["listeners"])
         listeners.append(listener)
     if len(listeners) > LISTENER_COUNT_MAX:
         raise ConfigError(
@@ -117,18 +117,18 @@ def metrics_listener(config: Mapping[str, str]) -> Listener | None:
     return listener
 
 
-def _where(listener: Listener) -> str:
+def _entry_text(listener: Listener) -> str:
     return f"listeners has {listener.name}://{listener.host}:{listener.port}"
 
 
 def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str) -> Listener:
-    """The listener with its protocol, and the loopback address where it names no host and other
-    hosts may not reach it.
+    """Returns the listener with its protocol. Without a host it gets the loopback address, unless it
+    is protected or may be insecure. Raises ConfigError.
     """
-    where = _where(listener)
+    entry = _entry_text(listener)
     if protocol not in PROTOCOLS:
         raise ConfigError(
-            f"{where}, whose protocol {protocol} is none of {', '.join(PROTOCOLS)}; add {listener.name}:PROTOCOL to"
+            f"{entry}, whose protocol {protocol} is none of {', '.join(PROTOCOLS)}; add {listener.name}:PROTOCOL to"
             " listener.security.protocol.map",
             "listeners",
             config["listeners"],
@@ -142,11 +142,11 @@ def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str
     if not listener.host:
         return msgspec.structs.replace(listener, host="127.0.0.1")
     if not _LOOPBACK.fullmatch(listener.host):
-        lack = "where other hosts' passwords and records are not encrypted" if listener.has_sasl else ""
-        lack = lack or "which other hosts can reach without authentication"
+        danger = "where other hosts' passwords and records are not encrypted" if listener.has_sasl else ""
+        danger = danger or "which other hosts can reach without authentication"
         remedy = "ssl.client.auth=required, or " if protocol == "SSL" else ""
         raise ConfigError(
-            f"{where}, {lack}; use 127.0.0.1, or set {remedy}listeners.insecure.allow=true",
+            f"{entry}, {danger}; use 127.0.0.1, or set {remedy}listeners.insecure.allow=true",
             "listeners",
             config["listeners"],
         )

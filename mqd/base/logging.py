@@ -30,8 +30,8 @@ LEVEL_OF_SYSLOG = {number: name for name, number in SYSLOG_OF_LEVEL.items()}
 
 BURST = 20
 RATE_PER_S = 2.0
-# maximum number of counted templates; beyond it the least recently used is dropped
-TEMPLATE_COUNT_MAX = 512
+# of how many messages the lines are counted; beyond it the least recently used is dropped
+MESSAGE_COUNT_MAX = 512
 
 
 def level_name(syslog: int) -> str:
@@ -52,7 +52,7 @@ class RateLimit:
         now = self._clock()
         bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
         self._buckets[key] = bucket  # moved to the end: the order is by last use
-        if len(self._buckets) > TEMPLATE_COUNT_MAX:
+        if len(self._buckets) > MESSAGE_COUNT_MAX:
             del self._buckets[next(iter(self._buckets))]
         bucket[0] = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
         bucket[1] = now

@@ -4,7 +4,7 @@
       .lock              flock of the running broker; its text is the holder's pid (for messages
                          only)
       meta.properties    cluster.id, node.id, directory.id: the identity of this directory
-      reserve            deleted at start, for disks without free space: mqd/keeper/reserve.py
+      reserve            deleted at start to free space on a full disk: mqd/keeper/reserve.py
       authentication.seed  secret for salts of users that do not exist (a host with SASL listeners)
       generation         generation of the last keeper start
       logs/              the processes' logs (logs/mqd-worker-0.log, logs/supervisord.log)

@@ -73,8 +73,8 @@ large.request.timeout.ms: int >=1000 <=INT_MAX = 30000
     wait for the memory, it is disconnected after 2 seconds without data, or if its request is not complete after this
     time.
 queued.max.request.bytes: long >=1048576 = 67108864
-    Memory of one worker for requests and connections in addition to its receive arena; above that it stops reading from
-    them.
+    Memory of one worker for requests and connections in addition to its receive arena; above that the worker stops
+    reading from connections.
 local.attachments.max: int >=0 <=65536 = 1024
     (mqd) Clients on this host that the broker serves through shared memory; further ones connect over TCP. 0: none, and
     no client socket.
@@ -231,7 +231,7 @@ controller.quorum.fetch.timeout.ms: int >=200 <=60000 = 2000
     it.
 replica.lag.time.max.ms: long >=100 <=INT_MAX dynamic = 30000
     A follower that has not caught up with its leader for this time leaves the in-sync set; it joins again once it has
-    caught up within half of it. The value on the leader's host applies.
+    caught up within half of that time. The value on the leader's host applies.
 replica.fetch.wait.max.ms: int >=1 <=60000 = 500
     How long a leader may delay its response to a follower that has all records.
 replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
@@ -239,8 +239,8 @@ replica.fetch.max.bytes: int >=1024 <=1073741824 = 1048576
 replica.fetch.response.max.bytes: int >=1024 <=536870912 = 4194304
     Bytes of a leader's response (Kafka: 10485760); a single batch may be larger.
 replica.fetch.backoff.ms: int >=1 <=60000 = 200
-    Delay before a partition that its leader refused is fetched again (Kafka: 1000). While that host
-    may not have learned yet that it leads, the delay begins at 5 ms and doubles.
+    Delay before a partition that its leader refused is fetched again (Kafka: 1000). While the
+    leader may not know yet that it leads, the delay begins at 5 ms and doubles.
 replica.socket.timeout.ms: int >=100 <=600000 = 10000
     A follower reconnects to a leader that does not respond for this time beyond replica.fetch.wait.max.ms (Kafka:
     30000).
@@ -422,8 +422,8 @@ group.max.size: int >=1 = INT_MAX
     Members that a group of the classic protocol may have.
 group.coordinator.memory.bytes: long >=67108864 = 268435456
     (mqd) Memory of all groups that this host coordinates: members with their metadata and assignments, offsets with
-    theirs. New groups are refused from three quarters on, new members from seven eighths, with an error that clients
-    retry (COORDINATOR_LOAD_IN_PROGRESS); existing groups continue.
+    their metadata. New groups are refused from three quarters on, new members from seven eighths, with an error that
+    clients retry (COORDINATOR_LOAD_IN_PROGRESS); existing groups continue.
 group.consumer.session.timeout.ms: int >=1 = 45000
     A member of a consumer group (KIP-848) is removed after this time without a heartbeat. Per group:
     consumer.session.timeout.ms.
@@ -723,12 +723,12 @@ dedup.ids.max: int >=1 <=100000000 dynamic = 3000000
 acks.replicas: int >=0 <=16 dynamic = 0
     (mqd) acks=all waits for this many replicas, the leader among them, and not for the others: the in-sync set is kept
     at this many members. The others are spares, and a member for which a record has waited for 100 ms is exchanged for
-    a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync acks=all is refused, so
+    a spare that is ahead of it. At least 2, at most the number of replicas; with fewer in sync, acks=all is refused, so
     min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
     that are in sync.
 view.of: string dynamic =
-    (mqd) The topic is a view: it has no log, but the records of this topic that view.filter selects, at the same
-    partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs
+    (mqd) The base topic: makes this topic a view, which has no log, but the base's records that view.filter selects, at
+    the same partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs
     mqd.version 9 (docs/views.md). Empty: the topic has a log.
 view.filter: string dynamic =
     (mqd) With view.of: a condition on the headers of records, such as tag IN ('a', 'b') AND NOT EXISTS test; at most 64
@@ -784,8 +784,8 @@ share.auto.offset.reset: string dynamic = latest
 share.isolation.level: enum(read_committed|read_uncommitted) dynamic = read_uncommitted
     read_committed: records of transactions are delivered when they are committed, and never if they are aborted.
 errors.deadletterqueue.topic.name: string dynamic =
-    The topic for dead letters, for records that were rejected, or delivered group.share.delivery.count.limit times. The
-    topic needs errors.deadletterqueue.group.enable=true. Empty: there are no dead letters. Needs mqd.version 5.
+    The topic for the dead letters of records that were rejected, or delivered group.share.delivery.count.limit times.
+    The topic needs errors.deadletterqueue.group.enable=true. Empty: there are no dead letters. Needs mqd.version 5.
 errors.deadletterqueue.copy.record.enable: bool dynamic = false
     Dead letters have the key, the value and the headers of their records. false: only headers that identify the
     records.

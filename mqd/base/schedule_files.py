@@ -46,7 +46,7 @@ class PartitionStatus(msgspec.Struct):
     partition: int
     pending: int = 0
     delivered: int = 0  # since the timer was started
-    unreadable: int = 0  # since then: records that were written before the topic was a schedule
+    unreadable: int = 0  # since then: records with unreadable headers, older than the schedule
     gone: int = 0  # since then: records that were deleted before they were due
     behind_s: float = 0.0  # how long the first undelivered record has been due
     # delivered records by how late they were: a bucket for each bound of LATE_S, and one for later ones

@@ -50,7 +50,7 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self.is_open = False  # run() is called before it is closed
+        self.is_open = False  # True: run() will be called at the end of this turn
         self._calls: deque[Callable[[], None]] = deque()
 
     def call(self, callback: Callable[[], None]) -> None:
@@ -70,8 +70,8 @@ class Turn:
 
 
 class Prompt(asyncio.Future[T]):
-    """A future that resumes a Work that awaits it immediately: in the turn of the event loop in which the
-    future gets its result. For tasks and callbacks it is an ordinary future.
+    """A future that immediately resumes the Work that awaits it, in the turn of the event loop in which
+    it gets its result. For tasks and callbacks it is an ordinary future.
     """
 
     work: Work | None = None  # the Work that awaits this future
@@ -97,8 +97,8 @@ class Prompt(asyncio.Future[T]):
 
 class Work:
     """A coroutine that runs without a task: it begins in start(), and continues in the turn in which the
-    future that it awaits is done. That works as long as it awaits only Prompts, and one Work at a time
-    awaits each of them. When it awaits anything else, the rest of it becomes a task. A task from the
+    future that it awaits is done. That works as long as it awaits only Prompts, each of them
+    awaited by only one Work at a time. When it awaits anything else, the rest of it becomes a task. A task from the
     beginning would cost two more turns of the event loop, and one more for each await.
 
     Until it is a task it must not call anything that needs one, such as asyncio.timeout(); use
@@ -128,7 +128,7 @@ class Work:
         self._callbacks.append(callback)
 
     def cancel(self) -> None:
-        """Like Task.cancel(): CancelledError is raised where the coroutine waits, later, not during this
+        """Like Task.cancel(): CancelledError is raised where the coroutine waits, but only after this
         call.
         """
         self._is_cancelled = True

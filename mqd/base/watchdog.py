@@ -62,9 +62,9 @@ def _is_logging(thread: int) -> bool:
 
 
 def _end(role: str, silent_s: float) -> None:
-    last = threading.Timer(LOG_TIMEOUT_S, os._exit, [HUNG_STATUS])
-    last.daemon = True
-    last.start()
+    forced_exit = threading.Timer(LOG_TIMEOUT_S, os._exit, [HUNG_STATUS])
+    forced_exit.daemon = True
+    forced_exit.start()
     logging.get(role).error(
         "the event loop hangs; the process ends and is restarted. The stacks of its threads follow", seconds=silent_s
     )

@@ -14,8 +14,8 @@ from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     """(partitions without a leader in the whole cluster; partitions led here with a replica out of
-    sync; partitions led here with fewer than min.insync.replicas in sync). Spares of acks.replicas
-    are out of sync when their hosts are not in service.
+    sync; partitions led here with fewer than min.insync.replicas in sync). Spares (acks.replicas)
+    do not count as out of sync while the hosts of all replicas are in service.
     """
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:
@@ -26,7 +26,7 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
             if one.leader < 0:
                 without_leader += 1
             elif one.leader == node_id and len(one.in_sync_replicas) < len(one.replicas):
-                under_replicated += not _has_spares(metadata, topic, one) and len(one.in_sync_replicas) < len(
+                under_replicated += not _lacks_only_spares(metadata, topic, one) and len(one.in_sync_replicas) < len(
                     one.replicas
                 ) - len(one.adding)
                 under_min += len(one.in_sync_replicas) < effective_min_in_sync(
@@ -35,8 +35,8 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     return without_leader, under_replicated, under_min
 
 
-def _has_spares(metadata: Metadata, topic: TopicImage, one: PartitionImage) -> bool:
-    """Whether the replicas out of sync are spares on hosts in service, and enough others in sync."""
+def _lacks_only_spares(metadata: Metadata, topic: TopicImage, one: PartitionImage) -> bool:
+    """Whether only spares are out of sync: enough replicas are in sync, and all hosts are in service."""
     count = acks_replicas(topic.config)
     return 0 < count <= len(one.in_sync_replicas) and all(map(metadata.is_alive, one.replicas))
 

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 CPU_FACTOR = 100
-RESPONSE_S = 5.0  # how long a scrape waits for a query, counted from its start
+RESPONSE_S = 5.0  # how long a scrape waits for a query, counted from the start of the query
 
 T = TypeVar("T")
 
 
 class CachedQuery(Generic[T]):
-    """The last result of `query`, which runs again when the result is older than `cache_s`, and than
-    CPU_FACTOR times the CPU time of the query: a costly query runs less often.
+    """The last result of `query`. The query runs again only when the result is older than `cache_s` and
+    than CPU_FACTOR times the query's CPU time, so a costly query runs less often.
     """
 
     def __init__(self, query: Callable[[], T], cache_s: float) -> None:

@@ -1,8 +1,8 @@
 """Lag and members of groups as metrics, under the names of kafka_exporter, which existing dashboards
 use.
 
-Bound: SERIES_MAX partitions of groups, by group name; the number of omitted ones is a metric too.
-Sums by topic cover only the shown partitions.
+Bound: the first SERIES_MAX partitions in order of group names; the number of omitted ones is a
+metric too. Sums by topic cover only the shown partitions.
 """
 
 import itertools
@@ -51,8 +51,8 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
     for group in sorted(groups(broker), key=lambda group: group.group_id):
         members.add_metric([group.group_id], group.member_count)
         since_ms = group.rebalance_since_ms
-        lasts_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
-        rebalance.add_metric([group.group_id], max(0, lasts_ms) / 1000)
+        lasting_ms = coordinators.clock.now_ms() - since_ms if coordinators is not None and since_ms >= 0 else 0
+        rebalance.add_metric([group.group_id], max(0, lasting_ms) / 1000)
     found = positions(broker)
     for (name, topic), of_topic in itertools.groupby(found[:SERIES_MAX], lambda one: (one.group, one.topic)):
         total = 0
@@ -64,11 +64,11 @@ def collect(broker: Broker, waiting: Mapping[GroupPartition, Waiting]) -> Iterat
                 lag_records = max(0, end - one.offset - one.finished_count)
                 lag.add_metric(labels, lag_records)
                 total += lag_records
-                age = waiting.get((name, topic, one.partition))
+                waited = waiting.get((name, topic, one.partition))
                 if lag_records == 0:
                     lag_seconds.add_metric(labels, 0)
-                elif age is not None and age.since_ms >= 0:
-                    lag_seconds.add_metric(labels, max(0, now_ms() - age.since_ms) / 1000)
+                elif waited is not None and waited.since_ms >= 0:
+                    lag_seconds.add_metric(labels, max(0, now_ms() - waited.since_ms) / 1000)
         lag_sum.add_metric([name, topic], total)
     left_out.add_metric([], max(0, len(found) - SERIES_MAX))
     yield from (offset, lag, lag_seconds, lag_sum, members, rebalance, left_out)

@@ -12,10 +12,10 @@ M2  a connection is closed if its request is not complete REQUEST_S after the ac
     not ready RENDER_S after that, or if it has not read the page RESPONSE_S after that.
 M3  the page is rendered by one thread at a time, for all requests that arrive before it is done.
     Between two renderings at least PAUSE_MIN_S pass, and PAUSE_SHARE times the CPU time of the last
-    one, so rendering never takes more than a quarter of a CPU. An earlier scrape waits: a response
-    is never older than the duration of one rendering.
+    one, so rendering never takes more than a quarter of a CPU. A scrape that arrives sooner waits,
+    so a response is never older than the duration of one rendering.
 M4  a request is at most REQUEST_BYTES_MAX; a TLS handshake is part of the request's time.
-M5  where there is a token, a request without it gets only that error; /health needs no token,
+M5  if a token is configured, a request without it gets only an error; /health needs no token,
     because probes have none.
 M6  a health check is decided by the acceptor's loop; one that it does not decide in HEALTH_S fails.
 
@@ -120,7 +120,7 @@ def route(received: bytes, token: _Token | None = None) -> bytes | str | None:
     incomplete.
     """
     if received[:1] == bytes([_TLS_HANDSHAKE]):
-        return _BAD  # its end would never be found
+        return _BAD  # a TLS handshake, in which no end of a request would ever be found
     end = received.find(b"\r\n\r\n")
     if end < 0:
         return _TOO_LARGE if len(received) > REQUEST_BYTES_MAX else None
@@ -153,7 +153,7 @@ class MetricsServer:
         self._render = render
         self._clients: set[_Client] = set()
         self._selector = selectors.DefaultSelector()
-        self._accepting_from_s = 0.0  # inf: accepting
+        self._accepting_from_s = 0.0  # when to begin accepting (again); inf: it is accepting
         self._render_from_s = float("inf")  # inf: not requested
         self._paused_until_s = 0.0  # after a rendering
         self._rendering = False
@@ -401,8 +401,8 @@ class MetricsServer:
 
 
 def listen(configured: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:
-    """`usual_port` where `configured` names none and is not fixed. A port that is taken is replaced by a
-    free one, with a log line, unless it is fixed. None: it cannot listen.
+    """Listens on the port of `configured`, or on `usual_port` if that is 0 and not fixed. Unless the port
+    is fixed, a free one replaces it if it is taken, with a log line. None: it cannot listen.
     """
     first = configured.port if is_fixed or configured.port else usual_port if usual_port <= 65535 else 0
     family = socket.AF_INET6 if ":" in configured.host else socket.AF_INET

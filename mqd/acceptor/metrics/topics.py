@@ -19,9 +19,9 @@ def _sum(left: _Counts, right: _Counts) -> _Counts:
 
 
 class Topics:
-    """Sums over partitions. A slot's counts restart from zero when another partition gets the slot. Their
-    plain sum would fall when a replica moves away; Prometheus would take that for a restart and count
-    the rest twice. So increases are summed here, from scrape to scrape.
+    """Sums over partitions. A slot's counts restart from zero when another partition gets the slot, and
+    a plain sum of them would fall when a replica moves away: Prometheus would take that for a restart
+    and count the rest twice. So increases are summed here, from scrape to scrape.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Topics:
                 except NativeError:
                     counts = before
                 if any(now < then for now, then in zip(counts, before, strict=True)):
-                    before = _NONE  # it was away from this host in between
+                    before = _NONE  # the replica was away from this host in between
                 grown = counts[0] - before[0], counts[1] - before[1], counts[2] - before[2]
                 total = _sum(total or _NONE, grown)
                 seen[key] = counts

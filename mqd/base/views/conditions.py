@@ -13,8 +13,9 @@ native/wire/filter.h.
     name        = letters, digits, _ . - , beginning with a letter or _; or anything in double quotes
     value       = 'text', a quote in it doubled; or a whole number of at most 18 digits
 
-Text is compared byte by byte, in UTF-8; numbers, with headers that are whole decimal numbers. A comparison
-with a header that the record does not have is false, != and NOT IN included; NOT (...) is the opposite of its operand.
+Text is compared byte by byte, in UTF-8; a number, only with headers that are whole decimal numbers.
+A comparison with a header that the record does not have is false, even != and NOT IN; NOT (...) is
+true whenever its operand is false.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_a_repeated_message_is_limited_and_counted(lines):
 
 def test_the_limit_forgets_what_was_longest_unused():
     limit = logging.RateLimit(clock=lambda: 0.0, burst=1, rate_per_s=0.0)
-    for key in range(logging.TEMPLATE_COUNT_MAX + 1):
+    for key in range(logging.MESSAGE_COUNT_MAX + 1):
         assert limit.admit(key) == 0
     assert limit.admit(1) == -1
     assert limit.admit(0) == 0
