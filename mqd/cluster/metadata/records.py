@@ -3,8 +3,8 @@ record's value.
 
 A record is a decision, not a request: applying the same records in the same order gives the same
 MetadataState, on every host and in every later version of mqd. Therefore the meaning of a struct
-never changes. A new meaning gets a new class with the next number in its tag, and the old class stays
-readable.
+never changes. A new meaning gets a new class with the next number in its tag, and records of the old
+class can still be read.
 """
 
 import msgspec
@@ -33,12 +33,12 @@ class PartitionState(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     last_known_eligible: tuple[int, ...] = ()
     # its leader was elected uncleanly and has not reported its recovery yet
     recovering: bool = False
-    retiring: int = 0  # RETIRE_*: this partition belongs to a topic that is losing partitions
+    retiring: int = 0  # RETIRE_*: the phase, if this partition is being removed (`redirect` >= 0)
     redirect: int = -1  # index of the partition that takes the records that producers send here
     # the current reassignment is mqd's own and removes the replica of this lost or drained node
     replacing: int = -1
     # replicas in removing_replicas that an earlier target of this reassignment added, so the
-    # partition did not have them before the reassignment; stored under the field's first name
+    # partition did not have them before the reassignment; stored under the field's former name
     superseded_replicas: tuple[int, ...] = msgspec.field(default=(), name="astray_replicas")
 
 

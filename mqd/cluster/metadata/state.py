@@ -9,10 +9,10 @@ Invariants (check())
     S2  partition indexes of a topic are 0..n-1; replicas are distinct; in-sync replicas are
         replicas; the leader is in sync or -1
     S3  no two topic names differ only in '.' and '_'
-    S4  partition_counts equals the number of partitions per directory
+    S4  partition_counts equals the number of replicas per directory
     S5  next_producer_id never falls
-    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint replicas; there are
-        no eligible ones while min.insync.replicas are in sync
+    P7  in-sync replicas are not fenced; in-sync and eligible ones are disjoint subsets of the
+        replicas; there are no eligible ones while min.insync.replicas are in sync
     P8  a replica that came back after an unclean restart is neither in sync nor eligible while it is
         last known eligible
     P10 if no replica is in sync or eligible, at least one is last known eligible

@@ -7,8 +7,8 @@ majority-granted lease (docs/design/cluster.md, section 3).
     PROSPECTIVE  a majority would vote for it (pre-vote) -> CANDIDATE; timeout -> PROSPECTIVE again
                  after a delay (KIP-996)
     CANDIDATE    a majority has voted -> LEADER; timeout -> PROSPECTIVE
-    FOLLOWER     its leader is silent for P -> PROSPECTIVE (a voter) or UNATTACHED (an observer);
-                 EndEpoch, or proof that its leader has died -> UNATTACHED
+    FOLLOWER     its leader is silent for P (promise_ns) -> PROSPECTIVE (a voter) or UNATTACHED (an
+                 observer); EndEpoch, or proof that its leader has died -> UNATTACHED
     LEADER       a newer epoch, a silent majority, removal, transfer, a failed write -> UNATTACHED
 
 raft/election.py, raft/leader.py and raft/follower.py implement these roles, raft/replica.py has the
@@ -184,7 +184,7 @@ class QuorumCore(QuorumTransitions):
             self.following.on_disk(now_ns, installed)
 
     def _on_disk_refused(self, event: events.DiskRefused, now_ns: int) -> None:
-        """Handles a refused write: the disk is in its state before `sequence`."""
+        """Handles a refused write. The disk is as it was before the write with `event.sequence`."""
         end, truncated = self.drop_refused_writes(now_ns)
         self.emit(events.Note("the disk refused the metadata log", (("reason", event.reason),)))
         if self.leading is not None:
@@ -348,8 +348,8 @@ class QuorumCore(QuorumTransitions):
             self.send(sender, FetchResponse(self.generation, self.epoch, self.leader, self.key, fetch.sequence, 0))
 
     def _on_overtaken(self, epoch: int, now_ns: int) -> None:
-        """Another replica fetches in a newer epoch, and cannot return to this one. So this leader gives
-        up its lease and immediately starts an election in a newer epoch.
+        """Another replica fetches in a newer epoch, and cannot return to this one. So a leader gives up
+        its lease, and a voter soon starts an election in a newer epoch.
         """
         if self.leading is not None:
             self.leading.resign(f"a replica is already in epoch {epoch}", now_ns, campaign_again=True)
@@ -430,7 +430,9 @@ class QuorumCore(QuorumTransitions):
         self.election_deadline_ns = self._discover_at_ns = NO_DEADLINE
 
     def campaign(self, now_ns: int) -> None:
-        """Starts a pre-vote. Has no effect if this replica is not a voter or has given a promise."""
+        """Starts a pre-vote. If this replica is not a voter, has given a promise, or is installing a
+        snapshot, it becomes unattached instead.
+        """
         if not self.may_stand:
             self.unattach(now_ns, NO_DEADLINE)
         elif self.promise.holds(now_ns) or self._installing is not None:

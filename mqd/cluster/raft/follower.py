@@ -186,7 +186,7 @@ class Following:
 
     def _begin_download(self, meta: SnapshotMeta, size_bytes: int, now_ns: int) -> None:
         if not 0 <= size_bytes <= SNAPSHOT_BYTES_MAX or meta.offset < self.core.applied_offset:
-            self._pause(now_ns, f"a snapshot of {size_bytes} bytes at offset {meta.offset} is not for this replica")
+            self._pause(now_ns, f"a snapshot of {size_bytes} bytes at offset {meta.offset} is too large or too old")
             return
         self.core.emit(
             Note(

@@ -1,10 +1,11 @@
 """The two parts of the controller's lease (docs/design/cluster.md, 3.3): the replicas' promises, and the
 lease that the leader computes from them.
 
-A replica that accepts a response of the leader votes for no other replica during the following P, by
-its own clock. The leader learns of that promise from the next Fetch, which repeats the stamp of the
-response: the leader's time when it sent it. The promise was given after that time, so no other
-replica can be elected before stamp + L (L < P), if a majority has promised.
+A replica that accepts a response of the leader votes for no other replica during the following P
+(promise_ns), by its own clock. The leader learns of that promise from the next Fetch, which repeats
+the stamp of the response: the leader's time when it sent it. The promise was given after that time,
+so no other replica can be elected before stamp + L (lease_ns, less than P), if a majority has
+promised.
 
 Invariants
     L1  no two replicas hold a valid lease at the same time, as long as no two clock rates differ by

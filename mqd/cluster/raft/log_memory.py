@@ -88,13 +88,13 @@ class MemoryLog:
         for replicas that are slightly behind.
         """
         self.snapshot, self.snapshot_bytes = meta, size_bytes
-        spare = (
+        excess_bytes = (
             sum(batch.size_bytes for batch in self._batches[: bisect_left(self._bases, meta.offset)]) - retained_bytes
         )
         dropped = 0
-        while spare > 0 and self._batches[dropped].next_offset <= meta.offset:
+        while excess_bytes > 0 and self._batches[dropped].next_offset <= meta.offset:
             batch = self._batches[dropped]
-            spare -= batch.size_bytes
+            excess_bytes -= batch.size_bytes
             self.size_bytes -= batch.size_bytes
             self.start_offset, self.start_epoch = batch.next_offset, batch.epoch
             dropped += 1

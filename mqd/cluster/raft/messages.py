@@ -61,7 +61,7 @@ VOTERS_TARGET = 3
 
 def history_after(history: int, before: Voters, voters: Voters) -> int:
     """The history of `voters`; `history` is that of the set `before`. Only an operator removes a voter, so
-    a removal sets the wanted number, even while the removed voter is being replaced.
+    the smaller number is intended (SHRUNK), even while the removed voter is being replaced.
     """
     old, new = {voter.key for voter in before}, {voter.key for voter in voters}
     if old - new:
@@ -80,7 +80,7 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     base_offset: int
     epoch: int
     kind: int
-    values: tuple[bytes, ...]  # never empty; opaque unless control
+    values: tuple[bytes, ...]  # never empty; opaque, except in control batches
     crc: int  # checksum of the values: messages between hosts have no other
 
     @property
@@ -196,7 +196,7 @@ class Fetch(msgspec.Struct, frozen=True, tag="q.fetch"):
     sequence: int  # rises with every request of a replica; repeated in the response
     offset: int
     last_epoch: int  # epoch of the record before `offset`
-    high_watermark: int  # that the sender has
+    high_watermark: int  # the sender's
     stamp_ns: int  # stamp of the newest response that the sender has accepted in this epoch; 0 = none
 
 

@@ -26,7 +26,7 @@ class QuorumView(msgspec.Struct, frozen=True):
 
 class Replica(msgspec.Struct):
     key: ReplicaKey
-    position: int = -1  # D1
+    position: int = -1  # the offset that it reported as durable (D1 in leader.py)
     stamp_ns: int = 0  # the newest stamp of this leader that it has repeated
     heard_ns: int = -1
     caught_up_ns: int = -1  # when it last had all records of this log (KIP-836)

@@ -48,7 +48,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> 
 
 
 def moved_voter(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
-    """A voter whose registration has another address than the voter set."""
+    """A voter with the address in its registration, if the voter set has another one for it."""
     by_key = {voter.key: voter for voter in voters}
     for broker in brokers:
         key = key_of(broker)

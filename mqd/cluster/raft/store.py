@@ -6,8 +6,9 @@ it is flushed; damaged files are refused, never skipped.
                                           emptied directory gets a new directory.id and is not a
                                           voter
         __cluster_metadata-0/
-            00000000000000000042.log          batches from offset 42 on (bytes: raft/files.py); the next file begins where it ends
-            00000000000000000042.checkpoint   the state at offset 42, with the voters and the epoch there
+            00000000000000000042.log          batches from offset 42 on (bytes: raft/files.py); the
+                                              next file begins where it ends
+            00000000000000000042.checkpoint   the state at offset 42, with voters and epoch there
             vote                              epoch, the replica voted for, the leader followed
             committed                         offsets up to which the log is known to be flushed,
                                               and committed
@@ -183,11 +184,11 @@ class QuorumStore:
         self._write_checkpoint(meta, data)
         return meta, len(data)
 
-    def _read_vote(self, formed: bool) -> VoteState:
+    def _read_vote(self, is_required: bool) -> VoteState:
         try:
             return files.decode_vote(self._vote_path.read_bytes())
         except FileNotFoundError:
-            if not formed:
+            if not is_required:
                 return VoteState()
             reason = "is missing"
         except ValueError as error:
@@ -394,7 +395,7 @@ class QuorumStore:
             self._flush(self._mark_fd)
 
     def truncate(self, offset: int) -> None:
-        """Removes the batches from `offset` on; none is committed. Raises FlushFailed."""
+        """Removes the batches from `offset` on; none may be committed. Raises FlushFailed."""
         if offset < self._committed or offset > self.next_offset:
             raise ValueError(
                 f"truncation to {offset}, but the log is committed up to {self._committed} and ends at"

@@ -1,5 +1,4 @@
-"""Changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2), by the
-leader.
+"""The leader's changes of the voter set, one voter at a time (KIP-853, Raft dissertation 4.1-4.2).
 
 A set is in force as soon as its batch is in a log. Two sets in force at the same time differ by one
 voter, so their majorities overlap. For that (invariant V1) a change begins only when the previous one
@@ -125,7 +124,7 @@ class VoterChanges:
                 ErrorCode.INVALID_REQUEST,
                 f"Node {event.key.node_id} is the only voter; add another one first.",
             )
-        elif not self._would_work(rest, now_ns):
+        elif not self._has_live_majority(rest, now_ns):
             self._end(
                 event.token,
                 ErrorCode.INVALID_REQUEST,
@@ -135,9 +134,9 @@ class VoterChanges:
         else:
             self._append(event.token, rest, now_ns)
 
-    def _would_work(self, voters: Voters, now_ns: int) -> bool:
-        there = sum(voter.key == self._core.key or self._keeps_up(voter.key, now_ns) for voter in voters)
-        return there >= majority(len(voters))
+    def _has_live_majority(self, voters: Voters, now_ns: int) -> bool:
+        live = sum(voter.key == self._core.key or self._keeps_up(voter.key, now_ns) for voter in voters)
+        return live >= majority(len(voters))
 
     def _keeps_up(self, key: ReplicaKey, now_ns: int) -> bool:
         """Whether the replica fetches and keeps up. A replica with a full disk fetches, but cannot make

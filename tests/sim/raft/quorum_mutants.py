@@ -212,7 +212,7 @@ class BeforeOwnEpoch(VoterChanges):
     def may_change(self) -> bool:
         return self._core.log.voters_offset < self._core.high_watermark
 
-    def _would_work(self, voters, now_ns) -> bool:
+    def _has_live_majority(self, voters, now_ns) -> bool:
         return True  # before that no voter can have caught up
 
 

@@ -65,7 +65,7 @@ def _targets_without(
     unless `keeps_disk`. `fresh`: directories of `node` that were emptied.
     """
     for topic in state.topics.values():
-        lost_memory = (
+        lost_in_topic = (
             frozenset((lost,))
             if lost >= 0 and not (keeps_disk and _counts_flushed(state, topic, lost))
             else frozenset()
@@ -79,15 +79,15 @@ def _targets_without(
                     for replica, name in zip(partition.replicas, partition.directories)
                 )
             )
-            gone = frozenset((node,)) if emptied else lost_memory
+            lost_memory = frozenset((node,)) if emptied else lost_in_topic
             if not nodes.isdisjoint(partition.in_sync_replicas) or (
-                gone and not gone.isdisjoint(partition.eligible_leader_replicas)
+                lost_memory and not lost_memory.isdisjoint(partition.eligible_leader_replicas)
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
                 # it has the only copy, so no other replica can have more records
                 is_only_copy = keeps_disk and partition.replicas == (lost,)
-                target.lost_memory = frozenset() if is_only_copy else gone
+                target.lost_memory = frozenset() if is_only_copy else lost_memory
                 yield topic, target
 
 
@@ -262,11 +262,11 @@ def on_replicas_failed(
 def on_replicas_full(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
-    """Handles partitions to whose replicas the broker cannot write now, because its disk is full. It
-    leaves an in-sync set if enough other replicas are in sync. Otherwise it stays, because acks=all
-    would be refused without it, too. It has lost no records: once there is space it fetches and
-    rejoins. It cannot rejoin before that, because in a new leader epoch a follower's offset is
-    known only from its fetch.
+    """Handles partitions whose replicas the broker cannot write now, because its disk is full. It
+    leaves an in-sync set if enough other replicas are in sync. Otherwise it stays: leaving would
+    not help, because acks=all would still be refused. It has lost no records: once there is space
+    it fetches and rejoins. It cannot rejoin before that, because in a new leader epoch a follower's
+    offset is known only from its fetch.
     """
     view = View(state, unable=unable)
 
@@ -311,8 +311,9 @@ def move_away(
 ) -> tuple[list[Record], bool]:
     """Returns (changes of at most `moves_max` partitions, whether all are done). The broker gives up its
     leaderships and leaves the in-sync sets, so that no leader waits for it when it ends. Partitions
-    that no other replica can lead stay as they are. A partition with just enough replicas in sync is
-    not done while another replica is on a broker in `recently_heard` (it has sent a heartbeat recently).
+    that no other replica can lead stay as they are. A partition with just enough replicas in sync must
+    wait while another of its replicas is on a broker in `recently_heard` (brokers that have sent a
+    heartbeat recently), because that one may soon be in sync.
     """
     view = View(state, unable=unable)
     targets: list[tuple[TopicState, Target]] = []

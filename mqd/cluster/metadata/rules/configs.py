@@ -32,8 +32,8 @@ class ConfigRules:
         return of_listener and not self.refusal_of(resource_type, name)
 
     def is_kafkas(self, name: str) -> bool:
-        """Whether this is a broker setting of Apache Kafka that has another name here, or does not
-        exist.
+        """Whether this is a broker setting of Apache Kafka that mqd has under another name, or does not
+        have.
         """
         return name in kafka_names.ALIASES or name in kafka_names.REFUSED
 

@@ -79,7 +79,7 @@ def needs_election(view: View, kind: int, topic: TopicState, partition: Partitio
 
 def restore_leaders(view: View) -> list[tuple[TopicState, PartitionChange]]:
     """Elects leaders for partitions that had none because no replica with all records could serve them
-    until now. Runs every second, so it skips partitions whose hosts are all lost quickly.
+    until now. Runs every second, so it quickly skips partitions whose hosts are all lost.
     """
     found = []
     for topic in view.state.topics.values():
@@ -123,9 +123,9 @@ def elect_unclean_leaders(view: View, static: bool) -> list[tuple[TopicState, Pa
 def elect_preferred_leaders(
     view: View, stable: Mapping[int, bool], percent: int, moves_max: int
 ) -> list[tuple[TopicState, PartitionChange]]:
-    """Elects preferred replicas, at most `moves_max`, on brokers for which other brokers lead more than
-    `percent` of the partitions that they should lead. `stable`: whether a broker has been unfenced for
-    long enough.
+    """Gives leaderships, at most `moves_max`, back to the preferred replicas on brokers that lack more
+    than `percent` of the leaderships that they should have. `stable`: whether a broker has been
+    unfenced for long enough.
     """
     preferred: dict[int, int] = {}
     elsewhere: dict[int, int] = {}

@@ -1,8 +1,8 @@
 """AlterPartition (KIP-497, KIP-903): a leader proposes a new in-sync set; proposals are applied at most
 once and in order (rules R6, R6b, R7).
 
-A proposal has the leader's broker epoch, the partition's epochs, and the registration epochs with
-which the members fetched. If one of them differs from the metadata, the proposal is refused for good:
+A proposal has the leader's broker epoch, the partition's epochs, and the broker epochs with which
+the members fetched. If one of them differs from the metadata, the proposal is refused for good:
 a copy that arrives after a refusal or after a newer proposal has a sequence that was already handled,
 and gets the old response or OPERATION_NOT_ATTEMPTED.
 
@@ -77,7 +77,7 @@ class Proposals:
                 # already the current state, so no newer state will be announced
                 error = ErrorCode.OPERATION_NOT_ATTEMPTED
         result = _result_after(proposal, error, partition, change)
-        # a later leader may have an older registration
+        # leader epoch first: the leader of a later epoch may have a lower broker epoch
         if handled is None or (handled.leader_epoch, handled.broker_epoch) <= (proposal.leader_epoch, broker_epoch):
             self._handled[key] = Handled(
                 broker_epoch, proposal.leader_epoch, proposal.sequence, result, view.state.version
@@ -85,7 +85,7 @@ class Proposals:
         return result, None if change is None else (topic, change)
 
     def prune(self, state: MetadataState) -> None:
-        """Drops entries of deleted topics."""
+        """Drops entries of deleted topics, once there are many entries."""
         if len(self._handled) > 2 * state.partition_count + 1000:
             self._handled = {key: handled for key, handled in self._handled.items() if key[0] in state.topics_by_id}
 

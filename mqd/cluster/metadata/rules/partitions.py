@@ -5,7 +5,7 @@ Only compose_change() makes a PartitionChange. Callers set a Target (a smaller i
 replicas, another leader), and compose_change() computes the permitted change, so that after every
 change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
-    * in-sync and eligible replicas are disjoint, and replicas
+    * in-sync and eligible replicas are disjoint subsets of `replicas`
     * no replica is eligible while min.insync.replicas are in sync; when the set falls below that, a
       replica that leaves it becomes eligible, unless it has lost its memory (P8)
 and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a
@@ -22,7 +22,7 @@ from mqd.cluster.metadata.records import PartitionChange, PartitionState
 
 MIN_IN_SYNC = "min.insync.replicas"
 ACKS_REPLICAS = "acks.replicas"
-# of min.insync.replicas and default.replication.factor: computed from the number of replicas or hosts
+# value of min.insync.replicas or default.replication.factor: use the number of replicas or hosts
 DEFAULT = -1
 REPLICAS_DEFAULT = 3
 ONLINE, PREFERRED, UNCLEAN = "online", "preferred", "unclean"
@@ -95,7 +95,7 @@ class Target:
         self.lost_memory: frozenset[int] = frozenset()  # replicas that lost their memory (R9)
         self.new_epoch = False
         self.election = ONLINE
-        self.keeps_leader = False  # the leader stays, even if it is leaving
+        self.keeps_leader = False  # the leader stays, even on a broker that change_to() calls `leaving`
         self.target_leader = -1  # this replica leads if it may, even if it is being removed
         self.keeps_reassignment = False  # the reassignment must not end now, even if it could
         self.last_known = old.last_known_eligible
@@ -147,7 +147,7 @@ def _difference(
     def if_changed(new, before):
         return None if new == before else new
 
-    is_placed_anew = target.replicas != old.replicas or target.directories != old.directories
+    placement_changed = target.replicas != old.replicas or target.directories != old.directories
     change = PartitionChange(
         index=old.index,
         new_epoch=new_epoch,
@@ -155,8 +155,8 @@ def _difference(
         in_sync_replicas=if_changed(in_sync, old.in_sync_replicas),
         eligible_leader_replicas=if_changed(eligible, old.eligible_leader_replicas),
         last_known_eligible=if_changed(last_known, old.last_known_eligible),
-        replicas=target.replicas if is_placed_anew else None,
-        directories=target.directories if is_placed_anew else None,
+        replicas=target.replicas if placement_changed else None,
+        directories=target.directories if placement_changed else None,
         adding_replicas=if_changed(target.adding, old.adding_replicas),
         removing_replicas=if_changed(target.removing, old.removing_replicas),
         recovering=if_changed(recovering, old.recovering),

@@ -15,9 +15,9 @@ from mqd import native
 from mqd.base.config import broker_number
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, TopicState
 
-# A log directory counts as full if its free space is below 1/FULL_SHARE of the largest one of any host.
+# A log directory counts as full if it has less than 1/FULL_SHARE of the largest free space on any host.
 FULL_SHARE = 100
-# One whose free space is below 1/ROOMY_SHARE of the host's largest is avoided.
+# A log directory with less than 1/ROOMY_SHARE of the largest free space on its own host is avoided.
 ROOMY_SHARE = 10
 BALANCE_MOVES_MAX = 2_000
 # Slots of each host reserved for internal topics: without them a host full of partitions could not
@@ -66,7 +66,8 @@ class Loads:
         fenced: Collection[int] = (),
     ) -> None:
         """`full`: hosts without space (Directories.full_hosts). `fenced`: fenced hosts. Both get replicas
-        only if no other host can, first the full ones. `internal`: the plan is for an internal topic.
+        only if no other host can; full hosts come before fenced ones. `internal`: the plan is for an
+        internal topic.
         """
         self.limits = limits(state, nodes, internal)
         self.nodes = list(nodes)
@@ -108,7 +109,7 @@ def choose(loads: Loads, factor: int) -> tuple[int, ...] | None:
 
 def choose_one(loads: Loads, others: Sequence[int]) -> int:
     """Returns the host of one more replica for a partition with replicas on `others`: a host with space,
-    in the rack with the fewest of its replicas, with the least load. -1 = no host has room.
+    in the rack with the fewest of these, with the least load. -1 = no host has room.
     """
     used: dict[str | None, int] = {}
     for node in others:
@@ -147,8 +148,8 @@ def choose_directory(directories: Sequence[Directory], counts: Mapping[str, int]
 
 
 class Directories:
-    """The directories of every host as last reported. If a host has not reported yet, the registered
-    directories, assumed to have space. Counts are updated while one plan is made.
+    """The directories of every host as last reported. A host that has not reported yet has those of
+    its registration, which are assumed to have space. Counts are updated while one plan is made.
     """
 
     def __init__(self, state: MetadataState, reported: Mapping[int, Sequence[Directory]]) -> None:
@@ -290,7 +291,7 @@ def _even_out(
     moves_max: int,
 ) -> int:
     """Returns the number of moves. In each pass every host gives its surplus away; passes are repeated
-    until there are no more moves. Takes about moves times hosts steps.
+    until there are no more moves. The number of steps is about moves * hosts.
     """
     count, before = 0, -1
     candidates = [node for node in loads.nodes if node not in loads.full]

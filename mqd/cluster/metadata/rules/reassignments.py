@@ -259,7 +259,7 @@ def replacements(
             replicas = tuple(other if replica == node else replica for replica in base)
             change = _attempt(partial(reassign, view, topic, partition, replicas, directories, replacing=node))
             if change is not None:
-                loads.add((-1, other))
+                loads.add((-1, other))  # a follower: no host is in the leader's place
                 under_way[no_space] += 1
                 found.append((topic, change))
     return found
@@ -293,7 +293,7 @@ def grow_internal_topics(
     factor of a new topic. No replica is added on a full host. A new replica is placed on another host
     if its disk has failed, or if `has_waited` returns True (the disk has had no space for
     GROW_ELSEWHERE_MS). Without the wait, a disk that the copy itself has filled would be chosen again
-    and again, since it has space when the copy is deleted.
+    and again, since deleting the copy frees its space.
     """
     nodes = view.nodes()
     full = directories.full_hosts(nodes)
@@ -326,7 +326,7 @@ def grow_internal_topics(
                 and (other := choose_one(loads, tuple(dict.fromkeys((*replicas, *partition.replicas))))) >= 0
                 and other not in full
             ):
-                loads.add((-1, other))
+                loads.add((-1, other))  # a follower, as above
                 replicas = (*replicas, other)
             change = _attempt(partial(reassign, view, topic, partition, replicas, directories))
             if change is not None:
@@ -338,4 +338,4 @@ def _attempt(make: Callable[[], PartitionChange | None]) -> PartitionChange | No
     try:
         return make()
     except Refusal:
-        return None  # another tick will find the disk or the replica in a better state
+        return None  # a later tick tries again; the disk or the replica may have recovered by then

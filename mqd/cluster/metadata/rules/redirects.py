@@ -3,9 +3,9 @@ here) are led by the same host. These rules keep them together while replicas mo
 (docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
     * no reassignment of either ends while no host would be in sync for both (would_separate())
-    * the best leader of a successor is the host that is also in sync for most of its retired
-      partitions (better_leader()); a leadership does not return to a preferred replica that is in
-      sync for fewer of them
+    * the best leader of a successor is the host that is in sync for the largest number of its
+      retired partitions (better_leader()); a leadership does not return to a preferred replica that
+      is in sync for fewer of them
 A partition without a leader is ignored: no records can be redirected to it or from it.
 
 Pure functions of one topic. In a topic that keeps M partitions, the successor of retired partition p

@@ -121,8 +121,8 @@ def _step(view: View, topic: TopicState, first: int, to: int) -> list[Record]:
 
 def colocate(view: View, topic: TopicState, directories: Directories) -> list[tuple[TopicState, PartitionChange]]:
     """Returns changes that move retired partitions to the hosts, current or future, of the partitions
-    that take their records: replicas first, and the leader even while replicas are moving. Each change
-    of a partition is based on the previous one in the list.
+    that take their records. Leaderships do not wait until the replicas have moved. Each change of a
+    partition is based on the previous one in the list.
     """
     found: list[tuple[TopicState, PartitionChange]] = []
     first = retiring_from(topic)

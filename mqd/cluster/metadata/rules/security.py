@@ -127,5 +127,5 @@ def _unacceptable(credential: ScramCredential) -> _Error | None:
     if len(credential.user.encode()) > USER_BYTES_MAX:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A user's name has at most {USER_BYTES_MAX} bytes"
     if max(map(len, (credential.salt, credential.stored_key, credential.server_key))) > USER_BYTES_MAX:
-        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A salt has at most {USER_BYTES_MAX} bytes"
+        return ErrorCode.UNACCEPTABLE_CREDENTIAL, f"A salt or key has at most {USER_BYTES_MAX} bytes"
     return None

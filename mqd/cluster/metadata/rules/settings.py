@@ -24,7 +24,7 @@ USER, CLIENT_ID, IP = "user", "client-id", "ip"
 PRODUCE, FETCH, REQUEST = "producer_byte_rate", "consumer_byte_rate", "request_percentage"
 MUTATION, CONNECTION = "controller_mutation_rate", "connection_creation_rate"
 QUOTA_KEYS = (PRODUCE, FETCH, REQUEST, MUTATION)  # the quotas of users and client ids
-# Keys with integer values: Kafka's type and its maximum.
+# Keys with integer values: Kafka's type, and the lowest value that is too large for it.
 _WHOLE = {PRODUCE: ("a LONG", 2**63), FETCH: ("a LONG", 2**63), CONNECTION: ("an INT", 2**31)}
 UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 

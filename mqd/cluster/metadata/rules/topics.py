@@ -126,7 +126,7 @@ def create_topic(
         assignments = manual_assignments(state, change)
     else:
         assignments = automatic_assignments(state, change, place, rules)
-    _keep_min_in_sync(state, change.name, config, len(assignments[0]), rules)
+    _store_min_in_sync(state, change.name, config, len(assignments[0]), rules)
     partitions = spares.limit_in_sync(
         state, config, place_partitions(state, assignments, 0, place, 0, change.name in INTERNAL_TOPICS)
     )
@@ -142,15 +142,15 @@ def _new_topic_config(config: Mapping[str, str | None], rules: ConfigRules) -> d
     return _check_config(rules, RESOURCE_TOPIC, {name: value for name, value in config.items() if value is not None})
 
 
-def _keep_min_in_sync(
+def _store_min_in_sync(
     state: MetadataState, name: str, config: dict[str, str], replica_count: int, rules: ConfigRules
 ) -> None:
     """Adds this controller's min.insync.replicas to the topic's configuration, because the next
     controller's configuration file may differ (partitions.py).
 
-    Without such a setting, a new topic of two replicas gets 1, so that it accepts records while one
-    replica is down. This is stored explicitly, because older topics have the computed value 2.
-    Internal topics always have the computed value, because they grow with the cluster.
+    If that is the built-in default, a new topic of two replicas gets 1, so that it accepts records
+    while one replica is down. The 1 is stored, because the computed value, which older topics have,
+    is 2. Internal topics always have the computed value, because they grow with the cluster.
     """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
@@ -178,7 +178,7 @@ def add_partitions(state: MetadataState, change: messages.AddPartitions, place: 
         raise Refusal(
             ErrorCode.INVALID_PARTITIONS, f"Partitions of {change.name} are being retired; wait until they are gone."
         )
-    # the requester has checked another set of removed partitions for open transactions
+    # the requester did not know of all removed partitions when it checked for open transactions
     if topic.first_leader_epoch not in (0, change.first_leader_epoch):
         text = (
             f"The broker that received the request did not know of removed partitions of {change.name} yet, and could"
@@ -263,7 +263,7 @@ def alter_config(
         # Kafka's order of checks: the operations, the name, the values, and only then whether the
         # topic exists.
         known = state.topics.get(change.resource_name)
-        updated = _operated(known.config if known else {}, change, rules, broker_config)
+        updated = _with_operations(known.config if known else {}, change, rules, broker_config)
         if not change.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Default topic resources are not allowed.")
         check_topic_name(change.resource_name)
@@ -280,7 +280,7 @@ def alter_config(
         current = state.broker_configs.get(change.resource_name, {})
         config = _altered(current, change, rules, state.broker_configs.get("", {}) if change.resource_name else {})
         for operation in change.operations if change.resource_name else ():
-            # Kafka refuses to delete the first one too
+            # as in Kafka, a broker's min.insync.replicas cannot be deleted either
             if operation.name == MIN_IN_SYNC or (operation.name == UNCLEAN_ENABLE and operation.operation == "set"):
                 raise Refusal(
                     ErrorCode.INVALID_CONFIG,
@@ -293,7 +293,7 @@ def alter_config(
         return [] if config == current else [BrokerConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_GROUP:
         current = state.group_configs.get(change.resource_name, {})
-        updated = _operated(current, change, rules, broker_config)
+        updated = _with_operations(current, change, rules, broker_config)
         if not change.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
         if not current and len(state.group_configs) >= GROUP_CONFIGS_MAX:
@@ -306,7 +306,7 @@ def alter_config(
         return [] if config == current else [GroupConfigured(change.resource_name, config)]
     if change.resource_type == RESOURCE_CLIENT_METRICS:
         current = state.client_metrics.get(change.resource_name, {})
-        updated = _operated(current, change, rules, broker_config)
+        updated = _with_operations(current, change, rules, broker_config)
         client_metrics.check(state, change.resource_name, updated, rules)
         return client_metrics.configure(change.resource_name, current, _checked(updated, change, rules))
     raise Refusal(
@@ -345,10 +345,10 @@ def _altered(
     current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]
 ) -> dict[str, str]:
     """The whole new configuration of the resource."""
-    return _checked(_operated(current, change, rules, broker_config), change, rules)
+    return _checked(_with_operations(current, change, rules, broker_config), change, rules)
 
 
-def _operated(
+def _with_operations(
     current: Mapping[str, str], change: messages.AlterConfig, rules: ConfigRules, broker_config: Mapping[str, str]
 ) -> dict[str, str]:
     config = {} if change.replace else dict(current)
