@@ -101,7 +101,7 @@ def add_rule(settings: Settings, form: Form) -> Change:
             f"{len(made) - len(added)} of them {'exist' if len(made) - len(added) > 1 else 'exists'} already."
         )
     if permission == "deny":
-        effects.append("It is refused even if other rules allow it.")
+        effects.append("The operations are refused even if other rules allow them.")
     return Change(
         f"{permission.capitalize()} {who} {operations} on {resource}?",
         command_of(settings, "acl", *words),

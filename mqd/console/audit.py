@@ -9,7 +9,7 @@ import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
-COMMAND_MAX = 4000  # characters; a key in it may be large
+COMMAND_MAX = 4000  # characters; the key of a record in it may be large
 
 
 class Audit:

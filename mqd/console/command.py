@@ -51,12 +51,12 @@ KEEP_ALIVE_S = 75  # longer than the refresh interval of pages, so that they nee
 @click.option(
     "--metrics-token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="That of metrics.token.file.",
+    help="The file with their token (the brokers' metrics.token.file).",
 )
 @click.option(
     "--metrics-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="PEM file: the metrics pages use TLS.",
+    help="PEM file of the CA that signed their certificates, if it is not one of the system's.",
 )
 @click.option(
     "--audit",
@@ -143,7 +143,7 @@ def _check_pair(certificate: Path, key: Path) -> None:
     """Raises CliError: the server's own error would be less clear, or it would ask for a password."""
 
     def no_password() -> str:
-        raise CliError(f"--tls-key {key} has a password; openssl pkey -in {key} -out FILE writes it without")
+        raise CliError(f"--tls-key {key} has a password; openssl pkey -in {key} -out FILE writes it without one")
 
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_password)

@@ -50,6 +50,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def _at(document: Any, steps: tuple[Any, ...], left: list[int]) -> Iterator[Any]:
+    """Yields the values at a path. `left`: how many more may be yielded, one number for all calls."""
     if not steps:
         left[0] -= 1
         if left[0] >= 0:
@@ -107,7 +108,7 @@ class Filter(msgspec.Struct, frozen=True):
         return not self.key and not self.value and self.header is None and self.condition is None
 
     def keeps(self, message: Any) -> bool:
-        """Accepts any value: invalid UTF-8 and invalid JSON simply do not match."""
+        """Whether the filter matches. Invalid UTF-8 and invalid JSON are no errors: they do not match."""
         if self.key and self.key not in (message.key() or b""):
             return False
         if self.value and self.value not in (message.value() or b""):

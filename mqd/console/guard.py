@@ -50,7 +50,7 @@ def refusal(method: str, headers: dict[str, str], hosts: frozenset[str], scheme:
         if (origin is not None and origin != f"{scheme}://{host}") or site not in ("same-origin", "none"):
             return 403, "this change comes from another site"
     elif site in ("cross-site", "same-site") and headers.get("sec-fetch-mode", "navigate") != "navigate":
-        return 403, "another site may link to the console, and load nothing from it"
+        return 403, "another site may link to the console, but not load anything from it"
     return None
 
 

@@ -1,5 +1,5 @@
 """Metrics from the brokers' admin ports, if the console knows their addresses: rates over a quarter
-of an hour, kept in memory, and the findings of `mqd doctor` on these pages.
+of an hour, kept in memory, and what `mqd doctor` finds in these metrics.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
 PRODUCE_TIMES = "mqd_produce_seconds_bucket"
 CLOCK = "mqd_clock_timestamp_seconds"
-# a page can have lines of 10,000 partitions: labels are parsed only in those that are kept
+# a page can have lines of 10,000 partitions: labels are parsed only in lines that are kept
 _ALWAYS_KEPT = frozenset({"mqd_log_dir_total_bytes", "mqd_log_dir_free_bytes", "mqd_sync_failures_total",
                     "mqd_certificate_expiry_timestamp_seconds"})  # fmt: skip
 _KEPT_UNLESS = {

@@ -53,8 +53,9 @@ def is_loopback(host: str) -> bool:
 
 
 def checked(options: Options) -> Options:
-    """The options, with the loopback names added when the console listens there. Raises CliError for
-    options with which it would give its own rights to anyone, or send passwords in plaintext.
+    """The options, with the loopback names added to `hosts` if the console listens on loopback. Raises
+    CliError for options with which it would give its own rights to anyone, or send passwords in
+    plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):

@@ -27,7 +27,7 @@ class Refused(Exception):
 
 
 class PageRequest:
-    """`form`: of a POST. Pages run on threads of their own and may block."""
+    """`form`: the fields of a POST. Pages run on threads of their own and may block."""
 
     def __init__(
         self, console: Console, http: Request, session: Session, cookie: str, form: dict[str, str] | None = None
@@ -82,8 +82,8 @@ class PageRequest:
         return HTMLResponse(html, status)
 
     def redirect(self, path: str, notice: str, **query: object) -> Response:
-        """The response after a change: loading that page again does not repeat the change. `notice` is
-        shown there; its signature prevents foreign links from showing their own texts.
+        """The response after a change: a redirect, so that reloading does not repeat the change. `notice`
+        is shown on the new page; its signature prevents foreign links from showing their own texts.
         """
         signature = self.console.sessions.signature(self.cookie, notice)
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)

@@ -45,7 +45,7 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Totals over its partitions."""
+    """Totals over a topic's partitions. `replicas`: the most that one of them has."""
 
     name: str
     partitions: int
@@ -145,7 +145,7 @@ def health(settings: Settings) -> Health:
         if part.leader_id < 0 or len(part.isr_nodes) < len(part.replica_nodes)
     ]
     if state is None and broken:
-        findings += _without_quorum(partitions)
+        findings += _findings_from_metadata(partitions)
     return Health(
         response.cluster_id or "",
         _nodes(response, state),
@@ -163,7 +163,7 @@ def health(settings: Settings) -> Health:
     )
 
 
-def _without_quorum(partitions: Partitions) -> list[Finding]:
+def _findings_from_metadata(partitions: Partitions) -> list[Finding]:
     """The cluster's health according to the metadata of its topics, for a user who may not describe the
     cluster."""
     found = []
@@ -377,7 +377,7 @@ def topic_configs(broker: Broker, name: str) -> tuple[Config, ...]:
 
 
 def _inherited_value(config: Any) -> str | None:
-    """Synonyms may have other units (log.retention.hours of retention.ms): they are left out."""
+    """Leaves out synonyms in other units, such as log.retention.hours for retention.ms."""
     alike = (config.name, f"log.{config.name}")
     return next((one.value for one in config.synonyms if one.source != _TOPIC_SOURCE and one.name in alike), None)
 

@@ -22,9 +22,9 @@ GROUP_RESOURCE = 32
 
 class Queue(msgspec.Struct, frozen=True):
     """A share group. `backlog`: records that it has not finished; `oldest_s`: the age of the oldest
-    of them. `delivered`: delivery count -> records that were released or whose lock has ended, and
-    that wait for the next delivery. None: not known. `letters_topic`: the topic of its dead letters,
-    or ""; `letters`: offsets in it, an upper bound of the letters.
+    of them. `delivered`: delivery count -> number of records that wait for their next delivery,
+    because they were released or their lock has ended. None: not known. `letters_topic`: the topic
+    of its dead letters, or ""; `letters`: offsets in it, an upper bound of the letters.
     """
 
     group: Group

@@ -55,7 +55,9 @@ class Step(msgspec.Struct):
 
 
 def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[int, int]], int]:
-    """Partition -> its start and end; and the total number of offsets. Raises CliError."""
+    """Returns (partition -> first offset and end of the search, how many offsets all these partitions
+    have). Raises CliError.
+    """
     with Cluster(settings.bootstrap) as cluster:
         known = cluster.topics([query.topic]).get(query.topic)
         if known is None:
@@ -110,7 +112,7 @@ def search(
     must then return Records. Otherwise records are yielded as they are found. Raises CliError,
     KafkaException.
     """
-    is_last = query.is_newest and is_sorted
+    sorts_at_end = query.is_newest and is_sorted
     ends_by_count = query.start not in ("newest", "live")
     ranges, whole = _offset_ranges(settings, query)
     is_live = query.start == "live"
@@ -142,7 +144,7 @@ def search(
                 if query.keep.keeps(message):
                     step.matches += 1
                     step.found.append(shape(message))
-                    if is_last and len(step.found) > 2 * query.count:
+                    if sorts_at_end and len(step.found) > 2 * query.count:
                         step.found = _newest(step.found, query.count)
                 if not is_live and position[index] >= ranges[index][1]:
                     open_partitions.discard(index)
@@ -155,14 +157,14 @@ def search(
                 break
             if not is_live and now - last_received > SILENT_S:
                 raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")
-            if now - last >= STEP_S or (step.found and not is_last):
+            if now - last >= STEP_S or (step.found and not sorts_at_end):
                 last = now
-                _count(step, position, ranges, is_live)
-                yield msgspec.structs.replace(step, found=[] if is_last else step.found)
-                step.found = step.found if is_last else []
-        _count(step, position, ranges, is_live)
+                _update_scanned(step, position, ranges, is_live)
+                yield msgspec.structs.replace(step, found=[] if sorts_at_end else step.found)
+                step.found = step.found if sorts_at_end else []
+        _update_scanned(step, position, ranges, is_live)
         step.ended = step.ended or ("stopped" if open_partitions else "end")
-        if is_last:
+        if sorts_at_end:
             step.found = _newest(step.found, query.count)
         yield step
     finally:
@@ -173,7 +175,7 @@ def _newest(found: list[Any], count: int) -> list[Any]:
     return sorted(found, key=lambda one: (one.timestamp_ms, one.offset), reverse=True)[:count]
 
 
-def _count(step: Step, position: dict[int, int], ranges: dict[int, tuple[int, int]], is_live: bool) -> None:
+def _update_scanned(step: Step, position: dict[int, int], ranges: dict[int, tuple[int, int]], is_live: bool) -> None:
     if is_live:
         step.scanned = sum(position[index] - start for index, (start, _) in ranges.items())
     else:
@@ -181,8 +183,8 @@ def _count(step: Step, position: dict[int, int], ranges: dict[int, tuple[int, in
 
 
 def _raise_unless_transient(error: KafkaError) -> None:
-    passing = (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
-    if error.code() not in passing and not error.retriable():
+    transient = (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+    if error.code() not in transient and not error.retriable():
         raise KafkaException(error)
 
 

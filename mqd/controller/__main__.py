@@ -97,10 +97,10 @@ async def _refuse_lost_metadata(layout: paths.Layout, log_dirs: list[str]) -> No
             f"{layout.metadata_dir} is empty, and {silent[0]} does not respond: it may hold partitions whose"
             " metadata would be lost. Start again when it responds, or without it in log.dirs"
         )
-    full = [path for path, response in zip(log_dirs, responses) if response.result()]
-    if full:
+    occupied = [path for path, response in zip(log_dirs, responses) if response.result()]
+    if occupied:
         raise Refused(
-            f"{layout.metadata_dir} is empty, but {full[0]} holds partitions: the metadata was lost. Restore"
+            f"{layout.metadata_dir} is empty, but {occupied[0]} holds partitions: the metadata was lost. Restore"
             f" {layout.metadata_dir} from a copy, or move the partitions away"
         )
 
@@ -127,7 +127,7 @@ class Process:
         self.membership = _membership(self.config, client, self.key)
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.stopping = False  # whether Shutdown was received
-        self.left_epoch = -1
+        self.left_epoch = -1  # the broker epoch in which this host has left (leave())
         self._session_lock = threading.Lock()
         self._doubted_epoch = -1  # protected by the lock
         self.leaving: asyncio.Task[None] | None = None
@@ -283,8 +283,8 @@ class Process:
             )
 
     def record_doubt(self, broker_epoch: int) -> None:
-        """After a failed flush the page cache is unreliable: an unchanged boot id then proves
-        nothing.
+        """Stores the session without a boot id: after a failed flush the page cache is unreliable, so an
+        unchanged boot id proves nothing.
         """
         with self._session_lock:
             self._doubted_epoch = max(self._doubted_epoch, broker_epoch)
@@ -390,12 +390,12 @@ class Process:
             topics=len(state.topics),
             partitions=state.partition_count,
         )
-        over: set[asyncio.Future[Any]] = {self.ended, shell.failed, ticking}
-        await asyncio.wait({*over, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
+        endings: set[asyncio.Future[Any]] = {self.ended, shell.failed, ticking}
+        await asyncio.wait({*endings, shell.in_service}, return_when=asyncio.FIRST_COMPLETED)
         if shell.in_service.done():
             self.client.ready()
             watchdog.start(asyncio.get_running_loop(), "controller")
-            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         if ticking.done() and not shell.failed.done():
             shell.failed.set_result(str(ticking.exception() if not ticking.cancelled() else "unknown"))
         ticking.cancel()
@@ -417,8 +417,8 @@ class Process:
         return self.client.exit_status
 
     async def _record_clean_shutdown(self, shell: Shell) -> None:
-        """Called when the workers have ended and left their markers: this session lost nothing.
-        Does not wait for directories that do not respond.
+        """Waits until the workers have ended; if all have left their markers, records that this session
+        lost nothing. Does not wait for directories that do not respond.
         """
         control, loop = self.client.control, asyncio.get_running_loop()
         epoch = self.left_epoch if self.left_epoch >= 0 else shell.broker_epoch
@@ -477,7 +477,7 @@ def _have_all_markers(path: Path, workers: list[int]) -> bool:
 
 
 class Ended(Exception):
-    """This process received Shutdown before it served any request."""
+    """This process must end before it has served any request."""
 
 
 async def run(client: KeeperClient, layout: paths.Layout) -> int:

@@ -54,7 +54,7 @@ def moves_in_progress(settings: Settings) -> MovesInProgress:
 
 
 class Pace:
-    """Estimates the remaining time from how fast the rest has decreased. Thread-safe; one for each user."""
+    """Estimates the remaining time from how fast the remaining bytes decrease. Thread-safe; one for each user."""
 
     def __init__(self) -> None:
         self._begun: tuple[float, int] | None = None

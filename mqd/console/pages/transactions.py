@@ -16,7 +16,7 @@ from mqd.console.rendering import url
 PER_PAGE = 50
 LIST_CACHE_S = 3.0
 HANGING_CACHE_S = 10.0
-HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: no coordinator lets one be open for longer
+HANGING_AFTER_MS = 15 * 60_000  # transaction.max.timeout.ms: a coordinator aborts a transaction that is open for longer
 LONG_MS = 60_000  # as long as a transaction may be open by default
 
 
