@@ -3,9 +3,10 @@ handles.
 
 A core is the state of one group or one transactional id. It is pure and handles one event at a
 time; `handle(event, now_ms) -> list[Action]` is its only mutator. A core changes its state
-immediately. The runtime (mqd/coordinator/runtime.py) writes the core's Persists and holds back every
-later Reply of that core until they are below the high watermark. When a write fails, the runtime
-discards the cores of that partition and loads them again from the log: no core rolls itself back.
+immediately. The runtime (mqd/coordinator/runtime.py) writes the core's Persists and holds back
+every later Reply of that core until they are below the high watermark. When a write fails, the
+runtime discards the cores of that partition and loads them again from the log: no core rolls itself
+back.
 
 Order within one list matters: a Reply that depends on a Persist comes after it.
 """
@@ -71,8 +72,8 @@ class Effect(msgspec.Struct, frozen=True):
     """Base of the effects that only one kind of core requests (a transaction's WriteMarkers). The
     runtime holds it back like a Reply, then passes it once to the coordinator's function
     `carry_out(name, effect, leader_epoch)`. The result returns as an event to the same core, unless
-    the core has been reloaded since. In that case on_loaded returns again the effects that the log
-    records as unfinished.
+    the core has been reloaded since: then on_loaded has requested once more the effects that are
+    unfinished according to the log.
     """
 
 
@@ -85,8 +86,8 @@ class TimerFired(msgspec.Struct, frozen=True):
 
 class TransactionEnded(msgspec.Struct, frozen=True):
     """The marker of a transaction. The event goes to every core that has persisted something with
-    that producer id since the previous marker. The changes that it makes need no Persist: the
-    marker itself is the record.
+    that producer id since the previous marker. A core needs no Persist for the changes that it then
+    makes: the marker itself is the record.
     """
 
     producer_id: int

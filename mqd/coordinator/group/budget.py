@@ -10,7 +10,7 @@ Requests are refused in stages, so that existing groups continue when others hav
     above the limit                 no commit that adds offsets, no larger assignment
 
 Requests that add nothing are never refused: heartbeats, a member that joins again with the same
-metadata, a commit over earlier ones. Why these codes:
+metadata, a commit that replaces earlier ones. Why these codes:
 docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
 """
 
@@ -53,14 +53,14 @@ class GroupBudget:
         growth = _growth_bytes(core, event)
         if not growth:
             return 0
-        share = (
+        fraction = (
             NEW_GROUPS
             if core is None
             else MEMBERS
             if type(event) in (JoinGroup, ConsumerHeartbeat, ShareHeartbeat, StreamsHeartbeat)
             else 1.0
         )
-        if self.used_bytes + growth <= share * self.limit_bytes:
+        if self.used_bytes + growth <= fraction * self.limit_bytes:
             return 0
         self.refused_count += 1
         log.warning(
@@ -82,14 +82,14 @@ def _growth_bytes(group: Group | None, event: object) -> int:
     more = GROUP_BYTES if group is None else 0
     if type(event) is JoinGroup:
         message = event.message
-        held = protocols_size_bytes((one.name, one.metadata) for one in message.protocols)
-        return more + _member_growth_bytes(group, message.member_id, message.group_instance_id, held)
+        new_bytes = protocols_size_bytes((one.name, one.metadata) for one in message.protocols)
+        return more + _member_growth_bytes(group, message.member_id, message.group_instance_id, new_bytes)
     if type(event) is ConsumerHeartbeat:
         if event.message.member_epoch < 0:
             return 0
         names = event.message.subscribed_topic_names
-        held = _size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
-        return more + _member_growth_bytes(group, event.message.member_id, event.message.instance_id, held)
+        new_bytes = _size_bytes(names or ()) + len(event.message.subscribed_topic_regex or "")
+        return more + _member_growth_bytes(group, event.message.member_id, event.message.instance_id, new_bytes)
     if type(event) is ShareHeartbeat:
         return more + _share_growth_bytes(group, event)
     if type(event) is StreamsHeartbeat:
@@ -111,10 +111,10 @@ def _share_growth_bytes(group: Group | None, event: ShareHeartbeat) -> int:
         known = group.share.members.get(message.member_id)
     if message.member_epoch < 0 or (known is not None and message.subscribed_topic_names is None):
         return 0
-    held = _size_bytes(message.subscribed_topic_names or ())
+    new_bytes = _size_bytes(message.subscribed_topic_names or ())
     if known is not None:
-        return max(0, held - _size_bytes(known.description.topic_names))
-    return SHARE_MEMBER_BYTES + held + len(message.member_id) + len(message.rack_id or "")
+        return max(0, new_bytes - _size_bytes(known.description.topic_names))
+    return SHARE_MEMBER_BYTES + new_bytes + len(message.member_id) + len(message.rack_id or "")
 
 
 def _streams_growth_bytes(group: Group | None, event: StreamsHeartbeat) -> int:
@@ -134,12 +134,12 @@ def _size_bytes(names: Iterable[str]) -> int:
     return sum(50 + len(name) for name in names)
 
 
-def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str | None, held_bytes: int) -> int:
-    """By how much the member's data grows. `held_bytes`: the size of its new data."""
+def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str | None, new_bytes: int) -> int:
+    """By how much the member's data grows. `new_bytes`: the size of its new data."""
     if group is not None:
         classic = group.classic.members.by_id.get(group.classic.members.static.get(instance_id or "", member_id))
         if classic is not None:
-            return max(0, held_bytes - protocols_size_bytes(classic.protocols.items()))
+            return max(0, new_bytes - protocols_size_bytes(classic.protocols.items()))
         consumer = group.consumer
         if consumer is not None:
             known = consumer.members.get(consumer.static.get(instance_id or "", member_id))
@@ -147,5 +147,5 @@ def _member_growth_bytes(group: Group | None, member_id: str, instance_id: str |
                 description = known.description
                 protocols = description.classic.protocols if description.classic is not None else ()
                 before = _size_bytes(description.topic_names) + len(description.topic_regex or "")
-                return max(0, held_bytes - before - protocols_size_bytes(protocols))
-    return MEMBER_BYTES + held_bytes + len(member_id) + len(instance_id or "")
+                return max(0, new_bytes - before - protocols_size_bytes(protocols))
+    return MEMBER_BYTES + new_bytes + len(member_id) + len(instance_id or "")

@@ -1,5 +1,5 @@
-"""Builds the cores of groups and loads their records. Committed offsets, up to a million, are loaded
-in bulk, without a call for each.
+"""Builds the cores of groups and loads their records. Committed offsets, up to a million, are
+loaded in bulk, without a call for each.
 
 Values are decoded here, so that an unreadable value is found during loading, not when a client
 requests it.
@@ -63,6 +63,7 @@ class GroupCores:
                 table = tables.get(prefix)
                 if table is None:
                     table = tables[prefix] = self._table(cores, prefix)
+                # a value of version 3 with ASCII metadata is readable: it need not be decoded
                 size = value[14] << 8 | value[15]
                 if (
                     value[:2] != b"\x00\x03"

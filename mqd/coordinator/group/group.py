@@ -15,10 +15,10 @@ Invariants (check(), in addition to those of the parts)
          in its initial state; a share group has no offsets
     GG2  an empty group (is_empty) has nothing in the log
     GG3  an Empty group with an epoch or generation in the log but no offsets is checked again:
-         EXPIRE_TIMER or the timer of its offsets is armed
+         REMOVAL_TIMER or the timer of its offsets is armed
     GG4  a refused change of kind changes nothing
     GG5  a group whose last offset was deleted, alone or with its topic, or whose first member was
-         refused, exists until the next check (EXPIRE_TIMER), as in Kafka: it can still be listed
+         refused, exists until the next check (REMOVAL_TIMER), as in Kafka: it can still be listed
          and deleted. A group whose first commit was refused for each of its offsets exists until
          then too, but requests that only read do not see it, because Kafka would have written
          nothing
@@ -73,7 +73,7 @@ from mqd.coordinator.group.streams.events import StreamsDescribe, StreamsHeartbe
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import DescribeGroupsResponse, JoinGroupResponse
 
-EXPIRE_TIMER = "group.expire"
+REMOVAL_TIMER = "group.expire"
 VERSION_GROUP_ID_NOT_FOUND = 9  # the first OffsetCommit version with this error (KIP-848)
 RECORD_OVERHEAD_BYTES = 32
 GROUP_BYTES = 3_500  # memory of a group without members and offsets: measured, rounded up
@@ -120,7 +120,7 @@ class Group:
         self.streams: StreamsGroup | None = None
         self.offsets = Offsets(group_id, offsets)
         self._check_interval_ms = offsets.check_interval_ms
-        self._expire_armed = False
+        self._removal_armed = False
         self._lingers = self._is_unwritten = False  # GG5; not in the log
 
     # -- queries ----------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Group:
             if type(event) is JoinGroup:
                 return self._on_join(event, now_ms)
             actions = self.classic.handle(event, now_ms)
-            return actions if type(event) is Heartbeat else actions + self._arm_expire(now_ms)
+            return actions if type(event) is Heartbeat else actions + self._arm_removal(now_ms)
         if isinstance(event, TimerFired):
             return self._on_timer(event, now_ms)
         if isinstance(event, OFFSET_EVENTS):
@@ -244,7 +244,7 @@ class Group:
             if self.share is not None and isinstance(event, PartitionsGone):
                 actions += self.share.forget_topics(frozenset(event.left))
             self._lingers |= had_offsets and self.offsets.is_empty
-            return actions + self._arm_expire(now_ms)
+            return actions + self._arm_removal(now_ms)
         if isinstance(event, DeleteGroup):
             return self._on_delete(event)
         if isinstance(event, ConsumerHeartbeat):
@@ -275,13 +275,13 @@ class Group:
             return [Reply(event.request, refused)]
         actions = self.classic.handle(event, now_ms)
         self._lingers |= not self.is_shown
-        return actions + self._arm_expire(now_ms)
+        return actions + self._arm_removal(now_ms)
 
     # -- the consumer protocol ---------------------------------------------------------------------
 
     def _on_first_heartbeat(self, event: ConsumerHeartbeat, now_ms: int) -> list[Action]:
-        """Handles a heartbeat for a group that is not a consumer group. The group becomes one if it has no
-        members or may convert its members, and the sender joins it.
+        """Handles a heartbeat for a group that is not a consumer group. The group becomes one if
+        the sender joins it, and if it has no members or its members can be converted.
         """
         classic = self.classic
         if event.message.member_epoch != 0 or self.share is not None or self.streams is not None:
@@ -329,8 +329,8 @@ class Group:
         """The group becomes a streams group if it has no members, and the sender joins it."""
         streams, epoch = self.streams, event.message.member_epoch
         if streams is None:
-            is_deserted = self.consumer is None and self.share is None and self.classic.state is EMPTY
-            if epoch != 0 or not is_deserted:
+            may_become_streams = self.consumer is None and self.share is None and self.classic.state is EMPTY
+            if epoch != 0 or not may_become_streams:
                 return [self._not_found(event)]
             streams = StreamsGroup(self.group_id, self.cluster)
             if self.classic.is_persisted:
@@ -341,7 +341,7 @@ class Group:
                 return [action for action in actions if isinstance(action, Reply)]  # nothing has changed
             self.streams, self.classic = streams, ClassicGroup(self.group_id, self.classic.settings)
             actions = [*(Timer(name, None) for name in CLASSIC_TIMERS), *actions]
-        return actions + self._arm_expire(now_ms)
+        return actions + self._arm_removal(now_ms)
 
     def _classic_in_streams(self, event: Any, now_ms: int) -> list[Action]:
         """A JoinGroup makes an empty streams group a classic one."""
@@ -357,22 +357,21 @@ class Group:
         return [*tombstones, *(Timer(name, None) for name in STREAMS_TIMERS), *self._on_join(event, now_ms)]
 
     def _in_streams(self, event: object, now_ms: int) -> list[Action]:
-        return self.streams.handle(event, now_ms) + self._arm_expire(now_ms) if self.streams is not None else []
+        return self.streams.handle(event, now_ms) + self._arm_removal(now_ms) if self.streams is not None else []
 
     # -- the consumer protocol, from the second heartbeat on ---------------------------------------
 
     def _in_consumer(self, event: object, now_ms: int) -> list[Action]:
         consumer = self.consumer
         assert consumer is not None
-        before: list[Action] = []
         if isinstance(event, JoinGroup) and consumer.is_empty:
-            before = [*persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
+            removal = [*persists(consumer.delete_all()), Timer(CONSUMER_TIMER, None)] if consumer.is_persisted else []
             self.consumer = None
-            return before + self._on_join(event, now_ms)
+            return removal + self._on_join(event, now_ms)
         actions = consumer.handle(event, now_ms)
         if consumer.downgrades:
             actions += self._downgrade(consumer, now_ms)
-        return actions if consumer.members else actions + self._arm_expire(now_ms)
+        return actions if consumer.members else actions + self._arm_removal(now_ms)
 
     def _downgrade(self, consumer: ConsumerGroup, now_ms: int) -> list[Action]:
         consumer.downgrades = False
@@ -393,10 +392,10 @@ class Group:
 
     def _on_timer(self, event: TimerFired, now_ms: int) -> list[Action]:
         if event.name in CLASSIC_TIMERS:
-            return self.classic.handle(event, now_ms) + self._arm_expire(now_ms)
-        if event.name == EXPIRE_TIMER:
-            self._expire_armed = False
-            return self._maybe_remove() or self._arm_expire(now_ms)
+            return self.classic.handle(event, now_ms) + self._arm_removal(now_ms)
+        if event.name == REMOVAL_TIMER:
+            self._removal_armed = False
+            return self._maybe_remove() or self._arm_removal(now_ms)
         if event.name == EXPIRATION_TIMER:
             return self.offsets.on_expiration_timer(self, now_ms)[0] + self._maybe_remove()
         if event.name == SHARE_TIMER:
@@ -453,11 +452,11 @@ class Group:
             return self._modern.is_empty
         return (self.classic.is_persisted or self._lingers or self._is_unwritten) and self.classic.is_empty
 
-    def _arm_expire(self, now_ms: int) -> list[Action]:
-        if self._expire_armed or not self._is_deserted() or not self.offsets.is_empty:
+    def _arm_removal(self, now_ms: int) -> list[Action]:
+        if self._removal_armed or not self._is_deserted() or not self.offsets.is_empty:
             return []
-        self._expire_armed = True
-        return [Timer(EXPIRE_TIMER, now_ms + self._check_interval_ms)]
+        self._removal_armed = True
+        return [Timer(REMOVAL_TIMER, now_ms + self._check_interval_ms)]
 
     # -- loading -----------------------------------------------------------------------------------
 
@@ -507,12 +506,12 @@ class Group:
             return self.share.on_loaded(now_ms) + self.offsets.on_loaded(now_ms)
         self.share = None  # a damaged log: after these records the group changed its kind
         members = (self.consumer or self.streams or self.classic).on_loaded(now_ms)
-        return members + self.offsets.on_loaded(now_ms) + self._arm_expire(now_ms)
+        return members + self.offsets.on_loaded(now_ms) + self._arm_removal(now_ms)
 
     # -- offsets.Membership ------------------------------------------------------------------------
 
     def names_any(self, topics: Collection[str]) -> bool:
-        """Whether the group has state for one of these topics, which were deleted or lost partitions."""
+        """Whether the group has state for one of these topics (deleted, or lost partitions)."""
         if self.share is not None:
             return any(name in topics for name in self.share.states.names.values())
         return self.offsets.names_any(topics)
@@ -532,7 +531,7 @@ class Group:
         )
 
     def fetch_error(self, member_id: str | None, member_epoch: int) -> int:
-        """A share group has no committed offsets: it is treated like a group that does not exist."""
+        """A share group has no committed offsets: it is treated like an unknown group."""
         members = self.consumer or self.streams
         return members.fetch_error(member_id, member_epoch) if members is not None else 0
 
@@ -594,5 +593,5 @@ class Group:
             assert self.streams.is_persisted and self.consumer is None and self.share is None, "GG1"
             assert self.classic.is_empty and not self.classic.is_persisted, "GG1"
         assert not self.is_empty or not self.classic.is_persisted, "GG2"
-        may_expire = self._is_deserted() and self.offsets.is_empty
-        assert not may_expire or self._expire_armed, "GG3"
+        may_be_removed = self._is_deserted() and self.offsets.is_empty
+        assert not may_be_removed or self._removal_armed, "GG3"

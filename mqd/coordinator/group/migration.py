@@ -90,7 +90,7 @@ def _records(classic: ClassicGroup, group: ConsumerGroup) -> list[KeyValue]:
 
 
 def retry_replies(classic: ClassicGroup) -> list[Action]:
-    """Replies to the requests that wait in the classic group: the client retries, and then finds the
+    """Replies to the requests that wait in the classic group: the clients retry, and then find the
     consumer group.
     """
     error = int(ErrorCode.REBALANCE_IN_PROGRESS)

@@ -156,8 +156,8 @@ class Membership(Protocol):
         """The error for a whole OffsetDelete, for example NON_EMPTY_GROUP."""
 
     def is_subscribed(self, topic: str) -> bool:
-        """False if the subscription cannot be known (for a protocol type other than "consumer",
-        empty_since_ms returns KEEP).
+        """If the members' topics are unknown (empty_since_ms() is KEEP then): True for the protocol
+        type "consumer", otherwise False.
         """
 
     def empty_since_ms(self) -> int | None:
@@ -382,7 +382,7 @@ class Offsets:
         return list(persists(self._delete(dict.fromkeys(gone))))
 
     def _delete(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
-        """Deletes the offsets of these partitions, committed and pending; returns the tombstones."""
+        """Deletes these partitions' offsets, committed and pending; returns the tombstones."""
         records: list[KeyValue] = []
         for topic, partition in names:
             known = partition in self._committed.get(topic, ())
@@ -457,7 +457,7 @@ class Offsets:
     # -- loading -----------------------------------------------------------------------------------
 
     def table(self, topic: str) -> dict[int, bytes]:
-        """Partition -> the value of its record, for bulk loading: before the core handles events."""
+        """Partition -> the value of its record. Only for bulk loading, before any event."""
         return self._committed.setdefault(topic, {})
 
     def forget_empty(self, topic: str) -> None:
@@ -475,8 +475,8 @@ class Offsets:
 
     def replay_pending(self, topic: str, partition: int, value: bytes | None, producer_id: int) -> None:
         """Applies a record of an open transaction. `value` None: it is already superseded, but the
-        partition's offset is still unstable. Other records come in the order in which they were
-        written, after the records that count.
+        partition's offset is still unstable. Records with a value come in the order in which they
+        were written, after the records that count.
         """
         if value is not None:
             decode_offset_value(value)
@@ -500,10 +500,10 @@ class Offsets:
         """
         metadata_max, growth, new_topics = self._settings.metadata_bytes_max, 0, set()
         for one in event.offsets:
-            value = _VALUE_BYTES + min(len(one.metadata.encode()), metadata_max)
+            value_bytes = _VALUE_BYTES + min(len(one.metadata.encode()), metadata_max)
             partitions = self._committed.get(one.topic)
             before = partitions.get(one.partition) if partitions is not None and not event.is_transactional else None
-            growth += 2 * OFFSET_BYTES + value if before is None else max(0, value - len(before))
+            growth += 2 * OFFSET_BYTES + value_bytes if before is None else max(0, value_bytes - len(before))
             if partitions is None:
                 new_topics.add(one.topic)
         return growth + sum(TOPIC_BYTES + len(topic) for topic in new_topics)

@@ -4,7 +4,7 @@
     0, 1       OffsetCommit                                group, topic, partition
     2          GroupMetadata (classic/records.py)          classic group
     3          ConsumerGroupMetadata                       KIP-848 group: its epoch
-    4          ConsumerGroupPartitionMetadata              KIP-848 group: the topics it has seen (read; written only as tombstones: newer brokers keep a hash in type 3)
+    4          ConsumerGroupPartitionMetadata              KIP-848 group: its topics (older brokers)
     5          ConsumerGroupMemberMetadata                 member: its subscription
     6          ConsumerGroupTargetAssignmentMetadata       KIP-848 group: the epoch of the target assignment
     7          ConsumerGroupTargetAssignmentMember         member: its target assignment
@@ -23,7 +23,8 @@
     22         StreamsGroupCurrentMemberAssignment         member of a streams group: its tasks
     23         StreamsGroupTopology                        streams group: its topology
 
-Types 9 and 18 are not used by Kafka 4.2. OffsetCommit has an encoder and a decoder of its own, for
+Types 9 and 18 are not used by Kafka 4.2. Type 4 is read, but written only as tombstones: newer
+brokers keep a hash of the topics in type 3. OffsetCommit has an encoder and a decoder of its own, for
 speed: there can be a million of these records. Source: the message schemas of Kafka's group
 coordinator (KIP-848, KIP-932, KIP-1071).
 """
@@ -299,6 +300,7 @@ STREAMS_GROUP_TYPES: dict[int, RecordType] = {
 # -- OffsetCommit ----------------------------------------------------------------------------------
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
+# by value version: the fields before the metadata (2: of versions 0 to 2), and those after it
 _FIRST = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
 _OFFSET_VALUE_VERSION = 3
 _OLD_TAIL = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
@@ -388,7 +390,7 @@ def encode_offset_value(offset: int, leader_epoch: int, metadata: str, commit_ti
 def encode_expiring_offset_value(
     offset: int, metadata: str, commit_timestamp_ms: int, expire_timestamp_ms: int
 ) -> bytes:
-    """Version 1, the only one that stores the expiration time that a client set (OffsetCommit 2-4)."""
+    """Version 1: only it stores the expiration time that a client set (OffsetCommit 2-4)."""
     text = metadata.encode()
     return _FIRST[2].pack(1, offset, len(text)) + text + _OLD_TAIL[1].pack(commit_timestamp_ms, expire_timestamp_ms)
 

@@ -1,5 +1,5 @@
-"""Replies to requests for a group that does not exist, or is of another kind: GROUP_ID_NOT_FOUND, with
-Kafka's texts.
+"""Replies to requests for a group that does not exist, or is of another kind: GROUP_ID_NOT_FOUND,
+with Kafka's texts.
 """
 
 from __future__ import annotations

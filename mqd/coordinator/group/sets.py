@@ -1,5 +1,5 @@
-"""Sets of partitions by topic id, or of tasks by subtopology: numbers by key, ascending, no key without
-numbers. None of the functions changes its arguments.
+"""Sets of partitions by topic id, or of tasks by subtopology: each key has at least one number, in
+ascending order. None of the functions changes its arguments.
 """
 
 from __future__ import annotations

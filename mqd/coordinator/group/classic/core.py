@@ -417,14 +417,14 @@ class ClassicGroup(Rebalancing):
         return NONE
 
     def _assign(self, assignment: dict[str, bytes], now_ms: int, actions: list[Action]) -> None:
-        """Handles the leader's assignment: it is written first (the runtime holds the responses back),
-        then sent. A member that the leader left out gets an empty one.
+        """Handles the leader's assignment: it is written first (the runtime holds the responses
+        back), then sent. A member that the leader left out gets an empty one.
         """
         for member in self.members.by_id.values():
             self.members.set_assignment(member, assignment.get(member.member_id, b""))
-        stable_since_ms, self.state_since_ms = self.state_since_ms, now_ms
+        completing_since_ms, self.state_since_ms = self.state_since_ms, now_ms
         if not self._persist(actions):
-            self.state_since_ms = stable_since_ms
+            self.state_since_ms = completing_since_ms
             self._refuse_assignment(now_ms, actions)
             return
         self._enter(STABLE, now_ms)

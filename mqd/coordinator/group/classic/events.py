@@ -13,7 +13,7 @@ from mqd.protocol.messages import HeartbeatRequest, JoinGroupRequest, LeaveGroup
 
 class JoinGroup(msgspec.Struct, frozen=True, gc=False):
     """`new_member_id`: the id that this client gets if it needs one. It is random, so the caller
-    supplies it. `rebalance_timeout_ms` is the session timeout if the request has none.
+    supplies it. `message.rebalance_timeout_ms` is -1 if the request has none (version 0).
     """
 
     request: int

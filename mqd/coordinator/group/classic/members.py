@@ -1,5 +1,5 @@
-"""The members of a classic group: their identities, their votes for protocols, their waiting requests,
-and the deadline until which each is considered alive.
+"""The members of a classic group: their identities, their votes for protocols, their waiting
+requests, and the deadline until which each is considered alive.
 
 Invariants (check())
     M1  the votes counted for a protocol are the members that support it
@@ -115,8 +115,8 @@ class Member(Watched):
         return list(self.protocols.items()) == list(protocols.items())
 
     def describe(self, protocol: str | None) -> DescribeGroupsResponse.Member:
-        """Its entry of DescribeGroups. Metadata is that of the current generation, empty if there is
-        none; an assignment stays until the next one, as in Kafka.
+        """The member's entry of DescribeGroups. The metadata is empty while the group has no
+        protocol; an assignment stays until the next one, as in Kafka.
         """
         return DescribeGroupsResponse.Member(
             member_id=self.member_id,
@@ -156,7 +156,7 @@ class Deadlines:
                 self._rebuild()
 
     def drop(self, watched: Watched) -> None:
-        """The entry leaves the heap when its time comes, or when there are too many dropped ones."""
+        """The heap entry stays until its time comes, or until there are too many dropped ones."""
         watched.deadline_ms = NEVER
 
     def _push(self, watched: Watched) -> None:
@@ -300,14 +300,14 @@ class Members:
         return pending is not None
 
     def supports_any(self, protocols: Iterable[str]) -> bool:
-        """Whether every member supports one of these protocols."""
+        """Whether at least one of these protocols is supported by all members."""
         count = len(self.by_id)
         return any(self.votes.get(name, 0) == count for name in protocols)
 
     def elect_protocol(self) -> str:
         """Each member votes for its most preferred protocol among those that all support. The most
-        votes win; the earliest voter breaks a tie. There is always a winner: a member that supports
-        none of them is not admitted.
+        votes win; the earliest voter breaks a tie. There is always a winner: a member that would
+        leave the group without a common protocol is not admitted.
         """
         count = len(self.by_id)
         candidates = {name for name, votes in self.votes.items() if votes == count}

@@ -20,8 +20,8 @@ from mqd.coordinator.group.classic.state import (
 from mqd.protocol.messages import JoinGroupResponse, SyncGroupResponse
 
 JOIN_TIMER, SYNC_TIMER, SESSION_TIMER = TIMERS = ("classic.join", "classic.sync", "classic.session")
-# Minimum time before a join phase in which no member joined checks again, whatever timeout its
-# absent members requested.
+# A join phase that no member has joined is checked again after at least this time, even if its
+# absent members requested a shorter timeout.
 NO_MEMBER_JOINED_MS = 1_000
 VERSION_SKIP_ASSIGNMENT = 9  # KIP-814
 
@@ -37,7 +37,7 @@ class Rebalancing(ClassicState):
         self, member: Member, leader: str | None = None, skip_assignment: bool = False
     ) -> JoinGroupResponse:
         notified_leader = leader if leader is not None else self.leader
-        assert notified_leader is not None  # the members of Stable and CompletingRebalance
+        assert notified_leader is not None  # G1: the group is CompletingRebalance or Stable
         return JoinGroupResponse(
             generation_id=self.generation,
             protocol_type=self.protocol_type,

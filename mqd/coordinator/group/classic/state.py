@@ -88,8 +88,8 @@ class ClassicState:
         return not self.members.by_id and not self.members.pending and self.state is EMPTY
 
     def held_up_by(self) -> list[DelayingMember]:
-        """The members that a rebalance waits for, longest silent first. Empty: none, or the first
-        rebalance only waits for more members.
+        """The members that a rebalance waits for, longest silent first. There are none if the first
+        rebalance only waits for more members to join.
         """
         found = [
             DelayingMember(
@@ -159,7 +159,7 @@ class ClassicState:
     def validate_commit(
         self, member_id: str, instance_id: str | None, generation: int, transactional: bool = False
     ) -> int:
-        """0, or the error for an OffsetCommit (TxnOffsetCommit)."""
+        """0, or the error for an OffsetCommit, or for a TxnOffsetCommit if `transactional`."""
         if generation < 0 and self.state is EMPTY:
             return NONE  # an administrator, or a consumer that assigns its partitions itself
         if generation >= 0 or member_id or instance_id is not None:

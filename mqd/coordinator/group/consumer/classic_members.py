@@ -244,8 +244,8 @@ class ClassicSide:
         replies.append(Reply(event.request, LeaveGroupResponse(members=responses)))
 
     def _find_leaving(self, one: LeaveGroupRequest.MemberIdentity) -> Member:
-        """Finds the member that leaves, of either protocol: by member id, or (an administrator, of a
-        static member) by instance id alone. Raises Refused.
+        """Finds the member that leaves, of either protocol: by member id, or by instance id alone
+        if an administrator removes a static member. Raises Refused.
         """
         group = self.group
         if one.group_instance_id is None:

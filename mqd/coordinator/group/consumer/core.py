@@ -113,7 +113,7 @@ class ConsumerGroup(ModernGroup):
         self.classic = ClassicSide(self)
         # must become a classic group: no member uses the consumer protocol any more
         self.downgrades = False
-        self._rebalance_since_ms = -1  # time of the first target after all members last held theirs
+        self._rebalance_since_ms = -1  # when a target was last computed while all members held theirs
         self._assign_after_ms = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {
             ConsumerHeartbeat: self._on_heartbeat,
@@ -147,8 +147,8 @@ class ConsumerGroup(ModernGroup):
 
     @property
     def rebalance_since_ms(self) -> int:
-        """When the rebalance in progress began: the time of the first target after all members last
-        held their targets. -1: all hold them now. O(members).
+        """When a target was last computed while all members held theirs; -1 if the group is not
+        Reconciling. O(members).
         """
         return self._rebalance_since_ms if self.state_name == "Reconciling" else -1
 
@@ -237,8 +237,7 @@ class ConsumerGroup(ModernGroup):
         )
 
     def _interval_ms(self, member: Member) -> int:
-        """A waiting member sends heartbeats sooner, but the rate of all waiting members is
-        limited."""
+        """Waiting members send heartbeats sooner, but their total rate is limited."""
         interval_ms = self.cluster.settings(self.group_id).heartbeat_interval_ms
         if member.state == STABLE and (self.epoch == self.assignment_epoch or member.assigned):
             return interval_ms
@@ -271,7 +270,7 @@ class ConsumerGroup(ModernGroup):
         return member, self.describe_member(member, description) or known is None
 
     def describe_member(self, member: Member, description: Description) -> bool:
-        """Returns whether the assignment depends on the change."""
+        """Sets the member's description. Returns whether the assignment depends on the change."""
         old, old_key, assignor = member.description, member.key, self.assignor
         if member.resolved is None or old != description:
             self.pending.append(records.member_record(self.group_id, member.member_id, description))
@@ -366,8 +365,8 @@ class ConsumerGroup(ModernGroup):
         return ConsumerGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _leave_temporarily(self, member: Member) -> None:
-        """Handles a static member that leaves for a short time: its session continues; the partitions that it had to
-        release are free.
+        """Handles a static member that leaves for a short time: its session continues; the
+        partitions that it had to release become free.
         """
         self.set_current(member, Current(LEFT_STATIC_EPOCH, member.previous_epoch, STABLE, member.assigned, NOTHING))
         self.clear_step(member)
@@ -522,7 +521,7 @@ class ConsumerGroup(ModernGroup):
     def _load_epochs(self) -> None:
         self.assignment_epoch = self.loaded_epoch()
         if self.epoch < self.assignment_epoch:
-            # differs from any hash, so the next heartbeat raises the epoch
+            # 0 differs from any hash, so the next heartbeat raises the epoch
             self.epoch, self.metadata_hash = self.assignment_epoch, 0
 
     # -- invariants --------------------------------------------------------------------------------

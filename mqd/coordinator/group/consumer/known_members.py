@@ -29,8 +29,8 @@ class Group(Protocol):
 
 
 def find(group: Group, event: ConsumerHeartbeat) -> Member | None:
-    """The sender, if it is a member with a valid epoch. None: it has to be created. Changes nothing.
-    Raises Refused.
+    """The sender, if it is a member with a valid epoch. None: it has to be created. Changes
+    nothing. Raises Refused.
     """
     message = event.message
     joins = message.member_epoch == 0

@@ -130,8 +130,8 @@ class Member(Watched):
 def next_state(
     member: Member, target: Partitions, target_epoch: int, owners: Owners, owned: Partitions | None
 ) -> Current:
-    """The member's new state. `owned`: the partitions that it reports; None: it reported none.
-    Pure.
+    """The member's new state. `owned`: the partitions that it reports; None: its request does not
+    list them. Pure.
     """
     epoch, assigned = member.epoch, member.assigned
     if member.state == REVOKING:

@@ -3,8 +3,9 @@ mqd/coordinator/group/records.py, which encodes the bytes, and the core.
 
 Kafka's types 4 (ConsumerGroupPartitionMetadata) and 16 (ConsumerGroupRegularExpression) are read
 but not used: their content is computed again from the cluster's metadata, and the hash in type 3
-shows whether it has changed. They are written only as tombstones. A member's `authorized_as`, for whom
-its regular expression is resolved, is a tagged field of mqd's own, which Kafka ignores.
+shows whether it has changed. They are written only as tombstones. A member's `authorized_as`, the
+client whose rights limit the matches of its regular expression, is a tagged field of mqd's own,
+which Kafka ignores.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def member_tombstones(group_id: str, member_id: str) -> list[KeyValue]:
 
 
 def decode_key(key: bytes) -> tuple[int, str]:
-    """(type, member id or expression, "" for records of the group itself); the type must be one of
+    """(type, member id; "" for a record that belongs to no member). The type must be one of
     KEY_TYPES. Raises ValueError.
     """
     kind = records.key_type_of(key)

@@ -77,7 +77,7 @@ def too_long_message() -> str:
 
 
 def owned_partitions(message: ConsumerGroupHeartbeatRequest) -> Partitions | None:
-    """The partitions that the member reports; None: it reports none."""
+    """The partitions that the member reports; None: the request does not list them."""
     if message.topic_partitions is None:
         return None
     return {one.topic_id: tuple(one.partitions) for one in message.topic_partitions if one.partitions}

@@ -31,7 +31,7 @@ class Entry:
 
     def __init__(self) -> None:
         self.count = 0
-        self.names: frozenset[str] = frozenset()  # the existing topics among them
+        self.names: frozenset[str] = frozenset()  # existing topics that the subscription selects
         self.topic_ids: frozenset[bytes] = frozenset()
 
 

@@ -17,7 +17,7 @@ Invariants (check())
     G5  each member has a session deadline
     G6  a reply depends only on records persisted before it; each request has one reply. The reply
         to a change of offsets waits for the share coordinator
-    G7  while states are being deleted none is initialized
+    G7  while states are being deleted, no initialization is in progress
     G8  `described_bytes` and `assigned_count` are the sums over all members
 Bounds: members by group.share.max.size; a heartbeat that changes nothing is O(1) and persists
 nothing.
@@ -245,7 +245,9 @@ class ShareGroup(ModernGroup):
         return Refused(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {self.group_id}.")
 
     def _enroll(self, member: Member | None, event: ShareHeartbeat) -> tuple[Member, bool]:
-        """Creates or updates the member. Also returns whether the assignment depends on the change."""
+        """Creates or updates the member. Also returns whether the assignment depends on the
+        change.
+        """
         message = event.message
         old = member.description if member is not None else Description(None, "", "", ())
         names = message.subscribed_topic_names
@@ -365,7 +367,7 @@ class ShareGroup(ModernGroup):
         self.initialize({topic_id: dict.fromkeys(indexes, -1) for topic_id, indexes in missing.items()})
 
     def initialize(self, start_offsets: dict[bytes, dict[int, int]]) -> int:
-        """Returns the token of the request to the share coordinator."""
+        """Requests the initialization from the share coordinator. Returns the request's token."""
         token = self.next_token()
         self._initializing[token] = {topic_id: tuple(sorted(starts)) for topic_id, starts in start_offsets.items()}
         self.effects.append(InitializeStates(token, self.epoch, start_offsets))
@@ -399,7 +401,9 @@ class ShareGroup(ModernGroup):
             self._checked_epoch = -1  # the next heartbeat tries again
 
     def set_states(self, initializing: Partitions, initialized: Partitions, deleting: frozenset[bytes]) -> None:
-        """Keeps the topics' current names; for a deleted topic, its last name."""
+        """Changes the states and records them, each topic with its current name, a deleted topic
+        with its last one.
+        """
         names, found = self.states.names, {}
         for topic_id in {*initializing, *initialized, *deleting}:
             found[topic_id] = self.cluster.topic_name(topic_id) or names.get(topic_id, "")

@@ -53,7 +53,9 @@ class InitializeStates(Effect, frozen=True):
 
 
 class DeleteStates(Effect, frozen=True):
-    """DeleteShareGroupState for each share-partition; the outcome is a StatesChanged with this token."""
+    """DeleteShareGroupState for each share-partition; the outcome is a StatesChanged with this
+    token.
+    """
 
     token: int
     partitions: dict[bytes, tuple[int, ...]]

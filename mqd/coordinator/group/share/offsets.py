@@ -116,7 +116,7 @@ class OffsetsAdmin:
         altered = {topic_id: tuple(sorted(known)) for topic_id, known in starts.items()}
         group.bump()
         states = group.states
-        # existing states stay when this fails: only the rest is initializing
+        # only partitions without a state become initializing: if this fails, the other states stay
         group.set_states(
             union(states.initializing, difference(altered, states.initialized)),
             states.initialized,
@@ -173,7 +173,7 @@ class OffsetsAdmin:
             if topic is not None:
                 found = union(found, {topic_id: tuple(range(topic.partition_count))})
         if not found:
-            self._complete_group(request, replies)
+            self._complete_group_deletion(request, replies)
             return
         group.set_states({}, {}, states.deleting.union(found))
         self._delete(_Deletion(request, found, None))
@@ -191,13 +191,13 @@ class OffsetsAdmin:
         group = self._group
         failed = {topic_id for topic_id, _ in event.errors}
         if deletion.topics is None:
-            error = _first(event.errors.values())
+            error = _first_error(event.errors.values())
             if not error and not group.is_empty:
                 error = int(ErrorCode.NON_EMPTY_GROUP)
             if error:
                 replies.append(Reply(deletion.request, error))
                 return True
-            self._complete_group(deletion.request, replies)
+            self._complete_group_deletion(deletion.request, replies)
             return True
         names = {topic_id: group.states.names.get(topic_id, "") for topic_id in deletion.partitions}
         states = group.states
@@ -205,7 +205,7 @@ class OffsetsAdmin:
             states.initializing, states.initialized, states.deleting.difference(deletion.partitions.keys() - failed)
         )
         for topic_id, name in names.items():
-            error = _first(code for (one, _), code in event.errors.items() if one == topic_id)
+            error = _first_error(code for (one, _), code in event.errors.items() if one == topic_id)
             message = error_message(error) if error else None
             deletion.topics.append(
                 _Deleted.Topic(topic_name=name, topic_id=topic_id, error_code=error, error_message=message)
@@ -213,7 +213,7 @@ class OffsetsAdmin:
         replies.append(Reply(deletion.request, _Deleted(responses=deletion.topics)))
         return True
 
-    def _complete_group(self, request: int, replies: list[Action]) -> None:
+    def _complete_group_deletion(self, request: int, replies: list[Action]) -> None:
         self._group.pending += self._group.delete_all()
         self._group.is_deleted = True
         replies.append(Reply(request, 0))
@@ -229,5 +229,5 @@ def _refused(name: str, message: str) -> DeleteShareGroupOffsetsResponse.Topic:
     return _Deleted.Topic(topic_name=name, error_code=UNKNOWN, error_message=message)
 
 
-def _first(errors: Iterable[int]) -> int:
+def _first_error(errors: Iterable[int]) -> int:
     return next((error for error in errors if error), 0)

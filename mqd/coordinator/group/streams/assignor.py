@@ -7,7 +7,7 @@ Guarantees (asserted by check_assignment() and the property tests)
     A3  each task of a stateful subtopology has as many standbys as configured, or as there are
         other processes; no other task has any
     A4  members keep their active tasks as far as A1 allows: with unchanged input none move
-    A5  active tasks that must move go to processes that had them as standbys, as far as A1 allows
+    A5  active tasks that must move go to processes that have their state, as far as A1 allows
     A6  the same input gives the same output
 Cost: O(tasks log members + standbys x processes).
 """

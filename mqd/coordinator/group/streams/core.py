@@ -116,8 +116,8 @@ class StreamsGroup(ModernGroup):
         )
 
     def commit_error(self, event: CommitOffsets) -> int:
-        """An older epoch is accepted for tasks that the member has had since then: a commit may be in
-        flight while the member moves to a new epoch.
+        """An older epoch is accepted for tasks that the member has had since then: a commit may be
+        in flight while the member moves to a new epoch.
         """
         if event.generation < 0 and (not self.members or (event.is_transactional and not event.member_id)):
             return 0
