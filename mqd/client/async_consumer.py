@@ -35,7 +35,7 @@ class _Calls:
     """
 
     def __init__(self) -> None:
-        self._begin: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._has_ended = False
 
@@ -74,18 +74,18 @@ class _Calls:
             thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)
             thread.start()
             self._thread = thread
-        self._begin.put(work)
+        self._queue.put(work)
         return outcome
 
     def end(self, wait_s: float = 0) -> None:
-        """Ends the thread after the calls that have begun."""
+        """Ends the thread after the calls in the queue."""
         self._has_ended = True
-        self._begin.put(None)
+        self._queue.put(None)
         if self._thread is not None and wait_s:
             self._thread.join(wait_s)
 
     def _run(self) -> None:
-        while (work := self._begin.get()) is not None:
+        while (work := self._queue.get()) is not None:
             work()
             del work  # otherwise it would keep a consumer alive that is dropped without close()
 
@@ -109,7 +109,7 @@ class AsyncConsumer:
         self._calls = _Calls()
         self._lock = asyncio.Lock()
         self._waiting: asyncio.Future[list[Message]] | None = None
-        self._left: list[Message] = []  # the result of a cancelled wait
+        self._left: list[Message] = []  # records that a wait has read and no call has returned yet
         self._ready = self._take_ready = getattr(self._implementation, "take_ready", _nothing)
         self._given_back: asyncio.Future[None] | None = None  # the last call of give_back()
         _all.add(self)

@@ -97,14 +97,14 @@ class AsyncProducer:
         state = _BatchState()
 
         def finish_if_complete() -> None:
-            if state.taken is not None and state.counted >= state.taken and not finished.done():
+            if state.accepted is not None and state.reported >= state.accepted and not finished.done():
                 if state.error is not None:
                     finished.set_exception(KafkaException(state.error))
                 else:
                     finished.set_result(deliveries)
 
         def add(error: KafkaError | None, delivery: BatchDelivery) -> None:
-            state.counted += delivery.count
+            state.reported += delivery.count
             state.error = state.error or error
             if error is None:
                 deliveries.append(delivery)
@@ -113,13 +113,13 @@ class AsyncProducer:
         def report(error: KafkaError | None, delivery: BatchDelivery) -> None:
             self._call_in_loop(add, (error, delivery))
 
-        taken = await self._loop.run_in_executor(
+        accepted = await self._loop.run_in_executor(
             None,
             lambda: self._producer.produce_batch(
                 topic, values, keys, headers=headers, partition=partition, timestamps=timestamps, on_delivery=report
             ),
         )
-        state.taken = taken
+        state.accepted = accepted
         finish_if_complete()
         return await finished
 
@@ -241,8 +241,8 @@ def _log_exceptions(name: str, callback: Callable[[Any], object]) -> Callable[[A
 
 class _BatchState:
     def __init__(self) -> None:
-        self.counted = 0
-        self.taken: int | None = None
+        self.reported = 0
+        self.accepted: int | None = None  # None: produce_batch() has not returned yet
         self.error: KafkaError | None = None
 
 

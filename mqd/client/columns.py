@@ -10,7 +10,7 @@ the contiguous bytes and sizes that the C core and librdkafka take.
                                                   if there are none
     numpy uint8[n, width]                         each row is a value, zeros included; no copy if it
                                                   is contiguous
-    numpy object                                  as a list
+    numpy object, 'U'                             as a list
     Arrow binary, string (also large)             no copy, unless a null entry has bytes
     Arrow fixed_size_binary                       no copy, unless there are nulls
     Arrow chunked array                           one copy when it has several chunks
@@ -130,7 +130,7 @@ def _pack_numpy(values: np.ndarray, what: str) -> Column:
     if values.ndim == 1 and values.dtype.kind in "OU":
         return _pack_list(values.tolist(), what)
     raise TypeError(
-        f"expected {what} to be a numpy array of 'S', of objects, or of uint8 with two dimensions, not of"
+        f"expected {what} to be a numpy array of 'S', of 'U', of objects, or of uint8 with two dimensions, not of"
         f" {values.dtype} with {values.ndim}"
     )
 
@@ -287,8 +287,8 @@ def records(
     one_partition, partitions = pack_partitions(partition, count)
     one_timestamp, times = pack_timestamps(timestamps, count, 0)
     pack_headers(headers, count)
-    same = isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple))
-    header_items = [headers] * count if same or headers is None else headers
+    shared = isinstance(headers, dict) or (isinstance(headers, list) and headers and isinstance(headers[0], tuple))
+    header_items = [headers] * count if shared or headers is None else headers
     partition_items = [one_partition] * count if partitions is None else partitions.tolist()
     time_items = [one_timestamp] * count if times is None else times.tolist()
     return list(zip(packed.items(), key_items, partition_items, time_items, header_items, strict=True))
