@@ -110,13 +110,13 @@ class LazyGroup(click.Group):
 
 
 def _has_no_reader() -> bool:
-    """Whether stdout's reader has closed it. A flush would not detect that: output larger than the
-    buffer is no longer in it.
+    """Whether stdout's reader has closed it. A flush would not always detect that: the buffer may
+    already be empty.
     """
     poller = select.poll()
     try:
         poller.register(sys.stdout, 0)
-    except (OSError, TypeError, ValueError):  # there is no such file
+    except (OSError, TypeError, ValueError):  # stdout is closed, or has no file descriptor
         return False
     return bool(poller.poll(0))
 

@@ -29,7 +29,7 @@ POLL_S = 0.25
 STALLED_S = 60.0
 
 Partition = tuple[str, int]
-Plan = dict[Partition, list[int]]  # the target replicas of each, the preferred leader first
+Plan = dict[Partition, list[int]]  # partition -> its replicas, the preferred leader first
 
 
 class Move(NamedTuple):
@@ -199,8 +199,8 @@ def _read_plan(file: Path) -> Plan:
 
 
 def begin(broker: Broker, plan: Mapping[Partition, Sequence[int] | None]) -> None:
-    """Starts the moves of the plan, or cancels those of partitions with None. Raises CliError with the
-    refused moves; all others have begun.
+    """Starts the moves of the plan; None instead of replicas cancels a partition's move. Raises
+    CliError with the refused moves; all others have begun.
     """
     by_topic: dict[str, list[Any]] = {}
     for (topic, index), replicas in plan.items():
@@ -285,7 +285,7 @@ def wait(
     """
     topics = sorted({topic for topic, _ in plan})
 
-    arrived: set[Partition] = set()  # a balance may continue, and move them again
+    arrived: set[Partition] = set()  # kept, because a balance may move a partition again
 
     def left() -> set[Partition]:
         moving = ongoing_moves(broker).keys()

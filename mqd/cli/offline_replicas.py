@@ -43,8 +43,8 @@ class OfflineReplica(NamedTuple):
 def offline_replicas(
     without_leader: Iterable[tuple[str, int, Iterable[int]]], addresses: Mapping[int, str]
 ) -> list[OfflineReplica]:
-    """`without_leader`: (topic, index, replicas). `addresses`: of the active hosts. At most SHOWN_MAX;
-    each host is queried once, all at the same time.
+    """`without_leader`: (topic, index, replicas). `addresses`: of the active hosts. Returns at most
+    SHOWN_MAX; queries each host once, all hosts in parallel.
     """
     missing = (
         (name, index, node) for name, index, replicas in without_leader for node in replicas if node in addresses
@@ -88,8 +88,8 @@ def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
 
 
 def log_directories(address: str, requested: Mapping[str, list[int]]) -> list[Any]:
-    """The host's description of its log directories, with these partitions (topic -> indexes); []
-    when it does not respond.
+    """The host's log directories, each with those of the requested partitions (topic -> indexes)
+    that it holds; [] when the host does not respond.
     """
     from mqd.protocol.messages import DescribeLogDirsRequest
 

@@ -177,7 +177,7 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
 
 
 class Start(msgspec.Struct, frozen=True):
-    """kind: beginning | end | offset | tail (that many before the end) | time (ms since the epoch)."""
+    """`kind`: beginning | end | offset | tail (`value` offsets before the end) | time (ms since the epoch)."""
 
     kind: str
     value: int = 0

@@ -5,11 +5,11 @@ and releasing the producers afterwards. For `mqd topic retire-partitions`.
 
 (docs/decisions/cluster/2026-11-21-retired-partitions.md.)
 
-While the partitions are sealed the producers of their keys wait, so that a consumer which reads
-both partitions never sees a later record of a key first. They need not wait longer than the groups
-take to read to the end: this module detects that and notifies the controller. It does not wait for
-groups without members, because they are not reading, nor longer than the controller waits
-(partition.retire.barrier.ms).
+While the partitions are sealed, the producers of their keys wait, so that a consumer never sees a
+later record of a key, in the partition that takes it, before an earlier one in the retired
+partition. They need not wait longer than the groups take to read to the end: this module detects
+that and notifies the controller. It does not wait for groups without members, because they are not
+reading, nor longer than the controller waits (partition.retire.barrier.ms).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ FETCH_VERSION_MAX = 12  # the newest that names topics by name
 FETCH_BYTES = 1 << 20
 UNREADABLE_MAX = 1_000  # a group that is further behind has records left to read
 READ_COMMITTED = 1
-ABORT = b"\0\0"  # a marker's key: version, then its type (KIP-98)
+ABORT = b"\0\0"  # the type in a marker's key, after the version (KIP-98)
 
 
 class State(msgspec.Struct):
-    """`step`: NONE when none is being retired, or all are removed; `applied`: the queried host has
-    applied it to the partitions that it leads. `retired`: partition -> the partition that
-    takes its records.
+    """`step`: NONE when no partition is being retired, or all are removed; `applied`: the queried
+    host has applied the step to the partitions that it leads. `remaining`: the number of partitions
+    that stay. `retired`: partition -> the partition that takes its records.
     """
 
     topic: str
@@ -113,7 +113,7 @@ def wait(cluster: Cluster, topic: str, until: int, show: Callable[[State, Reader
     while True:
         state = with_retries(lambda: request(cluster.first, topic, 0, STATUS))
         if state.step == SEALED:
-            sealed = is_sealed(cluster, state)  # first, because groups' positions count from then on
+            sealed = is_sealed(cluster, state)  # before groups_behind(): only later positions count
             readers = groups_behind(cluster, state)
             if sealed and readers.all_have_read:
                 with_retries(lambda: request(cluster.first, topic, 0, RELEASE))
@@ -196,19 +196,19 @@ def _nothing_to_read(cluster: Cluster, partition: Partition, offset: int, end: i
 
 def nothing_to_read(data: bytes, aborted: list[tuple[int, int]], offset: int, end: int) -> bool:
     """Whether an application that reads committed records gets nothing from `offset` to `end`
-    (exclusive). `data`: the batches of a Fetch response, the last of which may be cut off; `aborted`:
-    its (producer id, first offset). Also False where `data` does not reach `end`, because of an open
-    transaction or because there is too much data.
+    (exclusive). `data`: the batches of a Fetch response, the last possibly cut off; `aborted`: its
+    aborted transactions, as (producer id, first offset). Also False where `data` does not reach
+    `end`, because of an open transaction or because there is too much data.
     """
-    waiting, under_way = sorted(aborted, key=lambda one: one[1]), set()
+    not_begun, aborting = sorted(aborted, key=lambda one: one[1]), set()
     for header, batch in iterate_batches(data, allow_partial=True):
-        while waiting and waiting[0][1] <= header.last_offset:
-            under_way.add(waiting.pop(0)[0])
+        while not_begun and not_begun[0][1] <= header.last_offset:
+            aborting.add(not_begun.pop(0)[0])
         if header.is_control:
             if (marker := next(decode_batch(batch)).key) is not None and marker[2:4] == ABORT:
-                under_way.discard(header.producer_id)
+                aborting.discard(header.producer_id)
         elif header.last_offset >= offset and not (
-            header.attributes & TRANSACTIONAL and header.producer_id in under_way
+            header.attributes & TRANSACTIONAL and header.producer_id in aborting
         ):
             return False
         if header.last_offset + 1 >= end:

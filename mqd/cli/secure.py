@@ -36,7 +36,7 @@ ADMIN_TIMEOUT_S = 30.0
 MECHANISM = "SCRAM-SHA-512"
 LISTENER = "SASL_SSL"
 LISTENERS = f"{LISTENER}://0.0.0.0:9092"
-WARN_DAYS = 10  # time left when the operator must act: starts renew earlier
+WARN_DAYS = 10  # with less time left the operator must act; every start renews earlier than that
 _ANYWHERE = ("", "0.0.0.0", "::")
 
 
@@ -119,8 +119,8 @@ def _own_addresses() -> list[str]:
 def prepare(
     data_dir: Path, node_id: int, hosts: Iterable[str], now: datetime.datetime | None = None, has_peers: bool = True
 ) -> Files:
-    """Creates missing files, renews old ones, and keeps the rest. `has_peers`: it listens for
-    other hosts. Raises CliError.
+    """Creates missing files, renews old ones, and keeps the rest. `has_peers`: the broker
+    listens for other hosts. Raises CliError.
     """
     places, now = files(data_dir), now or datetime.datetime.now(datetime.UTC)
     try:
@@ -138,8 +138,8 @@ def prepare(
 
 @contextlib.contextmanager
 def _locked(places: Files) -> Iterator[None]:
-    """Prevents another start or renewal in the same directory meanwhile, because its files belong
-    together. Raises OSError.
+    """Within this context, no other start or renewal changes the directory: its files must match
+    each other. Raises OSError.
     """
     places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     places.directory.chmod(0o700)
@@ -251,8 +251,8 @@ def share(source: Path, data_dir: Path) -> None:
 
 
 def receive(data_dir: Path, contents: Mapping[str, bytes]) -> None:
-    """Stores the files that another host has sent, by the names of Files, in this order. Raises
-    CliError."""
+    """Stores the files that another host has sent (field of Files -> content), in the given order.
+    Raises CliError."""
     places = files(data_dir)
     try:
         places.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -316,7 +316,7 @@ def hosts_hint(data_dir: Path) -> str:
     mode = _tls_between_hosts(places)
     if mode == "off":
         return (
-            "mqd secure: connections between this host and others are not encrypted: make its certificate where ca.key"
+            "mqd secure: connections between this host and others are not encrypted: make a certificate where ca.key"
             f" is (mqd cert host NODE_ID -o FILE), copy it to {places.host} and start again"
         )
     if mode == "allowed":

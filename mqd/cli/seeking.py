@@ -31,7 +31,7 @@ SPARK_PROGRESS_NOTE = (
 
 
 class Move(msgspec.Struct):
-    """`old` None: nothing was committed. `new` None: it stays, for the reason in `note`.
+    """`old` None: nothing was committed. `new` None: the offset stays, for the reason in `note`.
     `is_spark_progress`: the offset is the progress of a Spark streaming query (spark/offsets.py).
     """
 

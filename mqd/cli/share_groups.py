@@ -20,8 +20,8 @@ NOT_THERE = (int(ErrorCode.GROUP_ID_NOT_FOUND), int(ErrorCode.UNSUPPORTED_VERSIO
 
 class SharePosition(NamedTuple):
     """The state of a share group in a partition: records below `offset` are finished. `lag` None:
-    not known. `delivered`: delivery count -> the number of unfinished records with this count, as far
-    as it is persisted; only if it was requested, from a broker of mqd.
+    not known. `delivered`: delivery count -> how many unfinished records have that persisted count;
+    filled only by an mqd broker, and only on request.
     """
 
     offset: int

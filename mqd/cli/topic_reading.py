@@ -136,8 +136,8 @@ class Reader:
         return dict.fromkeys(partitions, fixed)
 
     def assign(self, partitions: list[int], start: Start, stop: Start | None = None) -> None:
-        """Begins at `start`; a partition ends before its first record of `stop` (a time) or later,
-        if given; without such a record it ends when that time has passed.
+        """Begins at `start`. With `stop` (a time), a partition ends before its first record with
+        that timestamp or a later one; without such a record, it ends once that time has passed.
         """
         offsets = self._offsets(partitions, start)
         self._open = set(partitions)
@@ -165,9 +165,9 @@ class Reader:
         self, count: int | None, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None = None
     ) -> Iterator[list[Any]]:
         """Messages as they arrive, a few at a time; [] occasionally while nothing arrives. Ends
-        after `count`, or with every partition at its end when exit_at_end, or with assign()'s
-        `stop`. on_end(partition, offset, last) is called at each partition's end. Raises
-        KafkaException, CliError.
+        after `count` messages; with `exit_at_end`, once every partition is at its end; or at
+        assign()'s `stop`. on_end(partition, offset, last) is called at each partition's end;
+        `last`: reading ends with it. Raises KafkaException, CliError.
         """
         left = count
         while (left is None or left > 0) and (self._open or not (exit_at_end or self._until_ms is not None)):

@@ -167,10 +167,10 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, of those that a coordinator knows. Also for producers of
-    retired partitions, by their ids in the partition that took their records. Raises CliError when
-    a coordinator cannot be reached: it may know a transaction that the others do not, and have
-    decided to commit it.
+    """Producer id -> its transaction, if a coordinator knows one. An id under which a retired
+    partition's records are stored elsewhere (mqd.protocol.redirected) counts as its producer's.
+    Raises CliError when a coordinator cannot be reached: it may know a transaction that the others
+    do not, and have decided to commit it.
     """
     origins = {producer_id: origin_of(producer_id)[0] for producer_id in producer_ids}
     requested = sorted(set(origins.values()))
@@ -190,7 +190,7 @@ def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Tran
             for state in states:  # a joint transaction has many producers
                 if state.transactional_id in described:
                     found[state.producer_id] = _transaction(described[state.transactional_id], now_ms())
-    return {producer_id: found[own] for producer_id, own in origins.items() if own in found}
+    return {producer_id: found[origin] for producer_id, origin in origins.items() if origin in found}
 
 
 def hanging_transactions(cluster: Cluster, idle_ms: int) -> list[OpenProducer]:
@@ -256,8 +256,8 @@ def open_at(
 
 
 def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:
-    """Whether the coordinator remembers a commit that may have been this transaction's. Clients of
-    version 2 have another epoch after each transaction.
+    """Whether the coordinator remembers a commit that may have been this transaction's. With
+    transactions of version 2 (KIP-890), the epoch increases after each transaction.
     """
     return owner is not None and owner.state == "CompleteCommit" and 0 <= owner.producer_epoch - one.producer_epoch <= 1
 

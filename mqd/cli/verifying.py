@@ -85,8 +85,8 @@ def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPa
 def _add_copied_shares(
     found: Sequence[PlannedPartition], leaders: Mapping[Partition, int], addresses: Mapping[int, str]
 ) -> list[PlannedPartition]:
-    """Adds how much has been copied: the bytes of new replicas compared with their leaders'. Each
-    host is queried once, all at the same time.
+    """Adds how much has been copied: the bytes of new replicas compared with their leaders'. Queries
+    each host once, at most HOSTS_AT_ONCE_MAX in parallel.
     """
     requested: dict[int, dict[str, list[int]]] = {}
     for one in found:

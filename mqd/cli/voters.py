@@ -14,8 +14,8 @@ FETCH_TIMEOUTS = 2
 
 
 class VoterStatus(NamedTuple):
-    """Node ids, ascending. `now_ms`: the leader's clock when it responded, which also gives its times
-    of the other voters; -1: it knows no voter.
+    """Node ids, ascending. `now_ms`: the leader's clock when it responded; the leader's times for the
+    other voters are by that clock, too. -1: it knows no voter.
     """
 
     now_ms: int

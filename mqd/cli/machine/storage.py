@@ -23,7 +23,7 @@ class Device(NamedTuple):
 
 
 def text(path: Path) -> str | None:
-    """None: this kernel does not have it, or this user may not read it."""
+    """None: this kernel does not have the file, or this user may not read it."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -55,16 +55,16 @@ def file_system_of(root: Path, directory: Path) -> FileSystem | None:
     """The innermost mounted file system that contains the directory; None: not known."""
     best: FileSystem | None = None
     for line in (text(root / "proc/self/mountinfo") or "").splitlines():
-        own, _, rest = line.partition(" - ")
-        fields, of_system = own.split(), rest.split()
-        if len(fields) < 6 or len(of_system) < 3:
+        mount, _, system = line.partition(" - ")
+        mount_fields, system_fields = mount.split(), system.split()
+        if len(mount_fields) < 6 or len(system_fields) < 3:
             continue
-        mount_point = Path(_unescape(fields[4]))
-        inner = best is None or len(mount_point.parts) >= len(
-            best.mount_point.parts
-        )  # a later one hides an earlier one
+        mount_point = Path(_unescape(mount_fields[4]))
+        # >=: a later mount on the same directory hides an earlier one
+        inner = best is None or len(mount_point.parts) >= len(best.mount_point.parts)
         if directory.is_relative_to(mount_point) and inner:
-            best = FileSystem(of_system[0], mount_point, fields[2], _options(fields[5], of_system[2]))
+            options = _options(mount_fields[5], system_fields[2])
+            best = FileSystem(system_fields[0], mount_point, mount_fields[2], options)
     return best
 
 

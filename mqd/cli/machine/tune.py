@@ -54,7 +54,7 @@ def _as_json(found: Sequence[Setting]) -> list[dict[str, object]]:
 
 
 def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
-    """Raises CliError where one failed."""
+    """Raises CliError if a change failed."""
     if as_json:
         emit_json([one._asdict() for one in outcomes])
     else:
@@ -76,12 +76,12 @@ def _report(outcomes: Sequence[Outcome], as_json: bool) -> None:
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Its properties file, for log.dirs.",
+    help="The broker's properties file, for log.dirs.",
 )
 @click.option(
-    "--apply", "is_apply", is_flag=True, help="Change the settings that can be changed at run time; takes root."
+    "--apply", "is_apply", is_flag=True, help="Change the settings that can be changed at run time; needs root."
 )
-@click.option("--undo", "is_undo", is_flag=True, help="Restore the settings that --apply has changed; takes root.")
+@click.option("--undo", "is_undo", is_flag=True, help="Restore the settings that --apply has changed; needs root.")
 @click.option(
     "--journal",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -122,7 +122,7 @@ def command(
         try:
             outcomes = changes.apply(root, Journal(journal), found)
         except PermissionError as error:
-            raise CliError(f"{error.filename}: {error.strerror}; --apply takes root") from error
+            raise CliError(f"{error.filename}: {error.strerror}; --apply needs root") from error
         if not outcomes and not as_json:
             click.echo("nothing to change: all settings that can be changed at run time are as wanted")
         _report(outcomes, as_json)

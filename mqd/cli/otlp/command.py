@@ -28,7 +28,7 @@ def address(endpoint: str) -> str:
     """The endpoint with OTLP's path for metrics. Raises CliError."""
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise CliError(f"--endpoint {endpoint}: it begins with http:// or https://, as in http://localhost:4318")
+        raise CliError(f"--endpoint {endpoint}: it must begin with http:// or https://, as in http://localhost:4318")
     return f"{endpoint.rstrip('/').removesuffix(PATH)}{PATH}"
 
 
@@ -91,7 +91,7 @@ def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> N
     export = Export(
         layout(data_dir or default_data_dir()).data_dir, OTLPMetricExporter(url, max_export_batch_size=POINTS_MAX)
     )
-    before = None
+    reported = None
     while True:
         began = time.monotonic()
         problem = export.once()
@@ -99,7 +99,7 @@ def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> N
             if problem:
                 raise CliError(f"{url}: {problem}", EXIT_UNREACHABLE)
             return
-        if problem != before:
+        if problem != reported:
             click.echo(f"{url}: {problem}" if problem else f"sends metrics to {url}", err=bool(problem))
-            before = problem
+            reported = problem
         time.sleep(max(0.0, began + every - time.monotonic()))

@@ -19,7 +19,7 @@ def command() -> None:
 
 
 @command.command(
-    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m. Of the dead letter, not of the original record."
+    epilog="TIME: 2026-01-31T12:00, milliseconds since 1970, or -15m; the dead letter's, not the original record's."
 )
 @options
 @click.argument("topic", metavar="DEAD_LETTER_TOPIC", shell_complete=complete_topic)
@@ -63,7 +63,7 @@ def redrive(
     with Redrive(settings.bootstrap, topic, chosen, dry_run) as running:
         try:
             running.run(limit, rate)
-        except CliError as stopped:  # what was moved before is shown
+        except CliError as stopped:  # what was moved before the error is shown first
             problem = stopped
     if settings.json:
         emit_json({"topic": topic, "dry_run": dry_run, "group": running.group, **_json(running.outcome)})

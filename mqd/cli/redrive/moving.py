@@ -43,7 +43,9 @@ class Source(NamedTuple):
 
 
 class Outcome:
-    """`moved`: (topic, group, error message) -> how many. `refused`: why -> how many, and the first."""
+    """`moved`: (topic, group, error message) -> how many. `refused`: reason -> how many.
+    `first_refused`: reason -> (partition, offset) of the first letter.
+    """
 
     def __init__(self) -> None:
         self.moved: Counter[tuple[str, str, str]] = Counter()
@@ -180,7 +182,7 @@ class Redrive:
                 )
 
     def _take(self, room: int) -> list[_Letter]:
-        """The next letters to be moved."""
+        """The next letters to be moved, at most `room`."""
         found: list[_Letter] = []
         self._fill()
         while self._waiting and len(found) < room:
@@ -294,7 +296,7 @@ class Writer:
                     raise
 
     def _on_delivery(self, error: Any, message: Any) -> None:
-        # the others of its transaction are purged
+        # the other records of the failed transaction are purged: that is not the cause
         if error is not None and self._failure is None and error.code() != KafkaError._PURGE_QUEUE:
             self._failure = (error, message.topic())
 
@@ -325,7 +327,7 @@ class SourceReader:
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # librdkafka looks up the coordinator of any group; another group would need a right of its own
+        # the redrive's group: librdkafka looks up its coordinator; another group would need an ACL
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}

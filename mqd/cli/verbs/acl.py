@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mqd.security.authorizer import Authorizer, Verdict
 
 _DESCRIBE_CONFIGS = 32
-_BROKER = 4  # Kafka's type of resource with a configuration
+_BROKER = 4  # Kafka's resource type for the configuration of a broker
 TIMEOUT_S = 30.0
 _HOST = click.option("--from", "host", default="*", metavar="ADDRESS", help="Only from this address of the client.")
 _DATA_DIR = click.option(

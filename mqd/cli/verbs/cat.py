@@ -1,7 +1,7 @@
 """`mqd cat`: kcat's options and kcat's output, so that habits and scripts carry over. Compared with
 kcat 1.7.1.
 
-Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset with -D too; -Z prints
+Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z prints
 NULL for null and not for empty; wrong usage is exit code 2. The other exit codes are kcat's: 0 done,
 1 failed, even if no broker is reached.
 """

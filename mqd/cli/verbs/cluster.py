@@ -93,7 +93,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
     from mqd.cli import offline_replicas as offline
 
     state, partitions = ClusterState(settings), Partitions(settings)
-    places = offline.offline_replicas(
+    not_served = offline.offline_replicas(
         partitions.leaderless,
         {one.broker_id: address(one.host, one.port) for one in state.brokers if not one.is_fenced},
     )
@@ -118,7 +118,7 @@ def status(settings: Settings, wait_s: float | None) -> None:
                 "partitions_not_in_sync": partitions.not_in_sync,
                 "not_served": [
                     {"partition": one.partition, "node": one.node, "directories": list(one.directories)}
-                    for one in places
+                    for one in not_served
                 ],
             }
         )
@@ -134,8 +134,8 @@ def status(settings: Settings, wait_s: float | None) -> None:
         click.echo(_CLOSED)
     for line in partitions.lines():
         click.echo(line)
-    for place in places:
-        click.echo(f"  {place.text()}")
+    for one in not_served:
+        click.echo(f"  {one.text()}")
 
 
 def _nodes(nodes: list[int]) -> str:
@@ -338,8 +338,8 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
     """Spread replicas and leaderships of all topics, or of the given ones, evenly over the brokers, for
     example after a host has joined.
 
-    The active controller remembers the remaining moves. If another one becomes active, it only
-    completes the moves in progress: run this again then, and it continues from there.
+    The active controller remembers the remaining moves. A new active controller only completes the
+    moves in progress: run this command again then; the balance continues from there.
     """
     from mqd.cli import moves
     from mqd.cli.kafka_request import Broker
@@ -411,8 +411,8 @@ def upgrade(settings: Settings, dry_run: bool) -> None:
         emit_table(("FEATURE", "IN FORCE", *(f"NODE {node}" for node in versions.supported)), versions.table())
     if versions.behind():
         raise CliError(
-            f"{'; '.join(versions.behind())}. Upgrade first, then try again; a host that is lost forever: mqd cluster"
-            " forget"
+            f"{'; '.join(versions.behind())}. Upgrade first, then try again; to remove a host that is lost forever:"
+            " mqd cluster forget"
         )
     if raised:
         updates = [
@@ -499,7 +499,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
 @click.option(
     "--data-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory of all brokers' data.  [default: next to that of mqd up, with -cluster]",
+    help="Directory of all brokers' data.  [default: that of mqd up, with -cluster appended]",
 )
 @click.option(
     "--port",

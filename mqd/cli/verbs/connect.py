@@ -39,8 +39,8 @@ def java(settings: Mapping[str, str]) -> dict[str, str]:
         found["ssl.truststore.type"] = "PEM"
     if settings.get("ssl.certificate.location"):
         found["ssl.keystore.type"] = "PEM"
-        for name, kept in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
-            found[f"ssl.keystore.{name}"] = Path(settings[kept]).read_text().strip().replace("\n", "\\n")
+        for part, location in (("certificate.chain", "ssl.certificate.location"), ("key", "ssl.key.location")):
+            found[f"ssl.keystore.{part}"] = Path(settings[location]).read_text().strip().replace("\n", "\\n")
     if settings.get("sasl.username"):
         module = _MODULES.get(settings.get("sasl.mechanisms", ""), "scram.ScramLoginModule")
         found["sasl.jaas.config"] = client.jaas(

@@ -193,8 +193,7 @@ class Broker:
         }
         started = time.monotonic()
         with open(self.directory / "stderr", "wb") as stderr:
-            # its own session: ctrl-C reaches this process alone, which then stops the broker in
-            # order
+            # its own session: Ctrl-C reaches only this process, which then stops the broker cleanly
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "mqd.cli.main", "up", "--port", "0", "--data-dir", str(self.directory / "data")],
                 stdin=subprocess.DEVNULL,
@@ -359,8 +358,8 @@ class _Consumer(threading.Thread):
 
 
 def consume(bootstrap: str, expected: dict[int, int], progress: Progress) -> tuple[Digest, float]:
-    """Reads everything back with two consumers, half of the partitions each; returns the records
-    and the seconds. expected: records of each partition.
+    """Reads everything back with two consumers, half of the partitions each; returns a digest of
+    the records, and the seconds. `expected`: partition -> number of records.
     """
     started = time.monotonic()
     consumers = []
@@ -396,7 +395,7 @@ def create_topic(bootstrap: str, name: str = TOPIC, partition_count: int = PARTI
     admin.create_topics([NewTopic(name, num_partitions=partition_count, replication_factor=1)])[name].result()
 
 
-def _records_of_partitions(bootstrap: str) -> dict[int, int]:
+def _record_counts(bootstrap: str) -> dict[int, int]:
     from confluent_kafka import TopicPartition
 
     from mqd.cli.topic_reading import Reader
@@ -452,7 +451,7 @@ def command(settings: Settings, limit: int | None) -> int:
             " acks=all"
         )
         produce_s = produce(broker.bootstrap, pairs, progress)
-        received, consume_s = consume(broker.bootstrap, _records_of_partitions(broker.bootstrap), progress)
+        received, consume_s = consume(broker.bootstrap, _record_counts(broker.bootstrap), progress)
         sent = Digest(pairs)
         checks = compare(sent, received)
     passed = all(check.passed for check in checks)

@@ -193,7 +193,7 @@ def _run_pipelines(
     ]
 
 
-def _wait_until_complete(query: StreamingQuery, again: Callable[[], StreamingQuery]) -> StreamingQuery:
+def _wait_until_complete(query: StreamingQuery, restart: Callable[[], StreamingQuery]) -> StreamingQuery:
     """Waits until the query has emitted all windows. If an overloaded machine makes Spark fail, the
     query continues from its checkpoint.
     """
@@ -208,12 +208,12 @@ def _wait_until_complete(query: StreamingQuery, again: Callable[[], StreamingQue
         except StreamingQueryException as error:
             if not left or not any(message in str(error) for message in OVERLOAD_MESSAGES):
                 raise
-            query = again()
+            query = restart()
     raise AssertionError("unreachable")
 
 
 def _windows(spark: SparkSession, path: str) -> list[Window]:
-    """Reads timestamps as seconds since the epoch: Spark's own become local times in Python."""
+    """Reads timestamps as seconds since the epoch: Spark's timestamps become local times in Python."""
     found = (
         spark.read.parquet(path)
         .where("origin IS NOT NULL")
@@ -245,9 +245,9 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
             "windows",
             not wrong and len(rows) == len(found),
             (
-                f"{len(rows):,} airports' hours, each reported once, each with its flights"
+                f"{len(rows):,} windows (airport and hour), each reported once, each with its flights"
                 if not wrong
-                else f"{wrong:,} airports' hours are wrong"
+                else f"{wrong:,} windows (airport and hour) are wrong"
             ),
         ),
         Check(

@@ -1,8 +1,8 @@
 """`mqd down`: stops the broker of a data directory, and no other.
 
-A pid from a file is never signalled directly: first a pidfd is opened, then the pid is verified to
-still be the broker's supervisord (its keeper confirms it, or it holds its lock). So the pidfd
-refers to the right process.
+A pid is never signalled directly: a pidfd is opened first, and then the pid is verified again (the
+keeper still names it, or it still holds supervisord's lock). So the pidfd refers to the right
+process.
 """
 
 from __future__ import annotations

@@ -123,14 +123,14 @@ def list_(settings: Settings, states: tuple[str, ...], types: tuple[str, ...]) -
 
 
 def member_labels(group: "Group") -> dict[str, str]:
-    """Member id -> a short unique name: its instance id, its client id, or that with the beginning
-    of the unique part of its id.
+    """Member id -> a short unique label: the member's instance id or client id; if several members
+    share it, followed by the beginning of the rest of the member id.
     """
-    same: dict[str, list[Member]] = {}
+    same_name: dict[str, list[Member]] = {}
     for member in group.members:
-        same.setdefault(member.instance_id or member.client_id, []).append(member)
+        same_name.setdefault(member.instance_id or member.client_id, []).append(member)
     labels: dict[str, str] = {}
-    for name, members in same.items():
+    for name, members in same_name.items():
         tails = {member.member_id: member.member_id.removeprefix(name).lstrip("-") for member in members}
         size = next((size for size in range(4, 40) if len({tail[:size] for tail in tails.values()}) == len(tails)), 40)
         labels |= {
@@ -334,7 +334,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
     """Compute how many members or partitions GROUP needs for the rate at which its topics are written.
 
-    This needs the rate of a member that is always busy, from two samples of the committed offsets.
+    The capacity of a member is the rate of one that is always busy, measured between two samples of
+    the committed offsets.
     """
     import time
 

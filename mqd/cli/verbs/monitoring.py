@@ -11,8 +11,8 @@ RULES, SCRAPE = "mqd.rules.yml", "prometheus.yml"
 
 
 def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None, cluster: str | None = None) -> str:
-    """Prometheus' configuration. `ca`: the brokers' pages are served over TLS. `cluster`: a name that
-    distinguishes its metrics from those of other clusters.
+    """Prometheus' configuration. `ca`: given if the brokers' pages are served over TLS. `cluster`: a
+    name that distinguishes this cluster's metrics from those of others.
     """
     labels = f", labels: {{{alerts.CLUSTER}: {json.dumps(cluster)}}}" if cluster else ""
     lines = [
@@ -41,11 +41,17 @@ def scrape(targets: tuple[str, ...], ca: Path | None, token_file: Path | None, c
     metavar="HOST:PORT",
     help="A broker's metrics page, as mqd status shows it; once for each broker.",
 )
-@click.option("--ca", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="PEM file: the pages use TLS.")
 @click.option(
-    "--token-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="That of metrics.token.file."
+    "--ca",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The CA's PEM file, if the pages use TLS.",
 )
-@click.option("--cluster", metavar="NAME", help="Its name, if this Prometheus scrapes several clusters.")
+@click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The brokers' metrics.token.file.",
+)
+@click.option("--cluster", metavar="NAME", help="The cluster's name, if this Prometheus scrapes several clusters.")
 @click.option(
     "--runbook", default="docs/monitoring.md", show_default=True, help="Address of the page that alerts link to."
 )

@@ -158,7 +158,7 @@ def _formulas(found: Plan) -> None:
     type=RATIO,
     default="1",
     show_default=True,
-    help="Compressed size by uncompressed size: 0.5, 50% or 2x.",
+    help="Compressed size divided by uncompressed size: 0.5, 50% or 2x.",
 )
 @click.option(
     "--consumers",

@@ -57,8 +57,8 @@ def _describe(status: Status) -> dict[str, Any]:
 
 
 def broker_status(data_dir: Path) -> dict[str, Any]:
-    """The output of `mqd status --format json`; "reason" and otherwise empty fields when no
-    broker runs there. Raises CliError when this user lacks the permission.
+    """The output of `mqd status --format json`; if no broker runs there, few fields, with "reason".
+    Raises CliError when this user lacks the permission.
     """
     from mqd.shm.attach import KeeperDenied, KeeperError
     from mqd.shm.tools import KeeperTool
@@ -83,7 +83,7 @@ def duration(seconds: int) -> str:
 
 
 def _confinements(processes: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """The confinement of processes -> their names."""
+    """Confinement -> the names of the processes that have it."""
     found: dict[str, list[str]] = {}
     for one in processes:
         if one["confinement"]:
@@ -127,8 +127,8 @@ def _show(about: dict[str, Any]) -> None:
 )
 @click.pass_context
 def command(ctx: click.Context, data_dir: Path | None, output_format: str | None) -> int:
-    """Show the broker of a data directory: its processes, ports, partitions, connections and local
-    clients (through shared memory) per worker, uptime.
+    """Show the broker of a data directory: its uptime, processes and ports, and each worker's
+    partitions, connections and local clients (through shared memory).
 
     Exit status: 0 it is ready, 1 it runs but is not ready, or this user may not query it, 3 it does not
     run.

@@ -163,7 +163,7 @@ def _change(settings: Settings, token_id: str, api_key: int, request: Any, word:
 @command.command()
 @options
 @click.argument("token_id")
-@click.option("--for", "period", type=Duration(), help="From now on.  [default: delegation.token.expiry.time.ms]")
+@click.option("--for", "period", type=Duration(), help="How long from now.  [default: delegation.token.expiry.time.ms]")
 def renew(settings: Settings, token_id: str, period: int | None) -> None:
     """Extend TOKEN_ID, at most to its maximum lifetime."""
     from mqd.protocol.messages import RenewDelegationTokenRequest
@@ -175,7 +175,7 @@ def renew(settings: Settings, token_id: str, period: int | None) -> None:
 @command.command()
 @options
 @click.argument("token_id")
-@click.option("--in", "period", type=Duration(), help="After this time.  [default: immediately]")
+@click.option("--in", "period", type=Duration(), help="End it after this time.  [default: immediately]")
 def expire(settings: Settings, token_id: str, period: int | None) -> None:
     """End TOKEN_ID. Its connections end when they authenticate again."""
     from mqd.protocol.messages import ExpireDelegationTokenRequest

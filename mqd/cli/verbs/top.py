@@ -23,8 +23,8 @@ from mqd.cli.inspection import live_view, metrics_page, spares
 from mqd.cli.inspection.live_view import Committed, Replicas, Sample
 
 EVERY_S = 2.0
-_WHOLE_SCREEN, _FORMER_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
-_HOME, _END_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_ENTER_SCREEN, _LEAVE_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -109,11 +109,11 @@ def _screen() -> Iterator[None]:
     """Within this context, output uses the whole terminal and keys are read as they are pressed."""
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
-    sys.stdout.write(_WHOLE_SCREEN)
+    sys.stdout.write(_ENTER_SCREEN)
     try:
         yield
     finally:
-        sys.stdout.write(_FORMER_SCREEN)
+        sys.stdout.write(_LEAVE_SCREEN)
         sys.stdout.flush()
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
@@ -123,8 +123,8 @@ def _draw(lines: list[str]) -> None:
     shown = []
     for number, line in enumerate(lines):
         is_title = not number or not lines[number - 1]
-        shown.append((_BOLD + line + _PLAIN if is_title else line) + _END_OF_LINE)
-    sys.stdout.write(_HOME + "\n".join(shown) + _REST)
+        shown.append((_BOLD + line + _PLAIN if is_title else line) + _CLEAR_LINE)
+    sys.stdout.write(_HOME + "\n".join(shown) + _CLEAR_BELOW)
     sys.stdout.flush()
 
 

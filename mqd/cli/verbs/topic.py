@@ -330,10 +330,10 @@ def retire_partitions(
     """Give the topic NAME fewer partitions. The retired partitions stay readable until retention has
     emptied them; then they are removed.
 
-    From now on, records with a key of a retired partition are appended to a partition that remains.
-    Before that producers wait for a moment, until the consumers of all groups have read the retired
+    First, producers wait for a moment, until the consumers of all groups have read the retired
     partitions, so that no consumer sees the records of a key out of order. Groups that are too far
-    behind are listed. No transaction may be open in the retired partitions.
+    behind are listed. Then records with a key of a retired partition are appended to a partition
+    that remains. No transaction may be open in the retired partitions.
 
     --wait can take as long as retention does. The retirement continues if it is interrupted.
     """
@@ -412,8 +412,8 @@ class _Retirement:
             )
         if left is not None:
             click.echo(
-                f"{left} record{'s' * (left != 1)} in them are deleted by retention; then they are removed (mqd topic"
-                f" retire-partitions {state.topic} --status, or --wait)"
+                f"{left} record{'s' * (left != 1)} in them are deleted by retention; then the partitions are removed"
+                f" (mqd topic retire-partitions {state.topic} --status, or --wait)"
             )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mqd.cli.transactions import OpenProducer, Transaction
 
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
-_HANGING_AFTER = "15m"  # transaction.max.timeout.ms: no coordinator lets one be open for longer
+_HANGING_AFTER = "15m"  # transaction.max.timeout.ms: no coordinator keeps a transaction open for longer
 
 
 class Duration(click.ParamType):

@@ -132,8 +132,8 @@ def _preflight(settings: Settings) -> None:
 
 
 def _claim(places: Layout) -> int:
-    """Takes the lock of this directory's supervisord, until this process ends. The file has the pid,
-    for `mqd down`. Raises CliError.
+    """Takes the lock of this directory's supervisord; it is held until this process ends. The lock
+    file contains the pid, for `mqd down`. Raises CliError.
     """
     from mqd.shm import locks
 
@@ -301,7 +301,7 @@ def command(
     places.broker_json.unlink(missing_ok=True)
     keeper_settings.save(settings)
     _raise_file_limit()
-    for name in secret_variables:  # the keeper reads them from the file; no process inherits them
+    for name in secret_variables:  # the keeper reads the secrets from resolved_config; no process inherits them
         del os.environ[name]
     confinement.hide_memory(settings.config)
     os.environ.update(_environment(settings, config_file), MQD_RUN_RESOLVED=str(places.resolved_config))

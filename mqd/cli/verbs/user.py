@@ -65,7 +65,7 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
 
 
 @command.command()
-@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's.  [env: MQD_DATA_DIR]")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR]")
 def admin(data_dir: Path | None) -> None:
     """Create the user admin of a new secured broker that a supervisord of your own has started.
 

@@ -124,7 +124,7 @@ def test_the_address_of_a_collector(endpoint: str, url: str) -> None:
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:
-    with pytest.raises(CliError, match="begins with http"):
+    with pytest.raises(CliError, match="begin with http"):
         address("localhost:4318")
 
 
