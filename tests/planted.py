@@ -46,7 +46,7 @@ def _false(*_: Any) -> bool:
 
 # rule -> (object that defines it, its attribute, the replacement)
 RULES: dict[str, list[tuple[Any, str, Any]]] = {
-    "R6": [(in_sync, "_stale", _of_any_state)],
+    "R6": [(in_sync, "_stale_error", _of_any_state)],
     "R6b": [(in_sync, "_is_comparable", _false), (ActiveController, "_is_for_this_epoch", _true)],
     "R8": [(partitions, "_eligible", lambda *_: ((), ()))],
     "R9": [(brokers, "_find_losses", lambda *_: (-1, frozenset()))],

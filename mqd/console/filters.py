@@ -27,7 +27,7 @@ class BadFilter(ValueError):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`comparison` "": the path exists."""
+    """`comparison` "": the condition is that the path exists."""
 
     steps: tuple[Any, ...]
     comparison: str = ""

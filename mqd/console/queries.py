@@ -476,7 +476,7 @@ def group_lags(settings: Settings, groups: list[Group]) -> dict[str, GroupLag]:
     with Cluster(settings.bootstrap) as cluster:
         positions_of = {one.group: positions(cluster, one.group, one.type == SHARE) for one in groups}
         shared = {one.group for one in groups if one.type == SHARE}
-        partitions = {partition for found in positions_of.values() for partition in found}
+        partitions = {partition for committed in positions_of.values() for partition in committed}
         cluster.topics({topic for topic, _ in partitions})
         ends = cluster.offsets(partitions, LATEST)
     for name, committed in positions_of.items():

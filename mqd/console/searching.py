@@ -76,12 +76,12 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
     ranges = {}
     for partition in served:
         first, end = firsts[partition], ends[partition]
-        later = at_time.get(partition, -1)
+        offset_at_time = at_time.get(partition, -1)
         start = {
             "newest": end - tail,
             "beginning": first,
             "offset": query.at,
-            "time": later if later >= 0 else end,
+            "time": offset_at_time if offset_at_time >= 0 else end,
             "live": end,
         }[query.start]
         ranges[partition[1]] = (min(end, max(first, start)), end)
@@ -120,7 +120,7 @@ def search(
     open_partitions = {index for index, (start, end) in ranges.items() if is_live or start < end}
     total = sum(end - start for start, end in ranges.values())
     step = Step([], 0, total, whole, 0, 0)
-    begun = last = last_received = time.monotonic()
+    begun = last_step = last_received = time.monotonic()
     consumer = _consumer(settings)
     try:
         consumer.assign([TopicPartition(query.topic, index, position[index]) for index in sorted(open_partitions)])
@@ -157,8 +157,8 @@ def search(
                 break
             if not is_live and now - last_received > SILENT_S:
                 raise unreachable(settings.bootstrap, f"no record for {SILENT_S:.0f} s")
-            if now - last >= STEP_S or (step.found and not sorts_at_end):
-                last = now
+            if now - last_step >= STEP_S or (step.found and not sorts_at_end):
+                last_step = now
                 _update_scanned(step, position, ranges, is_live)
                 yield msgspec.structs.replace(step, found=[] if sorts_at_end else step.found)
                 step.found = step.found if sorts_at_end else []

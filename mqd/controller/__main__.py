@@ -437,9 +437,9 @@ class Process:
         workers_of: dict[str, list[int]] = {}
         for path, index in self._marker_places(shell):
             workers_of.setdefault(path, []).append(index)
-        marked = {path: partial(_have_all_markers, Path(path), indices) for path, indices in workers_of.items()}
-        found = await self._responses(marked)
-        if len(found) == len(marked) and all(found.values()):
+        checks = {path: partial(_have_all_markers, Path(path), indices) for path, indices in workers_of.items()}
+        found = await self._responses(checks)
+        if len(found) == len(checks) and all(found.values()):
             await self._responses({",".join(self.log_dirs): lambda: self.record_session(epoch, True)})
 
     async def _responses(self, queries: Mapping[str, Callable[[], T]]) -> dict[str, T]:

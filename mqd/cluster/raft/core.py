@@ -330,10 +330,10 @@ class QuorumCore(QuorumTransitions):
             self.adopt_epoch(event.epoch, now_ns)
         elif self.election is not None:
             return
-        again = self._ended_epoch == self.epoch and self.leader < 0
+        is_repeated = self._ended_epoch == self.epoch and self.leader < 0
         others = sorted(voter.node_id for voter in self.log.voters if voter.node_id != event.node_id)
         place = others.index(self.key.node_id) if self.key.node_id in others else len(others)
-        if not again or place == 0:
+        if not is_repeated or place == 0:
             self.end_epoch()
             self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[0])
 
@@ -484,7 +484,7 @@ class QuorumCore(QuorumTransitions):
             stamp_ns,
         )
 
-    def next_fetch_sequence(self) -> int:
+    def next_request_sequence(self) -> int:
         self._fetch_sequence += 1
         return self._fetch_sequence
 

@@ -38,7 +38,7 @@ class Election:
 
     def _request_votes(self, now_ns: int, wait_ns: int) -> None:
         core = self.core
-        self._round = core.next_fetch_sequence()
+        self._round = core.next_request_sequence()
         self._granted, self._refused = set(), set()
         self.deadline_ns = now_ns + wait_ns + core.random_backoff()
         for voter in core.voters:

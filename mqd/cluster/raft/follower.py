@@ -103,7 +103,7 @@ class Following:
             self.sequence = fetch.sequence
             core.send(self.leader, fetch)
         else:
-            meta, self.sequence = download.meta, core.next_fetch_sequence()
+            meta, self.sequence = download.meta, core.next_request_sequence()
             core.send(
                 self.leader,
                 FetchSnapshot(

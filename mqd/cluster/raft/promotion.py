@@ -25,7 +25,7 @@ def key_of(broker: BrokerState) -> ReplicaKey | None:
 def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> list[Voter]:
     """The unfenced hosts with an address that are not voters yet; lowest node id first. Empty if there are
     not enough hosts for three voters, or if the number of voters must not grow. `history`: that of the
-    voter set. Two voters grow only if one of them was added (GROWING); two founding voters, or voters
+    voter set. Two voters become three only if one of them was added (GROWING); two founding voters, or voters
     that remain after a removal, are the operator's choice.
     """
     count = len(voters)

@@ -147,7 +147,7 @@ class QuorumStore:
         vote = self._read_vote(True)
         batches, cut_bytes = self._read_files(state.version, mark)
         self._committed = max(meta.offset, min(mark.committed_offset, self.next_offset))
-        self._begin()
+        self._open_for_writing()
         self._drop_older()
         self.restore_reserve()
         return Recovered(Stored(vote, meta, state_bytes, tuple(batches), self._committed), state, cut_bytes)
@@ -323,7 +323,7 @@ class QuorumStore:
         finally:
             native.file_close(fd)
 
-    def _begin(self) -> None:
+    def _open_for_writing(self) -> None:
         path = self._files[-1].path
         new = not path.exists()
         self._fd = native.file_open_append(path, self._position)
@@ -341,7 +341,7 @@ class QuorumStore:
         assert self._snapshot is None and meta.offset == 0
         native.file_replace(self._vote_path, files.encode_vote(vote))
         self._files, self._position, self.next_offset = [_File(0, self._log_path(0))], 0, 0
-        self._begin()
+        self._open_for_writing()
         state = encode_state(MetadataState())
         self._write_checkpoint(meta, state)
         self._snapshot, self._committed = meta, 0
@@ -520,7 +520,7 @@ class QuorumStore:
         if self._snapshot is None:
             native.file_replace(self._vote_path, files.encode_vote(self._read_vote(False)))
             self._files, self._position = [_File(meta.offset, self._log_path(meta.offset))], 0
-            self._begin()
+            self._open_for_writing()
         else:
             # the leader's history, which replaces ours, is committed
             if self.next_offset > meta.offset:

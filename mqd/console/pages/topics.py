@@ -17,7 +17,7 @@ from mqd.console.rendering import url
 PER_PAGE = 50
 TOPICS_CACHE_S = 3.0
 SIZES_CACHE_S = 10.0
-NUMBERS_CACHE_S = 2.0
+FIGURES_CACHE_S = 2.0
 TOPIC_CACHE_S = 2.0
 CONFIGS_MAX = 500
 SORTS = ("name", "partitions", "size")
@@ -50,9 +50,9 @@ def page(request: PageRequest) -> Response:
     number = request.number("page", 1, 1, max(1, -(-len(found) // PER_PAGE)))
     shown = found[(number - 1) * PER_PAGE : number * PER_PAGE]
     names = [one.name for one in shown]
-    numbers = request.cached(
+    figures = request.cached(
         f"numbers {' '.join(names)}",
-        NUMBERS_CACHE_S,
+        FIGURES_CACHE_S,
         lambda: queries.topic_figures(request.settings, names) if names else {},
     )
 
@@ -63,7 +63,7 @@ def page(request: PageRequest) -> Response:
     return request.page(
         "topics.html",
         topics=shown,
-        numbers=numbers,
+        numbers=figures,
         count=len(found),
         total=sum(internal or not one.is_internal for one in every),
         page=number,

@@ -111,7 +111,7 @@ def _is_comparable(handled: Handled, broker_epoch: int, proposal: InSyncProposal
     return (handled.broker_epoch, handled.leader_epoch) == (broker_epoch, proposal.leader_epoch)
 
 
-def _stale(
+def _stale_error(
     broker: BrokerState | None, node_id: int, broker_epoch: int, partition: PartitionState, proposal: InSyncProposal
 ) -> int:
     """R6: the error if the proposal was made in a state other than the current one; 0 = none."""
@@ -144,7 +144,7 @@ def _refusal(view: View, node_id: int, broker_epoch: int, partition: PartitionSt
         or node_id not in members
     ):
         return ErrorCode.INVALID_REQUEST
-    error = _stale(broker, node_id, broker_epoch, partition, proposal)
+    error = _stale_error(broker, node_id, broker_epoch, partition, proposal)
     if error != 0:
         return error
     for node, epoch in proposal.in_sync:

@@ -83,9 +83,9 @@ def reassign(
         node for node in partition.adding_replicas if node not in replicas and node not in _needed_replicas(partition)
     ]
     in_sync = without(partition.in_sync_replicas, unwanted)
-    base_count = len(partition.replicas) - len(partition.adding_replicas)
+    established_count = len(partition.replicas) - len(partition.adding_replicas)
     if len(in_sync) < len(partition.in_sync_replicas) and len(in_sync) < effective_min_in_sync(
-        view.configured_min(topic), base_count
+        view.configured_min(topic), established_count
     ):
         unwanted = [node for node in unwanted if node not in partition.in_sync_replicas]
         in_sync = without(partition.in_sync_replicas, unwanted)

@@ -38,7 +38,7 @@ def create_acls(state: MetadataState, change: messages.CreateAcls, new_id: Calla
 
 
 def _check(binding: AclBinding) -> None:
-    """Refuses rules that are invalid in any state, in case the acceptor has not checked them."""
+    """Refuses rules that are invalid in any state, independently of the acceptor's check."""
     if (
         binding.resource_type not in ResourceType.__members__.values()
         or binding.resource_type in (ResourceType.UNKNOWN, ResourceType.ANY)
@@ -73,7 +73,7 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
     for user, mechanism in change.removals:
         if user in errors:
             continue
-        error = _misnamed(user, mechanism)
+        error = _name_error(user, mechanism)
         if (user, mechanism) in removals:
             error = _TWICE
         elif error is None and (user, mechanism) not in state.scram_credentials:
@@ -85,7 +85,7 @@ def alter_scram_credentials(state: MetadataState, change: messages.AlterScramCre
         user, key = credential.user, (credential.user, credential.mechanism)
         if user in errors:
             continue
-        error = _TWICE if key in removals or key in settings else _misnamed(*key) or _unacceptable(credential)
+        error = _TWICE if key in removals or key in settings else _name_error(*key) or _credential_error(credential)
         if error is not None:
             errors[user] = error
         settings[key] = credential
@@ -111,7 +111,7 @@ _Error = tuple[ErrorCode, str]
 _TWICE: _Error = (ErrorCode.DUPLICATE_RESOURCE, "A user credential cannot be altered twice in the same request")
 
 
-def _misnamed(user: str, mechanism: int) -> _Error | None:
+def _name_error(user: str, mechanism: int) -> _Error | None:
     if not user:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Username must not be empty"
     if mechanism not in SCRAM_MECHANISMS:
@@ -119,7 +119,7 @@ def _misnamed(user: str, mechanism: int) -> _Error | None:
     return None
 
 
-def _unacceptable(credential: ScramCredential) -> _Error | None:
+def _credential_error(credential: ScramCredential) -> _Error | None:
     if credential.iterations < scram.ITERATIONS_MIN:
         return ErrorCode.UNACCEPTABLE_CREDENTIAL, "Too few iterations"
     if credential.iterations > scram.ITERATIONS_MAX:
