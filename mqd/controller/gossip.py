@@ -202,7 +202,7 @@ class Gossip(asyncio.DatagramProtocol):
         self._resolver = _Resolver(datagrams.family, self._send)
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._served = 0
+        self._served_count = 0
         self._ended = False
         self._left = asyncio.Event()
 
@@ -355,10 +355,10 @@ class Gossip(asyncio.DatagramProtocol):
 
     async def serve(self, hello: Hello, reader: Reader, writer: Writer) -> None:
         """Answers one message, then closes. Raises nothing."""
-        if self._served >= SERVED_COUNT_MAX or self._ended:
+        if self._served_count >= SERVED_COUNT_MAX or self._ended:
             writer.transport.abort()
             return
-        self._served += 1
+        self._served_count += 1
         try:
             async with asyncio.timeout(self.core.settings.exchange_ms_max / 1000):
                 message = await _read(reader)
@@ -375,7 +375,7 @@ class Gossip(asyncio.DatagramProtocol):
         except (OSError, EOFError, Refused, TimeoutError) as error:
             log.debug("an exchange ended early", reason=str(error) or type(error).__name__)
         finally:
-            self._served -= 1
+            self._served_count -= 1
             writer.close()
 
 

@@ -271,8 +271,10 @@ class Offsets:
         longest = max((len(one.topic) + min(len(one.metadata), metadata_max) for one in event.offsets), default=0)
         if count * (_RECORD_BYTES + 4 * (len(self.group_id) + longest)) <= self._settings.commit_bytes_max:
             return 0
-        each = _RECORD_BYTES + len(self.group_id.encode())
-        size = sum(each + len(one.topic) + min(len(one.metadata.encode()), metadata_max) for one in event.offsets)
+        fixed_bytes = _RECORD_BYTES + len(self.group_id.encode())
+        size = sum(
+            fixed_bytes + len(one.topic) + min(len(one.metadata.encode()), metadata_max) for one in event.offsets
+        )
         return int(ErrorCode.INVALID_COMMIT_OFFSET_SIZE) if size > self._settings.commit_bytes_max else 0
 
     @staticmethod
@@ -381,10 +383,10 @@ class Offsets:
         ]
         return list(persists(self._delete(dict.fromkeys(gone))))
 
-    def _delete(self, names: Iterable[tuple[str, int]]) -> list[KeyValue]:
+    def _delete(self, partitions: Iterable[tuple[str, int]]) -> list[KeyValue]:
         """Deletes these partitions' offsets, committed and pending; returns the tombstones."""
         records: list[KeyValue] = []
-        for topic, partition in names:
+        for topic, partition in partitions:
             known = partition in self._committed.get(topic, ())
             if known:
                 self._remove(topic, partition)

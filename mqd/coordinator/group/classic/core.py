@@ -324,11 +324,11 @@ class ClassicGroup(Rebalancing):
         fenced. In a stable group the other members do not notice.
         """
         notified_leader = self.leader
-        same = old.matches(protocols)
+        same_protocols = old.matches(protocols)
         member = self._rename(old, event, actions)
         self._update_member(event, member, protocols, now_ms, actions)
         self._touch(member, now_ms)
-        if self.state is STABLE and (same or self.members.elect_protocol() == self.protocol):
+        if self.state is STABLE and (same_protocols or self.members.elect_protocol() == self.protocol):
             if not self._persist(actions):
                 self._prepare_rebalance(
                     f"static member {member.instance_id} came back with more metadata than a record holds",

@@ -64,13 +64,13 @@ class _Draft:
     def __init__(self, members: Members, counts: Counts) -> None:
         self.taken = {topic: bytearray(count) for topic, count in counts.items()}
         self.sizes: dict[str, int] = {}
-        self._whole: dict[str, Mapping[bytes, tuple[int, ...]]] = {}
-        self._own: dict[str, dict[bytes, list[int]]] = {}
+        self._untouched: dict[str, Mapping[bytes, tuple[int, ...]]] = {}
+        self._own: dict[str, dict[bytes, list[int]]] = {}  # of members that are not in _untouched
         for member_id in sorted(members):
             self._take(member_id, members[member_id])
 
     def _take(self, member_id: str, spec: MemberSpec) -> None:
-        taken, size, whole = self.taken, 0, True
+        taken, size, keeps_all = self.taken, 0, True
         for topic, indexes in spec.current.items():
             flags = taken.get(topic)
             if (
@@ -79,23 +79,23 @@ class _Draft:
                 or indexes[-1] >= len(flags)
                 or any([flags[index] for index in indexes])
             ):
-                whole = False
+                keeps_all = False
                 break
-        if whole:
-            self._whole[member_id] = spec.current
+        if keeps_all:
+            self._untouched[member_id] = spec.current
         mine: dict[bytes, list[int]] = {}
         for topic, indexes in spec.current.items():
             flags = taken.get(topic)
             if flags is None or topic not in spec.topics:
                 continue
-            have = indexes if whole else [index for index in indexes if index < len(flags) and not flags[index]]
+            have = indexes if keeps_all else [index for index in indexes if index < len(flags) and not flags[index]]
             for index in have:
                 flags[index] = 1
             size += len(have)
-            if have and not whole:
+            if have and not keeps_all:
                 mine[topic] = list(have)
         self.sizes[member_id] = size
-        if not whole:
+        if not keeps_all:
             self._own[member_id] = mine
 
     def own(self, member_id: str) -> dict[bytes, list[int]]:
@@ -103,13 +103,13 @@ class _Draft:
         mine = self._own.get(member_id)
         if mine is None:
             mine = self._own[member_id] = {
-                topic: list(indexes) for topic, indexes in self._whole.pop(member_id).items()
+                topic: list(indexes) for topic, indexes in self._untouched.pop(member_id).items()
             }
         return mine
 
     def has(self, member_id: str, topic: bytes) -> bool:
         mine = self._own.get(member_id)
-        return bool(mine.get(topic) if mine is not None else self._whole[member_id].get(topic))
+        return bool(mine.get(topic) if mine is not None else self._untouched[member_id].get(topic))
 
     def free(self) -> list[tuple[bytes, int]]:
         return [
@@ -121,7 +121,7 @@ class _Draft:
         ]
 
     def build(self) -> dict[str, Partitions]:
-        found: dict[str, Partitions] = dict(self._whole)  # type: ignore[arg-type]  # the caller's objects, not changed
+        found: dict[str, Partitions] = dict(self._untouched)  # type: ignore[arg-type]  # the caller's objects
         for member_id, mine in self._own.items():
             found[member_id] = {topic: tuple(sorted(mine[topic])) for topic in sorted(mine) if mine[topic]}
         return found

@@ -73,6 +73,7 @@ def _distribute(
             if len(kept) < wanted[user] and missing_members[partition]:
                 kept[partition] = None
                 missing_members[partition] -= 1
+    # (minus the number of partitions that the member lacks, the member)
     heap = [(len(taken[user]) - wanted[user], user) for user in users if len(taken[user]) < wanted[user]]
     heapq.heapify(heap)
     for partition in pool:

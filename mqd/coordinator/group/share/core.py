@@ -113,7 +113,7 @@ class ShareGroup(ModernGroup):
         self.effects: list[Effect] = []
         self.admin = offsets.OffsetsAdmin(self)
         self._initializing: dict[int, Partitions] = {}  # token of a request without a response -> its partitions
-        self._retry_ms = 0  # when initializing partitions are initialized again
+        self._retry_ms = 0  # when the partitions that are still initializing are requested again
         self._checked_epoch = -1  # group epoch in which every partition was initialized or initializing
         self._token = 0
         self._handlers: dict[type, Callable[[Any, int, list[Action]], None]] = {

@@ -187,8 +187,8 @@ class StreamsGroup(ModernGroup):
         configured = self._configure(topology)
         _check_tasks(owned, known, configured)
         # from here on nothing is refused
-        self._maybe_delay(now_ms)
-        self._set_topology(topology)
+        self._maybe_delay_assignment(now_ms)
+        self._maybe_set_topology(topology)
         member, bump = self._enroll(known, message.member_id, description)
         self._set_configuration(configured, bump)
         if message.shutdown_application and self._shutdown_by is None:
@@ -367,12 +367,12 @@ class StreamsGroup(ModernGroup):
             raise Refused(ErrorCode.INVALID_REQUEST, "Topology updates are not supported yet.")
         return self.topology
 
-    def _set_topology(self, topology: Topology) -> None:
+    def _maybe_set_topology(self, topology: Topology) -> None:
         if self.topology is None:
-            self._take_topology(topology)
+            self._set_topology(topology)
             self.pending.append(records.topology_record(self.group_id, topology))
 
-    def _take_topology(self, topology: Topology) -> None:
+    def _set_topology(self, topology: Topology) -> None:
         self.topology = topology
         self.topology_bytes = sum(NAME_BYTES + len(name) for name in topology.topic_names)
         self.subscriptions.add((topology.topic_names, None, None))
@@ -412,7 +412,7 @@ class StreamsGroup(ModernGroup):
 
     # -- assignment --------------------------------------------------------------------------------
 
-    def _maybe_delay(self, now_ms: int) -> None:
+    def _maybe_delay_assignment(self, now_ms: int) -> None:
         delay_ms = self.cluster.streams_settings(self.group_id).initial_rebalance_delay_ms
         if not self.members and delay_ms > 0 and not self.is_delayed:
             self.is_delayed = True
@@ -472,7 +472,7 @@ class StreamsGroup(ModernGroup):
             self.subscriptions.remove((self.topology.topic_names, None, None))
         self.topology, self.topology_bytes = None, 0
         if topology is not None:
-            self._take_topology(topology)
+            self._set_topology(topology)
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """Members get a full session timeout, because they could not reach this coordinator before.
