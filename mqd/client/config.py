@@ -85,8 +85,8 @@ Kind = type[confluent_kafka.Producer] | type[confluent_kafka.Consumer]
 
 
 class Settings(NamedTuple):
-    """`own`: this package's keys; `rdkafka`: librdkafka's keys, as the user wrote them;
-    `logger` or None; `encryption` of values, or None.
+    """`own`: this package's keys; `rdkafka`: librdkafka's keys, as the user wrote them. `logger`,
+    `partitioner` (if it is a callable) and `encryption` (the encryption.* keys): None if not set.
     """
 
     own: dict[str, Any]

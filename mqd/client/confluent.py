@@ -1,12 +1,12 @@
 """confluent_kafka's modules under mqd's name: `from mqd.schema_registry.avro import AvroSerializer`.
 
 `mqd` and each `mqd.<module of confluent_kafka>` have the names of their counterpart. The client
-classes (Producer, Consumer, Message, AdminClient) are this package's own; every other name is
-confluent_kafka's object itself, so that both imports give the same class.
+classes (CLIENTS) are this package's own; every other name is confluent_kafka's object itself, so
+that both imports give the same class.
 
 A few modules build on a client (_REBUILT: SerializingProducer derives from Producer). Their source
-is run a second time with its imports of confluent_kafka changed to mqd, as an application changes
-them. No module of confluent_kafka is imported before it is used.
+is run a second time with its imports of confluent_kafka changed to mqd, just as an application
+changes its own. No module of confluent_kafka is imported before it is used.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Finder:
 
 
 class _AliasLoader:
-    """A module whose names are looked up in the counterpart when they are first used."""
+    """Loads a module whose names are looked up in the counterpart when they are first used."""
 
     def __init__(self, rest: str) -> None:
         self._rest = rest

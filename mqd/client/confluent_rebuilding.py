@@ -13,7 +13,7 @@ from mqd.client.confluent import OURS, THEIRS
 
 
 class RebuildingLoader:
-    """A module made from the counterpart's source, importing mqd instead of confluent_kafka."""
+    """Loads a module made from the counterpart's source, with its imports changed to mqd."""
 
     def __init__(self, theirs: ModuleSpec) -> None:
         self._theirs = theirs
@@ -48,7 +48,7 @@ class _Imports(ast.NodeTransformer):
         imports: list[ast.stmt] = []
         for alias in node.names:
             renamed, bound = _rename(alias.name), alias.asname
-            if renamed != alias.name and bound is None:  # binds the name of the package
+            if renamed != alias.name and bound is None:  # `import a.b` binds the name `a`
                 imports.append(ast.Import([ast.alias(renamed)]))
                 renamed, bound = OURS, THEIRS
             imports.append(ast.Import([ast.alias(renamed, bound)]))

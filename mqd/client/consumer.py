@@ -40,8 +40,8 @@ class Consumer:
 
     For one thread at a time; memberid() and consumer_group_metadata() may be called from any. In a
     child of fork() every call raises KafkaException: make a new consumer there. Usable as a context
-    manager, which closes it. Every method raises RuntimeError when the consumer is closed, and KafkaException where
-    confluent_kafka does.
+    manager, which closes it. Every method raises RuntimeError when the consumer is closed, and
+    KafkaException where confluent_kafka does.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, /, **more: Any) -> None:
@@ -77,7 +77,7 @@ class Consumer:
 
     def consume_batch(self, max_records: int = 65_536, timeout: float | None = None) -> Any:
         """Returns the next records of one partition as columns
-        (mqd.client.record_batch.RecordBatchView), as soon as there is one; None when `timeout`
+        (mqd.client.record_batch.RecordBatchView), as soon as there are any; None when `timeout`
         seconds have passed without a record.
 
         On shared memory its columns are views of the mapped log: nothing is copied, and they are
@@ -146,7 +146,7 @@ class Consumer:
         self._implementation.seek(partition)
 
     def pause(self, partitions: list[TopicPartition]) -> None:
-        """Returns no records of these partitions until resume(), not even those read ahead."""
+        """Stops returning records of these partitions until resume(), even those read ahead."""
         self._implementation.pause(partitions)
 
     def resume(self, partitions: list[TopicPartition]) -> None:

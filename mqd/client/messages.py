@@ -96,7 +96,7 @@ class Message(confluent_kafka.Message):
         """The value's bytes, or None (a tombstone)."""
         return self._value
 
-    def headers(self) -> list[tuple[str, bytes | None]] | None:  # type: ignore[override]  # bytes only: what was read
+    def headers(self) -> list[tuple[str, bytes | None]] | None:  # type: ignore[override]  # values never as str
         """[(key, value)...], or None when there are none."""
         if isinstance(self._headers, (bytes, memoryview)):
             self._headers = decode_headers(self._headers)

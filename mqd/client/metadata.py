@@ -40,8 +40,8 @@ class MetadataCache:
     # -- requests ----------------------------------------------------------------------------------
 
     def refresh(self, topics: Iterable[str] | None = (), allow_auto_create: bool = False) -> None:
-        """Requests metadata soon, without waiting: of `topics` by name, None = of all topics, () = of
-        the known topics. `version` will change.
+        """Requests metadata soon, without waiting. `topics`: names; None: all topics; (): the known
+        topics. `version` will change.
         """
         if topics is None:
             self._all_requested = True
@@ -51,8 +51,8 @@ class MetadataCache:
         self._request()
 
     def learn(self, response: Any) -> None:
-        """Adds the response to another caller's request for some topics. Raises KafkaException if the
-        response is invalid.
+        """Adds the topics of a Metadata response that a caller has requested itself. Raises
+        KafkaException if the response is invalid.
         """
         cluster, topics = requests.read_metadata(response)
         self._take([topic.name for topic in topics], cluster, topics)

@@ -25,7 +25,7 @@ from mqd.protocol.messages import (
 COMMIT_BY_NAME_VERSION_MAX = FETCH_VERSION_MAX = 9
 COMMIT_BY_ID_VERSION = 10
 EARLIEST_TIMESTAMP, LATEST_TIMESTAMP = -2, -1
-# Errors after which a commit is retried; after the STALE ones only when the membership is valid again
+# Errors after which a commit is retried. STALE: a retry succeeds when the membership is valid again
 COORDINATOR_UNAVAILABLE = frozenset(
     {ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR}
 )

@@ -109,11 +109,10 @@ class Producer:
         len(values). 0: does not wait. A result smaller than len(values) means that there was no room
         for the rest, which must be passed again.
 
-        Everything is checked first: an exception (TypeError, ValueError, KafkaException
-        MSG_SIZE_TOO_LARGE, ...) before the first record means that none was accepted; any later
-        exception (the producer was closed or fenced, a callback raised, Ctrl-C) has the attribute
-        `accepted`, the number of accepted records. Memory of numpy and Arrow arrays may be used again
-        after the return.
+        The arguments are checked first: if that raises (TypeError, ValueError, KafkaException
+        MSG_SIZE_TOO_LARGE, ...), no record was accepted. Any later exception (the producer was
+        closed or fenced, a callback raised, Ctrl-C) has the attribute `accepted`, the number of
+        accepted records. Memory of numpy and Arrow arrays may be used again after the return.
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
         too: record by record as in produce(), without waiting; records that do not fit have

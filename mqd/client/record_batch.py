@@ -3,7 +3,7 @@
     with consumer.consume_batch(100_000, 1.0) as batch:
         batch.topic, batch.partition, len(batch)
         batch.offsets, batch.timestamps        numpy int64 (milliseconds since the epoch)
-        batch.keys, batch.values               Blobs: a sequence of bytes or None, and
+        batch.keys, batch.values               Blobs: a sequence of bytes or None, also available as
         batch.values.to_list()                     list of bytes and None; one copy each
         batch.values.views()                       list of memoryviews and None; no copy
         batch.values.to_arrow()                    Arrow BinaryView array; copies only values up to
@@ -46,7 +46,7 @@ _M = TypeVar("_M", bound=Message)
 _NO_HEADERS = b"\0"
 _FEW = 16  # for more records numpy is faster
 _ARROW_MIN = 21
-_SPARSE_BYTES = 1 << 20  # a region with more than this between its blobs is not copied as a whole
+_SPARSE_BYTES = 1 << 20  # a region is copied as a whole unless its gaps exceed its blobs by more than this
 
 
 class Blobs(Sequence):
@@ -193,8 +193,9 @@ class Blobs(Sequence):
         return np.array(self.to_list(), kind)
 
     def to_arrow(self, type: str = "binary_view") -> pyarrow.Array:  # noqa: A002  (Arrow's own word)
-        """`binary_view` or `string_view`: without a copy; the array keeps the memory alive.
-        `binary`, `string` (large ones): one copy. Strings are not checked to be UTF-8.
+        """`binary_view` or `string_view`: without a copy; the array keeps the memory alive. `binary`
+        or `string`: one copy, as Arrow's large_binary or large_string. Strings are not checked for
+        valid UTF-8.
         """
         arrow = _pyarrow()
         if type in ("binary", "string"):
@@ -240,17 +241,13 @@ def _pyarrow() -> Any:
 
 
 class RecordBatchView:
-    """Records of one partition, in order, as columns; see the module. False if there are none."""
+    """Records of one partition, in order, as columns; see the module. Falsy without records."""
 
     __slots__ = (
-        "_base",
         "_headers",
-        "_headers_list",
-        "_key_source",
         "_keys",
         "_offsets",
         "_timestamps",
-        "_value_source",
         "_values",
         "leader_epoch",
         "partition",

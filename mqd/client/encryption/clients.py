@@ -68,7 +68,7 @@ def _with_original_value(value: bytes, report: Any) -> Callable[[Any, Any], None
     return with_original
 
 
-def _report_of(config: Mapping[str, Any]) -> Any:
+def _configured_callback(config: Mapping[str, Any]) -> Any:
     return next((config[name] for name in _REPORTS if callable(config.get(name))), None)
 
 
@@ -82,14 +82,14 @@ class SealingProducer(confluent_kafka.Producer):
     def __init__(self, config: dict[str, Any], encryption: Encryption, **more: Any) -> None:
         sealer = _create(sealer_of, encryption)
         super().__init__(config, **more)
-        produce = sealing(super().produce, sealer, _report_of(config))
+        produce = sealing(super().produce, sealer, _configured_callback(config))
         self.produce = produce  # type: ignore[method-assign]  # one call fewer per record than a method
 
 
 class SealingShmProducer(ShmProducer):
     def __init__(self, settings: Settings, choice: Choice) -> None:
         self._sealer: Sealer = _create(sealer_of, settings.encryption)
-        self._default_report = _report_of(settings.rdkafka)
+        self._default_report = _configured_callback(settings.rdkafka)
         super().__init__(settings, choice)
 
     def _make_produce(self) -> Callable[..., None]:
@@ -117,11 +117,11 @@ def open_message(opener: Opener, message: Any) -> Any:
         try:
             message.set_value(opener.open(message.topic(), message.key(), value))
         except PayloadError as error:
-            message.set_error(_error(message.topic(), message.partition(), message.offset(), error))
+            message.set_error(_opening_error(message.topic(), message.partition(), message.offset(), error))
     return message
 
 
-def _error(topic: str, partition: int, offset: int, problem: PayloadError) -> KafkaError:
+def _opening_error(topic: str, partition: int, offset: int, problem: PayloadError) -> KafkaError:
     return local_error(
         KafkaError._VALUE_DESERIALIZATION,
         f"{topic} [{partition}]: the value at offset {offset} cannot be opened: {problem}",
@@ -176,4 +176,4 @@ class OpeningShmConsumer(ShmConsumer):
             return opened
         if place not in self._recreated:
             self.seek(TopicPartition(*place, offset + 1))  # type: ignore[attr-defined]  # set by ShmConsumer.__init__
-        raise KafkaException(_error(*place, offset, problem))
+        raise KafkaException(_opening_error(*place, offset, problem))

@@ -15,8 +15,8 @@
 
 Associated data: everything before the nonce, then the topic's name in UTF-8.
 
-    E1  until the tag has been checked, only the sizes of the parts are used, and the value is not
-        decompressed
+    E1  until the tag has been checked, the envelope is only parsed and its data key looked up; the
+        value is not decompressed
     E2  a value decompresses to exactly its stated size, at most VALUE_BYTES_MAX bytes
 """
 
@@ -81,8 +81,8 @@ def seal(cipher: AESGCM, head: bytes, topic: bytes, key: bytes | None, text: byt
 
 
 def parse_head(data: bytes) -> tuple[int, bytes]:
-    """Returns the position of the digest of the record's key, and the bytes that identify the data key,
-    for key_of(). Raises NotSealed, PayloadError.
+    """Returns the size of the envelope's head (all that precedes the digest of the record's key),
+    and the bytes that identify the data key, for key_of(). Raises NotSealed, PayloadError.
     """
     if data[:4] != _BEGIN:
         if data[:3] != MAGIC:
@@ -99,25 +99,25 @@ def parse_head(data: bytes) -> tuple[int, bytes]:
         raise PayloadError(
             f"its envelope is damaged: codec {codec}, a key id of {id_size} bytes, a wrapped key of {wrapped_size}"
         )
-    head = _HEAD.size + id_size + wrapped_size
-    if len(data) < head + REST_BYTES:
+    head_size = _HEAD.size + id_size + wrapped_size
+    if len(data) < head_size + REST_BYTES:
         raise PayloadError("its envelope is cut off")
-    return head, data[5:head]
+    return head_size, data[5:head_size]
 
 
-def key_of(name: bytes) -> tuple[str, bytes]:
-    """Key id and wrapped data key. Raises PayloadError."""
-    end = 3 + name[0]
+def key_of(key_name: bytes) -> tuple[str, bytes]:
+    """Splits the bytes from parse_head() into key id and wrapped data key. Raises PayloadError."""
+    end = 3 + key_name[0]
     try:
-        return name[3:end].decode(), name[end:]
+        return key_name[3:end].decode(), key_name[end:]
     except UnicodeDecodeError:
         raise PayloadError("its envelope is damaged: the key id is not UTF-8") from None
 
 
-def open_sealed(cipher: AESGCM, data: bytes, head: int, topic: bytes, key: bytes | None) -> bytes:
-    """Returns the value. `head`: the position that parse_head() returned. Raises PayloadError."""
-    known = head + DIGEST_BYTES
-    if data[head:known] != key_digest(key):
+def open_sealed(cipher: AESGCM, data: bytes, head_size: int, topic: bytes, key: bytes | None) -> bytes:
+    """Returns the value. `head_size`: from parse_head(). Raises PayloadError."""
+    known = head_size + DIGEST_BYTES
+    if data[head_size:known] != key_digest(key):
         raise PayloadError("it was sealed for another record key")
     start = known + NONCE_BYTES
     try:

@@ -122,7 +122,9 @@ class KeyFile(Keys):
         self.keys()
 
     def keys(self) -> Mapping[str, bytes]:
-        """Raises ConfigError if no keys have been read yet."""
+        """If the file cannot be read, returns the keys that were read earlier; raises ConfigError if
+        there are none.
+        """
         with self._lock:
             try:
                 found = os.stat(self._path)

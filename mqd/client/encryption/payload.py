@@ -9,7 +9,8 @@
         rotation of the key-encryption key takes effect
     P3  nonces come from the kernel at each call and are never kept, so that a copy of the process
         (fork) uses different ones
-    P4  an opener caches up to DATA_KEYS_MAX data keys, and a failure to get one for FAILED_S
+    P4  an opener caches up to DATA_KEYS_MAX data keys. After a failure to get a data key, it
+        repeats the error for FAILED_S before it calls the provider again
 Concurrency: any thread.
 """
 
@@ -103,8 +104,8 @@ class Sealer:
         return envelope.seal(cipher, plain, topic, key, value, nonce)
 
     def _renew(self) -> None:
-        """Gets the next data key. Raises PayloadError when the provider fails and the current key has
-        sealed DATA_KEY_RECORDS values.
+        """Gets the next data key. Raises PayloadError when the provider fails and there is no current
+        key, or it has sealed DATA_KEY_RECORDS values.
         """
         with self._lock:
             now = self._now()

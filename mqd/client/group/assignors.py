@@ -6,12 +6,12 @@ and cooperative-sticky, and the encoding of subscriptions and assignments.
     assignment     version int16 = 1, partitions: count int32, (topic string, count int32,
                    int32...); user_data nullable bytes
 
-They come from other members and are not trusted: lengths are checked, and invalid data raises
+Both come from other members and are not trusted: lengths are checked, and invalid data raises
 ValueError.
 Source: Kafka's ConsumerProtocolSubscription, ConsumerProtocolAssignment (KIP-429).
 
     A1  every partition of a subscribed topic has one owner, which subscribes to it; except for A3
-    A2  cooperative-sticky: counts are as even as subscriptions allow by moving single partitions,
+    A2  cooperative-sticky: no move of a single partition would make the members' counts more even,
         and no partition moves unnecessarily
     A3  cooperative-sticky: a partition that moves from one member to another has no owner in this
         round: its owner releases it, and joins again
@@ -176,9 +176,9 @@ class _Reader:
         size = self.number(">i")
         return b"" if size == -1 else self._take(size)
 
-    def count(self, smallest: int) -> int:
+    def count(self, element_bytes_min: int) -> int:
         count = self.number(">i")
-        if count < 0 or count * smallest > len(self._data) - self._at:
+        if count < 0 or count * element_bytes_min > len(self._data) - self._at:
             raise ValueError(f"{count} elements at byte {self._at} of {len(self._data)}")
         return count
 

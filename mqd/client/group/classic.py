@@ -1,5 +1,5 @@
 """A member of a consumer group with the classic protocol: JoinGroup, SyncGroup, Heartbeat,
-LeaveGroup; the leader of a generation assigns its partitions. Sans-I/O.
+LeaveGroup; in each generation the leader assigns the partitions to the members. Sans-I/O.
 
 Used where the broker does not admit a member of the newer protocol to a group
 (group.consumer.migration.policy). Same events and actions as consumer_protocol.py.
@@ -7,10 +7,10 @@ Used where the broker does not admit a member of the newer protocol to a group
 Invariants (check())
     C1  `owned`, the partitions that the application has, grows when Assign is sent, and shrinks when
         the application has carried out Revoke or Lost
-    C2  one request is under way at a time, and one of Revoke, Assign and Lost
+    C2  at most one request is under way, and at most one of Revoke, Assign and Lost
     C3  eager: a member that joins owns no partitions. Cooperative: it reports its partitions, and joins
         again when it has released some
-    C4  next_ms is never later than the next event
+    C4  next_ms is never later than the time when the core has something to do
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).
 """
@@ -119,7 +119,7 @@ class ClassicCore:
         self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
         self._due_ms = 0
-        self._check_ms: int | None = None
+        self._refresh_due_ms: int | None = None
         self._failures = 0
         self._polled_ms = 0
         self._must_report_left = False
@@ -187,7 +187,7 @@ class ClassicCore:
             return
         self.subscription = event
         actions.append(Resolve((), None if event.regex is not None else event.topics))
-        self._check_ms = now_ms + self.settings.metadata_interval_ms
+        self._refresh_due_ms = now_ms + self.settings.metadata_interval_ms
         if self.state is State.IDLE:
             self._polled_ms = now_ms
             self._begin(now_ms)
@@ -203,7 +203,7 @@ class ClassicCore:
         self.state, self._must_join, self.target = State.JOINING, True, None
 
     def _on_leave(self, actions: list[Action]) -> None:
-        self.subscription, self._check_ms = None, None
+        self.subscription, self._refresh_due_ms = None, None
         if self.state in (State.IDLE, State.STALE, State.FATAL) and self.callback is None:
             self.state = self.state if self.state is State.FATAL else State.IDLE
             actions.append(Left())
@@ -232,8 +232,8 @@ class ClassicCore:
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
             self.state, self.under_way, self.member_id = State.STALE, None, ""
-        if self._check_ms is not None and now_ms >= self._check_ms and self.subscription is not None:
-            self._check_ms = now_ms + self.settings.metadata_interval_ms
+        if self._refresh_due_ms is not None and now_ms >= self._refresh_due_ms and self.subscription is not None:
+            self._refresh_due_ms = now_ms + self.settings.metadata_interval_ms
             actions.append(Resolve((), None if self.subscription.regex is not None else self.subscription.topics))
 
     def _on_done(self, now_ms: int) -> None:
@@ -466,7 +466,7 @@ class ClassicCore:
     # -- time --------------------------------------------------------------------------------------
 
     def _arm(self) -> None:
-        times = [self._check_ms] if self._check_ms is not None else []
+        times = [self._refresh_due_ms] if self._refresh_due_ms is not None else []
         if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
         if self.under_way is None and (

@@ -1,15 +1,16 @@
 """Sends a consumer's commits, one at a time and in the order of the calls, and retries them while the
 coordinator is unavailable or the member's epoch has changed.
 
-    C1  no later commit is sent before a retry has succeeded: an older offset never replaces a newer one
+    C1  while a commit is being retried, later ones wait: an older offset never replaces a newer one
     C2  every commit ends once: `outcome` is set, then its callback is called (by the thread that
         serves callbacks)
-    C3  no commit is sent for a partition that the member has lost since (drop()): the member may have
-        rejoined the group with a valid epoch, and would set back the offset of the partition's new
-        owner. A commit that was sent before has the epoch in which the member owned the partition
+    C3  a commit is not sent for a partition that the member has lost since the call (drop()): the
+        member may have rejoined the group with a valid epoch, and would set back the offset of the
+        partition's new owner. A commit sent before the loss has the epoch in which the member owned
+        the partition
     C4  an offset belongs to a topic id, which is sent to the broker if it is known, so that the
         offset is not committed for a new topic of the same name. A request has either ids or names for
-        all topics: names if the id of one of its partitions is unknown
+        all topics: names if the id of any topic is unknown
 Bounds: at most QUEUE_MAX commits wait; further ones are refused with _QUEUE_FULL. A commit that has not
 succeeded by its timeout ends with the last error.
 """
@@ -40,7 +41,7 @@ from mqd.protocol.errors import ErrorCode
 
 QUEUE_MAX = 10_000
 RETRY_S = 0.1
-_GONE = int(ErrorCode.ILLEGAL_GENERATION)
+_DROPPED_CODE = int(ErrorCode.ILLEGAL_GENERATION)  # the result of a dropped partition (C3)
 _RETRIABLE = COORDINATOR_UNAVAILABLE | STALE | {ErrorCode.UNSTABLE_OFFSET_COMMIT}
 _UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 _RETRIABLE_LOCAL = frozenset({KafkaError._TRANSPORT, KafkaError._TIMED_OUT})
@@ -51,12 +52,12 @@ OnCommit = Callable[[KafkaError | None, list[PartitionResult]], None]
 class Commit:
     """`outcome`: None until the commit has ended, then (error of the commit or None, results by partition)."""
 
-    __slots__ = ("deadline", "dropped", "offsets", "on_commit", "outcome", "result")
+    __slots__ = ("codes", "deadline", "dropped", "offsets", "on_commit", "outcome")
 
     def __init__(self, offsets: dict[Key, Committed], on_commit: OnCommit | None, deadline: float) -> None:
         self.offsets, self.on_commit, self.deadline = offsets, on_commit, deadline
         self.outcome: tuple[KafkaError | None, list[PartitionResult]] | None = None
-        self.result: dict[Key, int] = {}
+        self.codes: dict[Key, int] = {}  # the error codes in the last response; empty: there was none
         self.dropped: set[Key] = set()  # C3
 
     def remaining(self) -> dict[Key, Committed]:
@@ -67,7 +68,7 @@ class Commit:
 
 
 class Commits:
-    """`identity()` -> (member id, generation). Used only by the application's thread."""
+    """`identity()` -> (member id, generation). Concurrency: the application's thread."""
 
     def __init__(
         self,
@@ -119,7 +120,8 @@ class Commits:
             return
         while self._waiting and not self._waiting[0].remaining():
             commit = self._waiting.popleft()
-            self.finish(commit, broker_error(_GONE, "commit"), _results(commit, broker_error(_GONE, "commit")))
+            error = broker_error(_DROPPED_CODE, "commit")
+            self.finish(commit, error, _results(commit, error))
         if not self._waiting:
             return
         commit = self._under_way = self._waiting.popleft()
@@ -156,21 +158,21 @@ class Commits:
             self._retry_or_end(commit, error, error.code() in _RETRIABLE_LOCAL)
             return
         codes = read_commit(response, commit.offsets)
-        # retried even if another partition's topic is refused permanently
-        again = next((code for code in codes.values() if code in _RETRIABLE), 0)
-        if again in COORDINATOR_UNAVAILABLE:
+        # the whole commit is retried, even if another partition's topic is refused permanently
+        retriable = next((code for code in codes.values() if code in _RETRIABLE), 0)
+        if retriable in COORDINATOR_UNAVAILABLE:
             self._coordinator.look_up()
-        if again:
-            self._retry_or_end(commit, broker_error(again, "commit"), True)
+        if retriable:
+            self._retry_or_end(commit, broker_error(retriable, "commit"), True)
             return
-        commit.result = {key: codes.get(key, _GONE if key in commit.dropped else 0) for key in commit.offsets}
-        bad = next((code for code in commit.result.values() if code), 0)
+        commit.codes = {key: codes.get(key, _DROPPED_CODE if key in commit.dropped else 0) for key in commit.offsets}
+        failed = next((code for code in commit.codes.values() if code), 0)
         for key, code in codes.items():
             if not code and key not in commit.dropped:
                 self._on_committed(key, commit.offsets[key].offset)
         # as in librdkafka, an error of one partition is the error of the commit, so that callers need
         # not check each partition
-        self._end(commit, broker_error(bad, "commit") if bad else None)
+        self._end(commit, broker_error(failed, "commit") if failed else None)
         if unknown := {topic for (topic, _), code in codes.items() if code in _UNKNOWN}:
             self._refresh(unknown)
 
@@ -207,7 +209,7 @@ class Commits:
         """Ends all commits with this error, without sending them."""
         while self._under_way is not None or self._waiting:
             commit, self._under_way = self._under_way or self._waiting.popleft(), None
-            self._waiting, waiting = deque(), self._waiting
+            self._waiting, waiting = deque(), self._waiting  # so that _end() does not send the next one
             self._end(commit, error)
             self._waiting = waiting
 
@@ -215,7 +217,7 @@ class Commits:
 def _results(commit: Commit, error: KafkaError | None) -> list[PartitionResult]:
     results = []
     for (topic, index), one in commit.offsets.items():
-        code = commit.result.get((topic, index), 0)
-        outcome = broker_error(code, "commit") if code else None if commit.result else error
+        code = commit.codes.get((topic, index), 0)
+        outcome = broker_error(code, "commit") if code else None if commit.codes else error
         results.append(PartitionResult(topic, index, one.offset, one.metadata, one.leader_epoch, outcome))
     return results

@@ -8,12 +8,12 @@ the new ones, and reports what it owns. Only then may others get the revoked par
 Invariants (check())
     M1  `owned`, the partitions that the application has, grows when Assign is sent, and shrinks when
         the application has carried out Revoke or Lost
-    M2  one request is under way at a time, and one of Revoke, Assign and Lost
+    M2  at most one request is under way, and at most one of Revoke, Assign and Lost
     M3  a request with epoch 0 reports no owned partitions, and the member has none
     M4  a former member loses all its partitions: Lost or Revoke is under way or done
     M5  between a report of the owned partitions and its response no partition is added: the
         coordinator may have given a partition that is missing from the report to another member
-    M6  next_ms is never later than the next event
+    M6  next_ms is never later than the time when the core has something to do
 Bounds: owned and target are bounded by the coordinator's assignments; responses to requests that
 are not under way are dropped.
 
@@ -106,7 +106,7 @@ class GroupCore:
         self.target: Owned | None = None
         self.subscription: Subscribe | None = None
         self.names: dict[bytes, str] = {}
-        self.under_way: int | None = None  # the request
+        self.under_way: int | None = None  # the number of the request
         self.callback: tuple[type, Owned] | None = None
         self.next_ms: int | None = None
         self._number = 0
@@ -114,7 +114,7 @@ class GroupCore:
         self._report_all = True
         self._report_owned = False
         self._reported_owned: Owned = set()
-        self._is_report_open = False
+        self._is_report_open = False  # M5: a report of `owned` has had no response yet
         self._due_ms = 0
         self._interval_ms = INTERVAL_FIRST_MS
         self._failures = 0

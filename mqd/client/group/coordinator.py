@@ -2,7 +2,8 @@
 is needed: a broker that never had a group creates the offsets topic only for a look-up.
 
 The look-up is done when the consumer is created, and again after an error that says that the
-coordinator is unavailable. when_known() delays requests until the first look-up has succeeded.
+coordinator is unavailable. when_known() delays requests until the first look-up has succeeded, but
+not for longer than WAIT_MAX_S.
 Concurrency: with the attachment's lock held, except for look_up() and when_known(), which take it.
 """
 
@@ -17,7 +18,7 @@ from mqd.client.messages import KafkaError, KafkaException
 from mqd.protocol.messages import FindCoordinatorRequest
 
 RETRY_S = 0.1
-WAIT_MAX_S = 5.0  # then requests are sent although the coordinator is not known
+WAIT_MAX_S = 5.0  # from the consumer's creation; then requests are sent without a successful look-up
 _VERSION_MAX = 6
 
 
@@ -85,7 +86,7 @@ class Coordinator:
             self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # While the broker is gone no time is returned, because the time would soon have passed. The
+        # None while the broker is gone: a time that has passed would cause turns without a pause. The
         # first turn after reattaching sends the request.
         return self._retry_at if self._attachment.attached else None
 

@@ -10,7 +10,7 @@ from mqd.client.group.consumer_protocol import GroupCore, Settings
 from mqd.client.shm.consumer_config import ConsumerConfig
 
 
-def new_core(config: ConsumerConfig, own_id: str) -> GroupCore:
+def consumer_protocol_core(config: ConsumerConfig, own_id: str) -> GroupCore:
     """A core for the consumer protocol (KIP-848)."""
     return GroupCore(
         Settings(
@@ -42,7 +42,7 @@ def classic_core(config: ConsumerConfig) -> ClassicCore:
     )
 
 
-def subscribed(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
+def split_subscription(config: ConsumerConfig, topics: list[str]) -> tuple[tuple[str, ...], str | None]:
     """Returns (names, one expression for all topics that begin with ^, or None). In librdkafka an
     expression matches anywhere in a name; the coordinator (group.protocol=consumer) matches whole
     names.

@@ -79,11 +79,12 @@ class Rebalancer:
         finally:
             self.is_lost = False
             self._consumer._runner.done()
+            # eager: the application has released all partitions, also those that this member keeps
             if (
                 self._is_eager
                 and not self._eager_assignment
                 and self._owned
-                and not self._has_work
+                and not self._has_queued_rebalance
                 and self._consumer._subscription
             ):
                 self._assign_all(list(self._owned))
@@ -93,7 +94,7 @@ class Rebalancer:
         return self._consumer.config.is_eager
 
     @property
-    def _has_work(self) -> bool:
+    def _has_queued_rebalance(self) -> bool:
         return any(isinstance(operation, (Assign, Revoke, Lost)) for operation in self._consumer._inbox.operations)
 
     def _assign(self, partitions: Partitions) -> None:

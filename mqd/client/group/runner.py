@@ -6,7 +6,8 @@ It is a listener on the consumer's attachment, its connection to the broker
 also runs the core, so a member stays in its group while the application is busy, and no thread
 wakes up while there is nothing to do.
 
-    R1  the core is called with `lock` held and no other lock; it makes no callbacks
+    R1  the core is called with `lock` held, and makes no callbacks. The attachment's lock may be
+        held when `lock` is taken, but is never taken while `lock` is held
     R2  actions for the application (Assign, Revoke, Lost, Problem, Left) go to `notify`, in order; the
         application's thread ends each of the first three with done()
     R3  a response goes to the core that sent the request: when the attachment is lost, every
@@ -84,7 +85,8 @@ class GroupRunner:
         metadata = self._attachment.metadata
         with self._attachment.lock:
             if regex is not None or any(topic not in metadata.topics for topic in topics):
-                metadata.refresh(None if regex is not None else topics)  # the assignment will have topic ids
+                # the assignment will have topic ids, whose names must be known
+                metadata.refresh(None if regex is not None else topics)
         self._pass_to_core(Subscribe(topics, regex))
 
     def leave(self) -> None:

@@ -5,15 +5,15 @@ Threads: the application's thread reads, and applies the group's changes, in pol
 consume_batch(); the attachment's thread maintains the membership. There are two attachments: one for
 requests, one for the Fetch that waits for records (fetching.py), since responses keep their order.
 
-    L1  a record is returned once: seek, pause, and everything that takes the partition away drop the
-        chunk that was read ahead and set the partition's position back
+    L1  a record is returned once: seek(), pause() and the loss of a partition drop the chunk that
+        was read ahead from it, and set its position back to the first record that was not returned
     L2  a commit covers the records returned before the call that makes it; automatic commits are
         made in poll(), before it returns the next record, in consume(), when a partition is taken
         away, and in close()
     L3  partitions that a rebalance takes away are committed (automatic commits) before the
         coordinator learns that they were released
-Concurrency: one thread at a time, except for wake-ups and memberid(); a child of fork has no
-consumer (attachment.py).
+Concurrency: one thread at a time, except for wake-ups, memberid() and consumer_group_metadata(); a
+child of fork has no consumer (attachment.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from mqd.client.group.classic import ClassicCore
 from mqd.client.group.committing import Commits
 from mqd.client.group.consumer_protocol import GroupCore
 from mqd.client.group.coordinator import Coordinator
-from mqd.client.group.joining import classic_core, new_core, subscribed
+from mqd.client.group.joining import classic_core, consumer_protocol_core, split_subscription
 from mqd.client.group.rebalancing import Rebalancer
 from mqd.client.group.runner import GroupRunner
 from mqd.client.messages import (
@@ -66,7 +66,7 @@ POLL_RECORDS = 2048
 BATCH_RECORDS_MAX = 1 << 20
 _log = logging.getLogger("mqd.client")
 _NOTHING: Iterator[Message] = iter(())
-# the errors of a topic that the request creates
+# the errors of a topic that the broker is creating for this consumer
 _BEING_CREATED = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE})
 
 
@@ -477,7 +477,7 @@ class ShmConsumer:
             with self.control.lock:
                 self.control.metadata.refresh(names, bool(self.config["allow.auto.create.topics"]))
         if self._runner is None:
-            self._join_with(new_core(self.config, self._own_id))
+            self._join_with(consumer_protocol_core(self.config, self._own_id))
         else:
             self._runner.subscribe(*self._requested_topics())
 
@@ -503,7 +503,7 @@ class ShmConsumer:
         self._runner.subscribe(*self._requested_topics())
 
     def _requested_topics(self) -> tuple[tuple[str, ...], str | None]:
-        return subscribed(self.config, self._subscription)
+        return split_subscription(self.config, self._subscription)
 
     def switch_to_classic_protocol(self) -> bool:
         """Joins again with the classic protocol, because the group has classic members and the broker
