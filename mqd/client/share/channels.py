@@ -1,6 +1,6 @@
 """The channels for a share consumer's requests: TCP connections, each with its own thread, and
-shared-memory attachments. send() does not wait; on_response(response, error) is called exactly once,
-by another thread.
+shared-memory attachments. send() does not wait; on_response(response, error) is called once, unless
+send() raises or the channel is closed first.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from mqd.client.messages import KafkaError, KafkaException, failure, local_error
+from mqd.client.requests import FIND_COORDINATOR
 from mqd.client.share.events import Send
 from mqd.client.shm.attachment import Attachment
 from mqd.client.tcp.connection import Connection, NoCommonVersion
@@ -73,7 +74,7 @@ class TcpChannel:
         self._addresses, self._client_id, self._timeout_s, self._security = addresses, client_id, timeout_s, security
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._connection: Connection | None = None
-        self._turn = 0
+        self._next_address = 0
         self._is_closed = False
         self._lock = threading.Lock()  # guards _connection and _is_closed
         self._thread = threading.Thread(target=self._run, name=f"mqd-share-{name}", daemon=True)
@@ -122,8 +123,8 @@ class TcpChannel:
         addresses = self._addresses()
         if not addresses:
             raise OSError("the broker's address is not known")
-        host, port = addresses[self._turn % len(addresses)]
-        self._turn += 1
+        host, port = addresses[self._next_address % len(addresses)]
+        self._next_address += 1
         try:
             connection = Connection(host, port, self._client_id, self._timeout_s, self._security())
         except NotAuthenticated as error:
@@ -139,9 +140,10 @@ class TcpChannel:
 def _require(version: int, send: Send) -> None:
     if version < send.version_min:
         name = KNOWN[send.api_key].name
+        needed_by = "share consumers need" if send.api_key == FIND_COORDINATOR else "renew() and consume() need"
         raise failure(
             KafkaError._UNSUPPORTED_FEATURE,
-            f"the broker does not support {name} {send.version_min}, which renewals and consume() with a limit need",
+            f"the broker does not support version {send.version_min} of {name}, which {needed_by}",
         )
 
 

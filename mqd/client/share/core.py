@@ -9,7 +9,7 @@ Invariants
         their locks. Records that arrive after it has stopped waiting are kept, and dropped when their
         locks expire
     C4  with strict limits a fetch is sent to one leader at a time
-    C5  next_ms is never later than the next event
+    C5  next_ms is never later than the time when the core has something to do
 Bounds: `ready` has at most one response per leader; only the oldest PROBLEMS_MAX problems are kept.
 """
 
@@ -123,7 +123,7 @@ class ShareCore:
         self._metadata_due_ms: int | None = None
         self._requested: set[str] = set()
         self._is_flushing = False
-        self._turn = 0
+        self._leader_turn = 0  # with strict limits: whose turn it is to get the fetch (C4)
 
     # -- the application ---------------------------------------------------------------------------
 
@@ -318,8 +318,8 @@ class ShareCore:
             return free
         if any(session.under_way is not None for session in self.sessions.values()):
             return []  # C4
-        self._turn += 1
-        return [free[self._turn % len(free)]]
+        self._leader_turn += 1
+        return [free[self._leader_turn % len(free)]]
 
     def _is_free(self, node_id: int, now_ms: int) -> bool:
         session = self.sessions.get(node_id)
@@ -475,8 +475,8 @@ class ShareCore:
                 except ProtocolError as error:
                     self._report(Problem(KafkaError._BAD_MSG, str(error)))
                     continue
-                for ranges in fetched.acknowledgements:
-                    session.acknowledge(key, ranges)
+                for unusable in fetched.acknowledgements:
+                    session.acknowledge(key, unusable)
                 if fetched.problem:
                     self._report(Problem(KafkaError._BAD_MSG, fetched.problem))
                 if fetched.messages:

@@ -49,7 +49,7 @@ class Outcome(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """An exception for the application. Every later call raises a fatal one again."""
+    """An exception for the application. A fatal one is raised again by every later call."""
 
     code: int
     text: str
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Sorted, with adjacent ranges of the same type merged. They do not overlap."""
+    """Sorts ranges that do not overlap, and merges adjacent ones of the same type."""
     out: list[Range] = []
     for one in sorted(ranges):
         if out and out[-1].last + 1 == one.first and out[-1].type == one.type:

@@ -30,7 +30,7 @@ _RETRIED = COORDINATOR_MOVED | {
     ErrorCode.REQUEST_TIMED_OUT,
 }
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
-_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # retried: the permission may be granted later
+_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})  # and retried: permission may be granted later
 
 
 class State(enum.Enum):

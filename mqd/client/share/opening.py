@@ -54,11 +54,11 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
     if choice.transport == "tcp" and not servers:
         raise failure(KafkaError._INVALID_ARG, "bootstrap.servers has no broker")
     credentials: dict[str, str] = {}
-    over_tcp = _tcp(settings, config, core, credentials)
+    over_tcp = _opener_over_tcp(settings, config, core, credentials)
     open_channel = over_tcp
     if choice.transport == "shm":
         try:
-            open_channel = _open_shared(settings, config, choice, core, over_tcp)
+            open_channel = _opener_over_shared_memory(settings, config, choice, core, over_tcp)
         except (KafkaException, OSError) as error:
             if settings.own["transport"] == "shm" or not servers:
                 raise
@@ -67,7 +67,9 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
     return Opened(ShareRunner(core, open_channel), credentials, choice)
 
 
-def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: dict[str, str]) -> OpenChannel:
+def _opener_over_tcp(
+    settings: Settings, config: ShareConfig, core: ShareCore, credentials: dict[str, str]
+) -> OpenChannel:
     servers = rendezvous.addresses_of(str(config["bootstrap.servers"]))
     properties = {
         key: str(value).lower() if isinstance(value, bool) else str(value)
@@ -96,7 +98,7 @@ def _tcp(settings: Settings, config: ShareConfig, core: ShareCore, credentials: 
     return open_channel
 
 
-def _open_shared(
+def _opener_over_shared_memory(
     settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenChannel
 ) -> OpenChannel:
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because

@@ -6,8 +6,8 @@ responses to fetches. While the application waits in a call, the application's t
 
     R1  the core is used with `lock` held; requests and callbacks are made without it
     R2  each of the core's requests ends with one on_response(), even if a channel cannot send it
-Concurrency: channels call on_response in their threads, with their locks held; this only appends to
-`_arrived`.
+Concurrency: channels call _on_response() in their threads, with their locks held, so it only queues
+the response (`_arrived`) and wakes a thread.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 for a request, and those under way. Sans-I/O.
 
 A Session is one session from its first fetch to its end. When it has ended, its records are no longer
-acquired: later acknowledgements of them fail here, without a request.
+acquired: acknowledgements of them that still wait, or that come later, fail without a request.
 
 Invariants
     H1  one request is under way at a time; epochs are 0, then 1, 2, ... and after 2^31-1 again 1

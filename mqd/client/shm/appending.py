@@ -34,7 +34,7 @@ class Driver(Protocol):
 class Appender:
     def __init__(self, producer: Driver) -> None:
         self._producer = producer
-        self._batch_of = np.empty(PART_MAX, np.uint64)
+        self._batch_of = np.empty(PART_MAX, np.uint64)  # the number of each record's batch
 
     def append(self, stage: Stage, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int = 0) -> None:
         """Passes records to the C core, as many as it has room for, and counts them in `taken`. `rows`:

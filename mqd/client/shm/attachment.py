@@ -1,16 +1,15 @@
 """An attachment to this host's broker: requests, wake-ups, and attaching again after the worker has
-died. Each producer and consumer has its own.
+died. Clients do not share attachments: a producer has one, a consumer two.
 
-    attachment = Attachment(opener, client_id="app")           # opener() -> an object with the
-                                                               methods of NativeClient below
-    attachment.subscribe(listener)                             # see Listener; held weakly
-    response = attachment.request(api_key, version, message, timeout)          # blocks; raises KafkaException
-                                                                               if there is no response
-    attachment.send(api_key, version, message, on_response, timeout)           # does not wait;
-                                       # the driving thread calls on_response(response, error)
-    attachment.wait_for(predicate, timeout)                                    # blocks until
-                                                                               predicate() is true;
-                                                                               drives the attachment meanwhile
+    attachment = Attachment(opener, client_id="app")    # opener() returns a NativeClient, see below
+    attachment.subscribe(listener)                      # see Listener; held weakly
+    response = attachment.request(api_key, version, message, timeout)
+                                                        # blocks; KafkaException if no response
+    attachment.send(api_key, version, message, on_response, timeout)
+                                                        # does not wait; the driving thread calls
+                                                        # on_response(response, error)
+    attachment.wait_for(predicate, timeout)             # blocks until predicate() is true, and
+                                                        # drives the attachment meanwhile
 
 The C attachment takes one thread at a time. The thread with the role of the *driver* waits in C (GIL
 released) for an event, then takes `lock`, processes what has arrived and gives every listener a
@@ -79,8 +78,8 @@ class NativeClient(Protocol):
 
 
 class Listener(Protocol):
-    """A user of an attachment. All methods are called with its lock held; on_forked(), if there is one,
-    in a child of fork.
+    """A user of an attachment. These methods are called with the attachment's lock held. A listener
+    may also have on_forked(), which is called in a child of fork.
     """
 
     def on_turn(self, now: float) -> float | None:
@@ -121,7 +120,7 @@ class Attachment:
         self.changed = threading.Condition(self.lock)
         self._waking = threading.RLock()  # no other lock is taken while it is held
         self._released = threading.Condition(self.lock)  # the background thread waits here to become the driver
-        self._parked = False  # it waits there for a long time, because nothing was driven
+        self._parked = False  # whether its wait there is a long one, because nothing was driven
         self.client_id = client_id
         self.request_timeout_s = request_timeout_s
         self.generation = 0  # the number of attachments made so far
@@ -434,7 +433,7 @@ class Attachment:
         return float("inf")
 
     def _fail_pending(self, error: KafkaError) -> None:
-        """Fails all requests under way, except those that were never sent."""
+        """Fails all requests under way; those that were never sent only if the attachment has ended."""
         unsent = {correlation_id for correlation_id, _ in self._unsent} if not self._closed else set()
         for correlation_id in [number for number in self._pending if number not in unsent]:
             self._notify(self._pending.pop(correlation_id).on_response, None, error)

@@ -36,7 +36,8 @@ _RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: va
 # requests take a part of it
 _BATCHES_MIN = 4
 _NEVER = float("inf")
-# partitioners that send a record without a key (the CRC-32 ones also with an empty key) to any partition
+# partitioners that send a record without a key (consistent_random: or with an empty key) to any
+# partition
 _ANYWHERE = {"random", "consistent_random", "murmur2_random", "fnv1a_random"}
 
 
@@ -113,7 +114,7 @@ class Compressor:
         if chunk.keys is None and self._anywhere:
             return np.where(given >= 0, given, np.int32(sticky))
         keys = [None] * count if chunk.keys is None else chunk.keys.items()
-        free_key = (None, b"") if NAMES[self._partitioner] == "consistent_random" else (None,)
+        no_key = (None, b"") if NAMES[self._partitioner] == "consistent_random" else (None,)
         return np.array(
             [
                 (
@@ -121,7 +122,7 @@ class Compressor:
                     if partition >= 0
                     else (
                         sticky
-                        if self._anywhere and (key in free_key or self._partitioner == 0)
+                        if self._anywhere and (key in no_key or self._partitioner == 0)
                         else partition_for(self._partitioner, key, partition_count)
                     )
                 )

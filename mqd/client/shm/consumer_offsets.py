@@ -119,7 +119,7 @@ class ConsumerOffsets:
     def release(self, keys: Iterable[Key], is_lost: bool) -> None:
         """Called when these partitions are taken away. No other member owns them before the
         coordinator is informed, so this first waits for their requested commits (except for lost
-        partitions, which another member owns already).
+        partitions, which another member may own already).
         """
         keys = set(keys)
         if not is_lost:

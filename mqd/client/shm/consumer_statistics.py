@@ -27,17 +27,17 @@ class ConsumerStatistics:
         self._interval_s = consumer.config["statistics.interval.ms"] / 1000 if self._callback is not None else 0.0
         self._began = time.monotonic()
         self.due = self._began + self._interval_s if self._interval_s else _NEVER
-        self._waits = False
+        self._is_queued = False
 
     def put(self, inbox: Inbox, now: float) -> None:
         """Queues a report unless one is pending."""
         self.due = now + self._interval_s
-        if not self._waits:
-            self._waits = True
+        if not self._is_queued:
+            self._is_queued = True
             inbox.put_operation(Call(self._report, ()))
 
     def _report(self) -> None:
-        self._waits = False
+        self._is_queued = False
         self._callback(json.dumps(self._figures()))
 
     def _figures(self) -> dict[str, Any]:

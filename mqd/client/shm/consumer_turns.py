@@ -16,14 +16,16 @@ from mqd.client.messages import KafkaError
 
 
 class Turns:
-    """The listener of the attachments. It must not keep the consumer alive or run its code."""
+    """The listener of the attachment for requests (of the other one: DataTurns). Attachments hold
+    listeners weakly, so it does not keep the consumer alive.
+    """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._version = -1
         self._reported = False  # whether error_cb was called for the current loss
         self._error: deque[KafkaError] = deque(maxlen=1)  # for error_cb
-        self._error_waits = False
+        self._is_error_queued = False
         self.data = DataTurns(consumer)
 
     def on_turn(self, now: float) -> float | None:
@@ -43,8 +45,8 @@ class Turns:
     def on_lost(self, error: KafkaError) -> None:
         if self._consumer.config["error_cb"] is not None and (error.fatal() or not self._reported):
             self._error.append(error)
-            if not self._error_waits:
-                self._error_waits = True
+            if not self._is_error_queued:
+                self._is_error_queued = True
                 self._consumer._inbox.put_operation(Call(self._call_error_callback, ()))
         self._reported = True
         if error.fatal():
@@ -53,7 +55,7 @@ class Turns:
     def _call_error_callback(self) -> None:
         """Calls error_cb. On the application's thread."""
         # before reading the error: a later error is reported by this call or by another one
-        self._error_waits = False
+        self._is_error_queued = False
         if self._error:
             self._consumer.config["error_cb"](self._error.pop())
 

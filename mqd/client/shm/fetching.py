@@ -6,8 +6,8 @@ read, one Fetch is sent to the broker, for positions without records, with all p
 read to their end (parking.py). The broker responds when one of them has grown. This Fetch can wait
 for a long time and responses keep their order, so it has its own connection (`data`).
 
-    F1  at most one Fetch for positions is in flight. `covered` lists its partitions; while a caller
-        waits for others, the wait ends after UNCOVERED_WAIT_S
+    F1  at most one Fetch for positions is in flight. `_covered` lists its partitions; a caller that
+        also waits for other partitions waits for at most UNCOVERED_WAIT_S
     F2  a partition's start is looked up in the background: the group's committed offset, else
         auto.offset.reset; a response is ignored if the partition's `serial` has changed since
     F3  an error of a partition is reported once until it changes, and retried
@@ -57,12 +57,12 @@ POSITIONS_MAX = 10_000  # of one Fetch: 60 bytes each at most
 PARTITIONS_PER_REQUEST_MAX = 5_000
 UNCOVERED_WAIT_S = 0.05
 PAUSE_MIN_S, PAUSE_MAX_S = 0.001, 0.1
-# retries for an unknown topic or partition, before and after the application got the error
+# an unknown topic or partition is looked up again after this time, before and after it was reported
 UNKNOWN_AGAIN_S, TOPIC_AGAIN_S = 0.1, 0.5
 SOON_S = 0.05  # a leader is being elected, or a replica here is slightly behind its leader
 UNKNOWN_REPORT_S = 5.0  # a busy broker may need this long to learn of a new topic or partition
 OUT_OF_RANGE = int(ErrorCode.OFFSET_OUT_OF_RANGE)
-NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # no replica here, or without the required records
+NO_REPLICA = int(ErrorCode.REPLICA_NOT_AVAILABLE)  # no replica here, or one without the required records
 UNKNOWN = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID})
 _RETRIED = frozenset(
     {
@@ -112,7 +112,7 @@ class Fetcher:
         self._pause_s = 0.0
         self._pause_until = 0.0
         self._starting = False  # some partition is not ACTIVE
-        self._records_read = 0
+        self._chunks_read = 0
 
     # -- starting ----------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class Fetcher:
             if batch is not None:
                 part.reported_error, part.requested_start = 0, None
                 self._pause_s = 0.0
-                self._records_read += 1
+                self._chunks_read += 1
                 return part, begin, batch
             self._on_no_records(part, reader)
         return None
@@ -391,7 +391,7 @@ class Fetcher:
                 self._at_end(part, end)
             return
         if problem.kind == "aborted":
-            self._request_positions(part)
+            self._request_aborted(part)
         elif problem.kind == "range":
             self._on_error(part, OUT_OF_RANGE)
         elif problem.kind == "corrupt":
@@ -458,7 +458,7 @@ class Fetcher:
             )
             self.events.append(Message(part.topic, part.index, end, error=error))
 
-    def _request_positions(self, part: Part) -> None:
+    def _request_aborted(self, part: Part) -> None:
         """Requests the list of transactions aborted between the next offset and the last stable offset,
         which is needed before the next record can be returned.
         """
@@ -470,9 +470,9 @@ class Fetcher:
             self._config["client.rack"],
         )
         part.start = part.fetched
-        self._request(requests.FETCH, 1 << 14, message, [part], self._on_positions)
+        self._request(requests.FETCH, 1 << 14, message, [part], self._on_aborted)
 
-    def _on_positions(self, part: Part, response: Any) -> None:
+    def _on_aborted(self, part: Part, response: Any) -> None:
         for _, _, data in offsets.read_positions(response):
             if data.error_code:
                 self._on_error(part, data.error_code)
@@ -533,22 +533,22 @@ class Fetcher:
         message = self._session.request(requested, int(PARK_S * 1000))
         self._covered = requested
         self._fetch_serial += 1
-        serial, read = self._fetch_serial, self._records_read
+        serial, chunks_read = self._fetch_serial, self._chunks_read
         version = self._data.api.pick(requests.FETCH)
         self._data.send(
             requests.FETCH,
             version,
             message,
-            lambda response, error: self._inbox.put(self._on_fetched, serial, read, response, error),
+            lambda response, error: self._inbox.put(self._on_fetched, serial, chunks_read, response, error),
             PARK_S + 20,
         )
         return _INFINITY
 
-    def _on_fetched(self, serial: int, read_before: int, response: Any, error: KafkaError | None) -> None:
+    def _on_fetched(self, serial: int, chunks_before: int, response: Any, error: KafkaError | None) -> None:
         if serial != self._fetch_serial:
             return
         covered, self._covered = self._covered or {}, None
-        if read_before == self._records_read and self._pause_s:
+        if chunks_before == self._chunks_read and self._pause_s:
             self._pause_until = time.monotonic() + self._pause_s
         if error is not None:
             self._session.reset()
