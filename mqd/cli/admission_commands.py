@@ -9,7 +9,7 @@ from mqd.cli.common import CliError
 
 
 class _Key(click.Group):
-    """`mqd cluster key FILE` creates a key; other arguments are commands."""
+    """`mqd cluster key FILE` is short for `mqd cluster key make FILE`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -56,7 +56,7 @@ def key_rotate(file: Path) -> None:
 
     Run it three times, on one host. After each step copy FILE to all hosts, replacing theirs; they
     read it within seconds (each logs "cluster key reloaded"). Take the next step when all have
-    it: a host that lacks one is refused until it has it.
+    it: a host that is two steps behind is refused until it has the file.
     """
     from mqd.base import cluster_key
 

@@ -93,9 +93,9 @@ class Cluster:
 
     @contextlib.contextmanager
     def every_coordinator(self, kind: int) -> Iterator[None]:
-        """Within this context, anything that the brokers of nodes() do not know is unknown to every
-        coordinator. Raises CliError, also at its end, if a coordinator is unreachable or has moved
-        meanwhile.
+        """Within this context, the brokers of nodes() include every coordinator: what none of them
+        knows does not exist. Raises CliError if a coordinator is unreachable, at the beginning or at
+        the end, or has moved in between.
         """
         before = self._coordinators(kind)
         yield
@@ -105,8 +105,8 @@ class Cluster:
             )
 
     def _coordinators(self, kind: int) -> dict[int, tuple[int, int]]:
-        """Partition of their topic -> its leader and epoch; empty when no client has needed a
-        coordinator yet. Raises CliError when one has no active leader.
+        """Partition of the coordinators' topic -> its leader and epoch; empty when no client has
+        needed a coordinator yet. Raises CliError when a partition has no active leader.
         """
         from mqd.coordinator.topics import GROUPS, TRANSACTIONS  # a costly import that other requests do not need
 

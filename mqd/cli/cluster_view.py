@@ -46,7 +46,7 @@ class ClusterState:
         return sorted(one.replica_id for one in self.quorum.current_voters)
 
     def replicas(self) -> list[dict[str, Any]]:
-        """Voters, then observers; lag in records, -1 if the leader has no data of the replica."""
+        """Voters, then observers; lag in records, -1 if the leader has no data about the replica."""
         found = []
         for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
             for one in sorted(replicas, key=lambda one: one.replica_id):
@@ -103,7 +103,6 @@ class Partitions:
             for name, one in found
             if one.leader_id >= 0 and len(one.isr_nodes) < len(one.replica_nodes)
         ]
-
         self.alone = frozenset(
             f"{name}-{one.partition_index}" for name, one in found if one.leader_id >= 0 and len(one.replica_nodes) == 1
         )
@@ -158,9 +157,11 @@ class Versions:
         return self.supported[node].get(name, (0, 0))
 
     def raised(self) -> dict[str, int]:
+        """The features that an upgrade would raise, with the new levels."""
         return {name: level for name, level in self.newest.items() if level > self.in_force.get(name, 0)}
 
     def behind(self) -> list[str]:
+        """Why raised() is not possible yet: a line for each host that does not support a level."""
         found = []
         for node in self.supported:
             lacking = [

@@ -31,8 +31,8 @@ class CliError(click.ClickException):
 
 
 class OutputClosedError(Exception):
-    """The reader of our output has closed it (mqd consume ... | head): not a failure. A
-    BrokenPipeError may come from another pipe.
+    """The reader of our output has closed it (mqd consume ... | head): not a failure, unlike a
+    BrokenPipeError from another pipe.
     """
 
 

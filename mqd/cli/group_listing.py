@@ -38,7 +38,7 @@ class Member(msgspec.Struct):
     host: str
     instance_id: str | None
     assignment: dict[str, list[int]] | None  # None: in a format that only its clients know
-    target: dict[str, list[int]] | None = None  # its target; None: it has reached it
+    target: dict[str, list[int]] | None = None  # the target assignment; None: the member has reached it
     epoch: int | None = None
 
 
@@ -276,8 +276,8 @@ def _chunks(names: list[str]) -> Iterator[list[str]]:
 
 
 def _describe_listed(broker: Broker, names: list[str], kind: str, unavailable: dict[str, int]) -> Iterator[Group]:
-    """The existing groups of one kind. Those with a coordinator that has just changed are added to
-    `unavailable`, with the error.
+    """Describes the existing groups of one kind. Groups whose coordinator has just changed are added
+    to `unavailable` instead, with the error.
     """
     for chunk in _chunks(names):
         if kind == "consumer":
@@ -363,8 +363,8 @@ def positions(cluster: Cluster, name: str, is_share: bool) -> dict[Partition, Co
     if not is_share:
         return commits(cluster, name)
     return {
-        partition: Commit(begun.offset, "", begun.lag)
-        for partition, begun in share_groups.offsets(cluster, name).items()
+        partition: Commit(start.offset, "", start.lag)
+        for partition, start in share_groups.offsets(cluster, name).items()
     }
 
 
@@ -414,13 +414,13 @@ def committed(cluster: Cluster) -> dict[str, tuple[str, dict[Partition, int]]]:
                     }
                     found[group.group_id] = states[group.group_id], offsets
         for chunk in _chunks(list(shared)):
-            for name, begun in share_groups.listed_offsets(broker, chunk).items():
-                found[name] = shared[name], begun
+            for name, offsets in share_groups.listed_offsets(broker, chunk).items():
+                found[name] = shared[name], offsets
     return found
 
 
 class Progress(msgspec.Struct):
-    """The offsets of a group in a partition. None: not known, or none. `is_spark_progress`: the
+    """The offsets of a group in a partition; None: not known, or there is none. `is_spark_progress`: the
     committed offset is the progress of a Spark streaming query (spark/offsets.py).
     """
 

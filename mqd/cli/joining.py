@@ -53,13 +53,13 @@ class Token(msgspec.Struct, array_like=True, frozen=True):
 
 class _Request(msgspec.Struct, frozen=True):
     secret: bytes
-    host: bytes  # certificate requests, PEM
-    broker: bytes
+    host: bytes  # certificate request for connections between hosts, PEM
+    broker: bytes  # certificate request for clients' connections, PEM
     names: list[str]  # of the broker, for clients
 
 
 class _Granted(msgspec.Struct, frozen=True):
-    authority: bytes  # PEM, like the others
+    authority: bytes  # PEM, like the other two certificates
     host: bytes
     broker: bytes
     key: bytes  # the cluster's key file
@@ -110,7 +110,7 @@ def _send(connection: ssl.SSLSocket, message: msgspec.Struct) -> None:
 
 
 class Invitation:
-    """`print_line`: a line about each attempt. Raises CliError if this host cannot invite."""
+    """`print_line` gets a line about each attempt. Raises CliError if this host cannot invite."""
 
     def __init__(
         self,
@@ -199,9 +199,9 @@ class Invitation:
 
 
 def has_joined(token: Token, data_dir: Path) -> bool:
-    """Whether this directory already has the files of the token, or the token has expired: the same
-    command, run again, then starts with the existing files. Certificates that expire soon are fetched
-    again. Raises CliError if the directory has other files.
+    """Whether this directory already has the files of the token: the same command, run again, then
+    starts with these. False if their certificates expire soon, unless the token has expired: they are
+    then fetched again. Raises CliError if the directory has other files.
     """
     files = secure.files(data_dir)
     if not secure.is_secured(data_dir):

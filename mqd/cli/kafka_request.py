@@ -100,11 +100,11 @@ class Broker:
             (size,) = struct.unpack(">i", self._receive(4))
             if not 4 <= size <= FRAME_BYTES_MAX:
                 raise CliError(f"{self._bootstrap} does not speak the Kafka protocol")
-            number, response = decode_response(self._receive(size), api_key, version)
-            if number != self._correlation_id:
+            answered_id, response = decode_response(self._receive(size), api_key, version)
+            if answered_id != self._correlation_id:
                 raise CliError(
                     f"{self._bootstrap} does not speak the Kafka protocol: a response to request"
-                    f" {number} where {self._correlation_id} was expected"
+                    f" {answered_id} where {self._correlation_id} was expected"
                 )
             return response
         except OSError as error:

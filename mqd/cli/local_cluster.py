@@ -164,8 +164,8 @@ class LocalCluster:
         return None
 
     def stop(self) -> None:
-        """Stops all at the same time: each transfers its leaderships to the remaining ones as long
-        as it can."""
+        """Stops all brokers at the same time: each transfers its leaderships to brokers that still run,
+        as long as there are any."""
         running = [member for member in self.brokers if member.process is not None and member.process.poll() is None]
         for member in running:
             assert member.process is not None

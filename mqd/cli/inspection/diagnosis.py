@@ -39,7 +39,7 @@ class Harm(IntEnum):
 
     LOSS = 0
     OUTAGE = 1
-    NO_RESERVE = 2  # against the next failure
+    NO_RESERVE = 2  # the next failure would interrupt service
     NUISANCE = 3
 
 
@@ -176,8 +176,8 @@ def clock_findings(address: str, ahead_s: float) -> list[Finding]:
     return [
         Finding(
             Harm.NUISANCE,
-            f"the clock of the broker at {address} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} this"
-            " host's: times of records and retention are wrong on one of them",
+            f"the clock of the broker at {address} is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'}"
+            " this host's: times of records and retention are wrong on one of them",
             CLOCK_REMEDY,
         )
     ]
@@ -320,8 +320,8 @@ def flush_findings(before: Iterable[Sample], after: Iterable[Sample], unreplicat
 
 
 def stalled_partitions(samples: Iterable[Sample]) -> dict[tuple[str, str, str], tuple[float, float]]:
-    """(group, topic, partition) -> committed offset and lag in seconds, for groups with members
-    that are STALLED_S_MIN behind.
+    """(group, topic, partition) -> committed offset and lag in seconds, where a group that has
+    members is more than STALLED_S_MIN behind.
     """
     listed = list(samples)
     with_members = {
@@ -343,7 +343,7 @@ def _key(sample: Sample) -> tuple[str, str, str]:
 
 
 def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list[Finding]:
-    """Two samples of the metrics, COMMIT_S apart, longer than clients wait between two commits."""
+    """Two samples of the metrics, COMMIT_S apart: longer than the clients' interval between commits."""
     then, now = stalled_partitions(before), stalled_partitions(after)
     found = []
     for (group, topic, partition), (offset, behind_s) in sorted(now.items()):

@@ -17,7 +17,7 @@ from mqd.cli.inspection.live_view import Partition, rates
 
 
 class GroupSample(NamedTuple):
-    """`at_s`: monotonic clock. `members`: the partitions of each, by its name."""
+    """`at_s`: monotonic clock. `members`: the partitions of each member, by the member's name."""
 
     at_s: float
     ends: Mapping[Partition, int]
@@ -87,8 +87,8 @@ def advise(before: GroupSample, after: GroupSample, catch_up_s: float) -> Advice
 
 
 def _busy_rates(before: GroupSample, after: GroupSample, read: Mapping[Partition, float]) -> list[float]:
-    """The rates of the members that always had records to read: in both samples, more than they read
-    between two commits.
+    """The rates of the members that always had records to read: their lag in both samples exceeds
+    what they read between two commits.
     """
     found = []
     for name, partitions in after.members.items():

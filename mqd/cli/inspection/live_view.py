@@ -76,7 +76,7 @@ class Group(NamedTuple):
     records_read_s: float | None
 
     def catches_up_s(self, records_in_s: float) -> float | None:
-        """None: not at these rates."""
+        """Seconds until the group has no lag; None: never, at these rates."""
         if not self.lag:
             return 0.0
         gain = (self.records_read_s or 0.0) - records_in_s
@@ -93,8 +93,8 @@ class SlowPartition(NamedTuple):
 
 
 class View(NamedTuple):
-    """The changes between two samples. Hosts and processes are in the order of the sample; topics and
-    groups have the largest first.
+    """The changes between two samples. Hosts are in the order of their ids, processes in that of the
+    sample; of topics and groups, the largest are first.
     """
 
     seconds: float
@@ -110,8 +110,8 @@ class View(NamedTuple):
 
 
 def rates(before: Mapping[Partition, int], after: Mapping[Partition, int], seconds: float) -> dict[Partition, float]:
-    """Rates of items that are in both samples and did not decrease: a recreated topic begins at 0,
-    and an offset that was reset is not a rate.
+    """Rates of the partitions that are in both samples, and whose offset did not decrease: a recreated
+    topic begins at 0, and a committed offset may have been reset.
     """
     return {
         partition: (end - before[partition]) / seconds
@@ -147,7 +147,7 @@ def view(before: Sample, after: Sample) -> View:
     processes = [
         Process(name, (used - before.cpu_s[name]) / seconds)
         for name, used in after.cpu_s.items()
-        if used >= before.cpu_s.get(name, used + 1)
+        if name in before.cpu_s and used >= before.cpu_s[name]
     ]
     return View(
         seconds,

@@ -18,7 +18,7 @@ MIB = 1 << 20
 RECORD_BYTES = 4096  # one small batch
 COMMIT_BYTES = 256 * 1024  # bytes that many producers sent during one flush
 FREE_AFTER = 0.05  # share of the file system that stays free
-PATIENCE_S = 30.0  # how much longer than the time allowed a call may take
+PATIENCE_S = 30.0  # how long the measurement may take beyond the given time before the disk counts as hanging
 MEMORY = ("tmpfs", "ramfs")
 
 
@@ -65,20 +65,20 @@ class _Bench:
         path = directory / f".mqd-bench-disk-{os.getpid()}"
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.unlink(path)
-        self._reading = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._read_fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
         self._written = 0
 
     def close(self) -> None:
         os.close(self._fd)
-        os.close(self._reading)
+        os.close(self._read_fd)
 
     def run(self) -> Figures:
         os.posix_fallocate(self._fd, 0, self._size_bytes)  # like a segment, so that a flush writes no new length
         os.fsync(self._fd)
-        rate = self._write()
+        write_bytes_s = self._write()
         single, commit = self._flushes(RECORD_BYTES), self._flushes(COMMIT_BYTES)
         is_cached = not self._bypass_cache()
-        return Figures(single, commit, rate, self._read(), is_cached)
+        return Figures(single, commit, write_bytes_s, self._read(), is_cached)
 
     def _write(self) -> float:
         block = os.urandom(MIB)  # not compressible
@@ -106,13 +106,13 @@ class _Bench:
         return flushes_of(size_bytes, latencies)
 
     def _bypass_cache(self) -> bool:
-        """Whether reads do not come from the page cache."""
+        """Makes reads bypass the page cache. False: the file system has no O_DIRECT."""
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         try:
             direct = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
         except OSError:
             return False
-        os.dup2(direct, self._reading, inheritable=False)
+        os.dup2(direct, self._read_fd, inheritable=False)
         os.close(direct)
         return True
 
@@ -120,7 +120,7 @@ class _Bench:
         with mmap.mmap(-1, MIB) as block:  # O_DIRECT needs aligned memory
             began, place = time.perf_counter(), 0
             while place < self._written and time.perf_counter() - began < self._stage_s:
-                place += os.preadv(self._reading, [block], place)
+                place += os.preadv(self._read_fd, [block], place)
             return place / max(time.perf_counter() - began, 1e-9)
 
 

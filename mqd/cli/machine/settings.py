@@ -27,8 +27,8 @@ MEMORY = ("tmpfs", "ramfs")
 
 
 class Setting(NamedTuple):
-    """`writes`: file -> text that `mqd tune --apply` writes there; empty where it changes nothing, and
-    `how` then describes the change. `is_risk`: records are at risk with the present value.
+    """`writes`: file -> text that `mqd tune --apply` writes there. Where it is empty, `how` describes the
+    change, if one is needed. `is_risk`: records are at risk with the present value.
     """
 
     name: str
@@ -308,7 +308,7 @@ def _network(root: Path) -> Iterator[Setting]:
 
 
 def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Setting]:
-    """The interrupts of a card with several queues, which may all go to one CPU."""
+    """The interrupts of a network card with several queues: good unless all go to one CPU."""
     listed = interface / "device/msi_irqs"
     numbers = sorted(int(one.name) for one in listed.iterdir() if one.name.isdigit()) if listed.is_dir() else []
     files = [root / f"proc/irq/{one}/smp_affinity_list" for one in numbers]
@@ -374,7 +374,8 @@ def _cpus(root: Path) -> Iterator[Setting]:
             f"{count} nodes",
             "worker.cpus set",
             True,
-            f"a worker that stays on the node of its network card and disk does not wait for the other's memory ({lists})",
+            f"a worker that stays on the node of its network card and disk does not wait for the other's memory"
+            f" ({lists})",
             how="worker.cpus=CPUS of one node, in the broker's configuration",
         )
 
