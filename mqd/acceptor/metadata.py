@@ -51,15 +51,15 @@ class Metadata:
         self.scram_credentials: dict[tuple[str, int], ScramCredential] = {}  # by user and mechanism
         self.scram_version = 0  # changes with the credentials
         self.delegation_tokens: dict[str, DelegationToken] = {}  # by id
-        self.features_version = 0  # version of the message that last changed them
+        self.features_version = 0  # version of the message that last changed the features
         # Existing topics that this host's processes do not receive, or receive without some partitions.
         self.withheld: frozenset[str] = frozenset()
         self._node_id = -1  # this host
         # the result of the next take_led_elsewhere()
         self._elsewhere: dict[tuple[str, int], int] = {}
         self.election_count = 0  # elections of partition leaders in the cluster, since this process started
-        self.unclean_count = 0  # the unclean ones of these
-        self._unclean: list[tuple[str, messages.PartitionImage]] = []  # since take_unclean()
+        self.unclean_count = 0  # how many of them were unclean
+        self._unclean: list[tuple[str, messages.PartitionImage]] = []  # the result of the next take_unclean()
         # the result of the next take_gone()
         self._gone: dict[str, int] = {}
         self._sorted: list[str] | None = None

@@ -1,6 +1,6 @@
 """Checks for open transactions, which only the leaders of the partitions know. Before partitions of
-a topic are retired, none may be open on them; before partitions are added in their place, none may
-be open that wrote to the removed ones.
+a topic are retired, no transaction may be open on them; before partitions are added in their place,
+no transaction may be open that wrote to the removed ones.
 
 A transaction that begins between the response and the first step of a retirement ends normally, and
 no transaction writes to a removed partition:

@@ -30,7 +30,7 @@ DENIED: dict[int, int] = {
 }
 """By resource type: the error code of a denial."""
 
-# (context, header, request, the element, or the request again in a WholeRule) -> 0 or Kafka's error code
+# (context, header, request, element; in a WholeRule the request again) -> 0 or Kafka's error code
 Check = Callable[[Context, RequestHeader, Any, Any], int]
 
 

@@ -9,7 +9,7 @@ it writes.
 Invariants
     U1  the log from the new start on gives the state of every share-partition: all that exist when
         the start is chosen have a snapshot above it, all that come later begin above it
-    U2  the leader epoch is the same at both ends of a prune; otherwise the log may be another one
+    U2  a prune deletes nothing if the leader epoch has changed since it began: the log may differ
 Bounds: at most IN_FLIGHT_MAX snapshots are in flight. Concurrency: the event loop's thread.
 """
 

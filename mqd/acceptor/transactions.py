@@ -109,7 +109,7 @@ class TransactionService:
     async def request_returning_identity(
         self, transactional_id: str, make_event: Callable[[int, int], object]
     ) -> Identity:
-        """`make_event(request, spare producer id)` is called again with a producer id if the core
+        """`make_event(request number, spare producer id)` is called again with a producer id if the core
         needs one. The coordinator's errors are in the response.
         """
         try:

@@ -53,7 +53,7 @@ class QueryProgress:
         self.last_step_s = time.monotonic()
 
     def stop_timing(self) -> None:
-        """The rest is the query's own work, and may take arbitrarily long."""
+        """From now on the query no longer waits for the target: it may take arbitrarily long."""
         self.last_step_s = math.inf
 
     async def wait_until_ended(self, silent_s: float) -> bool:

@@ -431,7 +431,7 @@ def validate_broker_dynamic(
 
 
 _Scale = tuple[tuple[str, int], ...]
-# Topic's property -> the broker's properties that may supply it, the first one set wins, each with
+# Topic's property -> the broker's properties that may supply it (the first one set wins), each with
 # the factor to milliseconds (negative values mean "never").
 _FALLBACKS: dict[str, _Scale] = {
     "retention.ms": (("log.retention.ms", 1), ("log.retention.minutes", 60_000), ("log.retention.hours", 3_600_000)),

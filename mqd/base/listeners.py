@@ -171,8 +171,8 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
 
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Listener name -> address returned to clients that use the listener of the same name on other
-    hosts, the first listener first. `bound`: where the listeners listen, by listener id.
+    """Listener name -> this host's address, which other hosts return to clients of their listener of
+    the same name; in the order of `listeners`. `bound`: where the listeners listen, by listener id.
     """
     advertised = advertised_listeners(config)
     found: dict[str, tuple[str, int]] = {}

@@ -40,8 +40,8 @@ def level_name(syslog: int) -> str:
 
 
 class RateLimit:
-    """Token buckets by message. `admit` returns the number of lines suppressed since the last one
-    (0 or more), or -1: suppress this one.
+    """Token buckets by message. `admit` returns -1 if the line is to be suppressed, else the number of
+    lines suppressed since the last one that was written.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):

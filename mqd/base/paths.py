@@ -70,12 +70,12 @@ def run_dir(data_dir: str | os.PathLike[str]) -> Path:
     if len(os.fsencode(os.path.join(preferred, LONGEST_SOCKET_NAME))) <= SOCKET_PATH_BYTES_MAX:
         return Path(preferred)
     name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    made = SHARED / f"mqd-{os.getuid()}-{name}"
+    fallback = SHARED / f"mqd-{os.getuid()}-{name}"
     try:
-        os.close(_open_own(made))
+        os.close(_open_own(fallback))
     except FileNotFoundError:
         pass
-    return made
+    return fallback
 
 
 def _open_own(directory: Path) -> int:

@@ -195,12 +195,12 @@ cluster.seeds: list
     names them joins. Not set: this host is a cluster of its own.
 controller.listener: string
     (mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with cluster.seeds
-    or inter.broker.listener the address of the first listener, its port + 2; else no other host can reach it.
+    or inter.broker.listener, the address of the first listener and its port + 2; else no other host can reach it.
 advertised.controller.listener: string
     (mqd) The address that other hosts use instead of controller.listener. Required if that is on every address.
 inter.broker.listener: string
-    (mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or controller.listener
-    the address of the first listener, its port + 1.
+    (mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or
+    controller.listener, the address of the first listener and its port + 1.
 advertised.inter.broker.listener: string
     (mqd) The address that other hosts use instead of inter.broker.listener. Required if that is on every address.
 cluster.key.file: string
@@ -313,7 +313,7 @@ max.incremental.fetch.session.cache.slots: int >=0 <=1000000 = 1000
 producer.id.expiration.ms: int >=1 = 86400000
     A producer's sequence numbers are dropped after this time without a batch.
 producer.id.count.max: int >=16 <=1000000 = 4096
-    (mqd) Idempotent producers that one partition remembers; those idle for longest are dropped first.
+    (mqd) Idempotent producers that one partition remembers; those that were idle the longest are dropped first.
 """
 
 _LOG = r"""
@@ -378,7 +378,7 @@ log.flush.on.ack: bool dynamic = true
     (mqd) Acknowledge acks=all only after the records are on disk (fsync, by group commit). false: Kafka's own
     semantics, the page cache (flush.on.ack of a topic).
 log.flush.interval.messages: long >=1 dynamic ignored = LONG_MAX
-    Accepted. Records are not counted: with log.flush.on.ack acks=all waits for the flush itself, and other records are
+    Accepted. Records are not counted: with log.flush.on.ack, acks=all waits for the flush itself, and other records are
     flushed after log.flush.interval.ms.
 log.flush.interval.ms: long >=0 dynamic
     Flush a partition's records at least this often; checked once a second, and values above 5 s count as 5 s. Not set:
@@ -528,8 +528,8 @@ transaction.state.log.num.partitions: int >=1 <=16384 = 50
     Partitions of __transaction_state. Used when the topic is created; must not change afterwards.
 transaction.partition.verification.enable: bool dynamic = true
     A transaction begins in a partition only after its coordinator has confirmed it (KIP-890). Without that, a late
-    batch of an older client may leave a transaction open forever. For clients of version 2 the
-    coordinator is always consulted.
+    batch of an older client may leave a transaction open forever. For clients that use
+    transaction.version 2 the coordinator is always consulted.
 transaction.max.timeout.ms: int >=1 = 900000
     The longest transaction.timeout.ms that a producer may request.
 transactional.id.expiration.ms: int >=1 = 604800000

@@ -111,7 +111,7 @@ SYSTEM_CALLS: dict[str, tuple[int | None, int | None]] = {
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
 }
-# operations of a ring bypass the filter; a worker creates its ring before this is denied
+# operations of a ring bypass the filter; a worker creates its ring before this call is denied
 RING_CALLS = {"io_uring_setup": (425, 425)}
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -104,7 +104,7 @@ def wake(run_dir: Path) -> None:
 
 
 def timer_process(run_dir: Path) -> tuple[int, int] | None:
-    """(pid, milliseconds since 1970 of its start) of the timer that runs, by its lock."""
+    """(pid, start time in ms since 1970) of the timer that runs, as its lock shows."""
     try:
         fd = os.open(run_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

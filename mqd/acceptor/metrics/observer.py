@@ -1,7 +1,7 @@
 """Counters of the acceptor's own requests, and the start of the metrics page's server.
 
 The page (mqd/acceptor/metrics/page.py) is imported at the first scrape: importing prometheus_client
-and its HTTP servers would add a seventh to what an acceptor loads at start.
+and its HTTP servers would make an acceptor load a seventh more code at start.
 """
 
 from __future__ import annotations
