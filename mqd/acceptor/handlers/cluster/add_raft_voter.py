@@ -1,7 +1,7 @@
 """AddRaftVoter 0-1 (KIP-853): a host that follows the metadata becomes a voter when it has caught
-up. The directory id must be its registered one; the listeners are those that it reported itself.
-Acknowledged when committed, in version 1 too: with ack_when_committed = false the client might rely
-on a change that never happens.
+up. The directory id must be the one that the host registered; its listeners are those that it
+reported itself. The change is acknowledged when it is committed, in version 1 too: with
+ack_when_committed = false the client might rely on a change that never happens.
 """
 
 from mqd.acceptor.broker import Context

@@ -29,9 +29,8 @@ async def handle(
             request.allow_replication_factor_change,
         )
     if not request.topics:
-        return (
-            AlterPartitionReassignmentsResponse()
-        )  # allow_replication_factor_change is not repeated in the response, as in Kafka
+        # as in Kafka, without the request's allow_replication_factor_change
+        return AlterPartitionReassignmentsResponse()
     if not context.broker.metadata.is_alone:
         return await _request_controller(context.broker, header.api_version, request)
     return AlterPartitionReassignmentsResponse(

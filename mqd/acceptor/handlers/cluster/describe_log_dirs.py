@@ -2,8 +2,8 @@
 disk, total and usable bytes.
 
 A partition that is moving to another directory appears twice: where it is served and, as a future
-replica, with the part copied so far. A directory with a file system that does not respond is
-unusable.
+replica, with the part copied so far. A directory whose file system does not respond is described as
+failed.
 """
 
 import asyncio
@@ -63,8 +63,8 @@ async def _result(
     partitions_with_id: list[PartitionWithId],
     ends: dict[tuple[str, int], int],
 ) -> DescribeLogDirsResponse.Result:
-    """Runs on a thread of its own, not on one that reads for other requests: a hanging disk would
-    block all of those.
+    """Measures on a thread of its own: on a hanging disk it would otherwise block the threads that
+    read for other requests.
     """
     try:
         return await broker.directory_queries.run(
@@ -117,9 +117,9 @@ def _measure(
         ]
         topics += [
             DescribeLogDirsResponse.Topic(
-                name=name, partitions=[_future(path, one.index, ends.get((name, one.index), 0))]
+                name=name, partitions=[_future_replica(path, one.index, ends.get((name, one.index), 0))]
             )
-            for name, one, path in _futures(directory, partitions_with_id, on_progress)
+            for name, one, path in _future_replicas(directory, partitions_with_id, on_progress)
         ]
     except OSError:
         return _failed(directory)
@@ -132,9 +132,7 @@ def _measure(
 
 
 def size_of(directory: Path) -> int:
-    """Bytes of the segments, as a reader sees them. 0 for a partition that is being created or
-    deleted.
-    """
+    """The total size of the segment files. 0 for a partition that is being created or deleted."""
     total = 0
     try:
         with os.scandir(directory) as entries:
@@ -149,7 +147,7 @@ def size_of(directory: Path) -> int:
     return total
 
 
-def _futures(
+def _future_replicas(
     directory: Path, partitions_with_id: list[PartitionWithId], on_progress: Callable[[], None]
 ) -> Iterator[tuple[str, PartitionImage, Path]]:
     """Copies in progress to this directory."""
@@ -162,7 +160,7 @@ def _futures(
             yield name, partition, path
 
 
-def _future(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsResponse.Partition:
+def _future_replica(path: Path, index: int, log_end_offset: int) -> DescribeLogDirsResponse.Partition:
     """offset_lag: number of records that the copy lacks, counted from its last whole batch."""
     end_offset = 0
     try:

@@ -1,8 +1,8 @@
 """DescribeQuorum 0-2 (KIP-595, KIP-836, KIP-853): the metadata quorum, as its leader sees it. A
 single host is a quorum of one: its controller is the leader and only voter.
 
-Offsets are those of the metadata log; everything known here has been flushed. Only
-__cluster_metadata has a quorum.
+Offsets are those of the metadata log. A single host's log end and high watermark are the same here:
+the acceptor learns metadata only once it has been flushed. Only __cluster_metadata has a quorum.
 """
 
 import time

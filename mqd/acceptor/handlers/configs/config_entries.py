@@ -45,8 +45,8 @@ def _entry(row: Property, synonyms: list[Synonym], read_only: bool) -> Entry:
 
 
 def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
-    """`row` is a broker's property. The loaded configuration contains defaults too: a value equal
-    to the default counts as one.
+    """`row` is a broker's property. The loaded configuration contains defaults too, so a value
+    equal to the default counts as the default.
     """
     metadata, found = broker.metadata, []
     name = row.name
@@ -78,7 +78,7 @@ def of_topic(
         synonyms = [Synonym(name, _shown(row, config[name]), TOPIC_DYNAMIC)] if name in config else []
         if row.broker_name is not None:
             synonyms += _broker_synonyms(broker, BROKER[row.broker_name])
-        # the broker's setting has a different unit (log.retention.hours)
+        # the synonyms lack the value if the broker's setting has another unit (log.retention.hours)
         if not synonyms or synonyms[0].value != effective[name]:
             synonyms.insert(
                 0,
@@ -99,8 +99,7 @@ def of_group(broker: Broker, config: Mapping[str, str], names: set[str] | None =
     for name, row in GROUP.items():
         if names is None or name in names:
             own = [Synonym(name, _shown(row, config[name]), GROUP_DYNAMIC)] if name in config else []
-            # a config without a broker property has only its default, which is not listed as a
-            # synonym, as in Kafka
+            # a config without a broker property has only its own default
             others = (
                 _broker_synonyms(broker, BROKER[row.broker_name])
                 if row.broker_name

@@ -20,32 +20,32 @@ async def handle(
     context: Context, header: RequestHeader, request: DescribeClientQuotasRequest
 ) -> DescribeClientQuotasResponse:
     try:
-        matches = _filter(request)
+        conditions = _filter(request)
     except Refusal as refusal:
         return DescribeClientQuotasResponse(error_code=refusal.error, error_message=refusal.message, entries=None)
-    found = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, matches, request.strict)]
+    found = [quota for quota in context.broker.metadata.client_quotas if _fits(quota, conditions, request.strict)]
     return DescribeClientQuotasResponse(entries=[_entry(quota) for quota in found])
 
 
 def _filter(request: DescribeClientQuotasRequest) -> dict[str, Matches]:
     """The conditions by entity type. Raises Refusal."""
-    matches: dict[str, Matches] = {}
+    conditions: dict[str, Matches] = {}
     for component in request.components:
         kind = component.entity_type
-        if kind in matches:
+        if kind in conditions:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Entity type {kind} cannot appear more than once in the filter.")
         if not kind:
             raise Refusal(ErrorCode.INVALID_REQUEST, "Invalid empty entity type.")
         if kind not in (USER, CLIENT_ID, IP):
             raise Refusal(ErrorCode.UNSUPPORTED_VERSION, f"Unsupported entity type {kind}")
-        matches[kind] = _matches(component)
-    if IP in matches and len(matches) > 1:
+        conditions[kind] = _matches(component)
+    if IP in conditions and len(conditions) > 1:
         raise Refusal(
             ErrorCode.INVALID_REQUEST,
             "Invalid entity filter component combination. IP filter component should not be used with user or clientId"
             " filter component.",
         )
-    return matches
+    return conditions
 
 
 def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
@@ -66,11 +66,11 @@ def _matches(component: DescribeClientQuotasRequest.ComponentData) -> Matches:
     return lambda found: found is None or component.match_type == ANY
 
 
-def _fits(quota: ClientQuota, entities: dict[str, Matches], strict: bool) -> bool:
+def _fits(quota: ClientQuota, conditions: dict[str, Matches], strict: bool) -> bool:
     entity = dict(quota.entity)
-    if strict and len(entity) != len(entities):
+    if strict and len(entity) != len(conditions):
         return False
-    return all(kind in entity and matches(entity[kind]) for kind, matches in entities.items())
+    return all(kind in entity and matches(entity[kind]) for kind, matches in conditions.items())
 
 
 def _entry(quota: ClientQuota) -> DescribeClientQuotasResponse.EntryData:

@@ -28,7 +28,8 @@ async def handle(
         )
         if problem is not None:
             return ConsumerGroupHeartbeatResponse(error_code=problem[0], error_message=problem[1])
-    # An expression matches only topics that the member may describe.
+    # Only names are checked here: a regular expression matches only topics that the member may
+    # describe.
     names = request.subscribed_topic_names or ()
     if not all(context.authorize(Operation.DESCRIBE, ResourceType.TOPIC, name) for name in names):
         denied = int(ErrorCode.TOPIC_AUTHORIZATION_FAILED)

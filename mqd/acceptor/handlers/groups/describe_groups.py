@@ -1,5 +1,5 @@
-"""DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Groups of another kind and unknown ones:
-state Dead, from version 6 on with GROUP_ID_NOT_FOUND.
+"""DescribeGroups 0-6 (KIP-345, 430, 1043): classic groups. Groups of another kind and unknown ones
+get the state Dead, from version 6 on with GROUP_ID_NOT_FOUND.
 """
 
 from mqd.acceptor.broker import Broker, Context

@@ -47,7 +47,7 @@ def has_streams_groups(broker: Broker) -> bool:
 
 
 async def request_group(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
-    """The core's response, when the core returns it: a JoinGroup waits as long as its rebalance.
+    """Returns the core's response once there is one: a JoinGroup's comes when its rebalance ends.
     Raises CoordinatorError.
     """
     if not is_group_id(group_id):
@@ -59,8 +59,8 @@ def rebalance_of(
     broker: Broker, core: object, message: type[DescribeGroupsResponse] | type[ConsumerGroupDescribeResponse]
 ) -> Any:
     """The current rebalance and the members that delay it, for clients that request it by the tagged
-    field 9100 (this project's own). Times are ages, because clocks differ. `message`: the response's
-    class. None: no rebalance.
+    field 9100 (this project's own). Points in time are sent as ages, because clocks differ.
+    `message`: the response's class. Returns None if there is no rebalance.
     """
     rebalance = core.rebalance() if isinstance(core, Group) else None
     if rebalance is None or broker.coordinators is None:

@@ -1,5 +1,5 @@
-"""LeaveGroup 0-5 (KIP-345, 800): a member leaves, or several do (3+); by instance id alone an
-administrator removes static members.
+"""LeaveGroup 0-5 (KIP-345, 800): a member leaves, or several do (version 3 and above). An
+administrator removes static members by their instance ids alone.
 """
 
 from mqd.acceptor.broker import Context

@@ -6,7 +6,7 @@ core. Version 10 names topics by id.
 """
 
 from mqd.acceptor.broker import Broker, Context
-from mqd.acceptor.handlers.topics.topic_names import exists, name_of
+from mqd.acceptor.handlers.topics.topic_names import name_of, partition_error
 from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, OffsetsCommitted
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
@@ -28,7 +28,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetCommitR
         for requested in topic.partitions:
             response = OffsetCommitResponse.PartitionResponse(
                 partition_index=requested.partition_index,
-                error_code=error or exists(broker, name, requested.partition_index),
+                error_code=error or partition_error(broker, name, requested.partition_index),
             )
             partitions.append(response)
             if not response.error_code:

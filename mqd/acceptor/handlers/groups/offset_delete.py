@@ -4,7 +4,7 @@ subscribe to.
 
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import is_group_id
-from mqd.acceptor.handlers.topics.topic_names import exists
+from mqd.acceptor.handlers.topics.topic_names import partition_error
 from mqd.coordinator.group.offsets import DeleteOffsets, OffsetsDeleted
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.protocol.errors import ErrorCode
@@ -22,7 +22,7 @@ async def handle(context: Context, header: RequestHeader, request: OffsetDeleteR
     for topic in request.topics:
         partitions = [
             OffsetDeleteResponse.PartitionResponse(
-                partition_index=one.partition_index, error_code=exists(broker, topic.name, one.partition_index)
+                partition_index=one.partition_index, error_code=partition_error(broker, topic.name, one.partition_index)
             )
             for one in topic.partitions
         ]

@@ -80,11 +80,11 @@ async def _group(
             if not error and not _may_describe(context, name):
                 error = UNAUTHORIZED
             if error:
-                unknown = [
+                failed = [
                     _refused(OffsetFetchResponse.GroupPartition, index, error) for index in topic.partition_indexes
                 ]
                 refused.append(
-                    OffsetFetchResponse.GroupTopic(name=topic.name, topic_id=topic.topic_id, partitions=unknown)
+                    OffsetFetchResponse.GroupTopic(name=topic.name, topic_id=topic.topic_id, partitions=failed)
                 )
             else:
                 known.append((name, tuple(topic.partition_indexes)))
@@ -96,7 +96,7 @@ async def _group(
     for name, partitions in fetched.topics:
         image = broker.metadata.topics.get(name)
         if by_id and image is None:
-            continue  # deleted since the commit: there is no id to name it by
+            continue  # the topic was deleted after the commit: there is no id to name it by
         topic_id = image.topic_id if image is not None else bytes(16)
         topics.append(
             OffsetFetchResponse.GroupTopic(

@@ -37,7 +37,7 @@ from mqd.security.acl import Operation, ResourceType
 
 LIST_OFFSETS = RequestHeader(2, 10, 0)
 TIMEOUT_S = 5.0
-UNINITIALIZED = -1  # a start offset, or a count
+UNINITIALIZED = -1  # as a start offset, or as a count of completed deliveries
 _Described = DescribeShareGroupOffsetsResponse
 _Summary = ReadShareGroupStateSummaryRequest
 _Altered = AlterShareGroupOffsetsResponse
@@ -139,13 +139,13 @@ async def _topics(
         ],
     )
     summary = await coordinators.share_states.respond(request)
-    begun = {
+    initialized = {
         (name, one.partition): one
         for name, topic in zip(known, summary.results, strict=True)
         for one in topic.partitions
         if not one.error_code and UNINITIALIZED not in (one.start_offset, one.delivery_complete_count)
     }
-    ends = await _end_offsets(broker, coordinators, list(begun))
+    ends = await _end_offsets(broker, coordinators, list(initialized))
     return [
         _Described.Topic(
             topic_name=name,
@@ -236,18 +236,18 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     for topic in request.topics:
         wanted = offsets.setdefault(topic.topic_name, {})
         for one in topic.partitions:
-            # a partition that does not exist is passed on, so that this is the error it gets
+            # a partition that does not exist is passed on: it gets that error, whatever its offset
             if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
                 wanted[one.partition_index] = one.start_offset
             else:
                 negative.setdefault(topic.topic_name, []).append(one.partition_index)
     try:
-        answered = await request_group(broker, request.group_id, lambda number: AlterOffsets(number, offsets))
+        response = await request_group(broker, request.group_id, lambda number: AlterOffsets(number, offsets))
     except CoordinatorError as error:
         return _altered(error.error_code)
-    for topic in answered.responses:
+    for topic in response.responses:
         topic.partitions.extend(_refuse_negative(index) for index in negative.get(topic.topic_name, ()))
-    return answered
+    return response
 
 
 def _altered(error: int) -> _Altered:

@@ -7,7 +7,7 @@ import msgspec
 from mqd.acceptor.broker import Context
 from mqd.acceptor.handlers.groups.group_requests import has_streams_groups, request_group
 from mqd.acceptor.handlers.topics import create_topics
-from mqd.acceptor.handlers.topics.topic_names import is_possible
+from mqd.acceptor.handlers.topics.topic_names import is_valid_name
 from mqd.cluster.metadata.state import INTERNAL_TOPICS
 from mqd.coordinator.group.streams.core import refusal
 from mqd.coordinator.group.streams.events import StreamsHeartbeat, StreamsHeartbeatOutcome
@@ -61,7 +61,7 @@ def _refused(context: Context, request: StreamsGroupHeartbeatRequest) -> Streams
             ErrorCode.STREAMS_INVALID_TOPOLOGY,
             f"Use of Kafka internal topics {','.join(internal)} in a Kafka Streams topology is prohibited.",
         )
-    if invalid := [name for name in internal_topic_names(request) if not is_possible(name)]:
+    if invalid := [name for name in internal_topic_names(request) if not is_valid_name(name)]:
         return _failed(
             ErrorCode.STREAMS_INVALID_TOPOLOGY, f"Internal topic names {','.join(invalid)} are not valid topic names."
         )

@@ -12,9 +12,9 @@ from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import DeleteRecordsRequest, DeleteRecordsResponse
 
 HIGH_WATERMARK = -1
-# Kafka's leader deletes immediately, and waits only for other replicas: a timeout of 0 does not make
-# it return REQUEST_TIMED_OUT.
-LOCAL_MS = 5_000
+# The shortest timeout that is applied. Kafka's leader deletes immediately and waits only for other
+# replicas, so that a timeout of 0 need not end in REQUEST_TIMED_OUT.
+TIMEOUT_MS_MIN = 5_000
 
 
 async def handle(context: Context, header: RequestHeader, request: DeleteRecordsRequest) -> DeleteRecordsResponse:
@@ -50,7 +50,7 @@ async def _partition(
         return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if broker.metadata.topics[name].internal:
         return result(ErrorCode.INVALID_TOPIC_EXCEPTION)
-    if broker.metadata.log_of(name) != name:  # records of its base cannot be deleted by a view
+    if broker.metadata.log_of(name) != name:  # a view cannot delete the records of its base topic
         return result(ErrorCode.POLICY_VIOLATION)
     view = broker.view(partition)
     if view is None:
@@ -59,7 +59,9 @@ async def _partition(
         return result(ErrorCode.POLICY_VIOLATION)
     if offset < HIGH_WATERMARK or offset > view.high_watermark:
         return result(ErrorCode.OFFSET_OUT_OF_RANGE)
-    response = await broker.controller.request(messages.DeleteRecords(name, index, offset), max(timeout_ms, LOCAL_MS))
+    response = await broker.controller.request(
+        messages.DeleteRecords(name, index, offset), max(timeout_ms, TIMEOUT_MS_MIN)
+    )
     return result(response.error, response.offset if response.error == 0 else -1)
 
 

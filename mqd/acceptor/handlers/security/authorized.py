@@ -1,5 +1,5 @@
-"""A client's permitted operations, as bits by Kafka's AclOperation (KIP-430): those that a resource
-supports. Context.operations() removes what the client may not do.
+"""The operations that each type of resource supports, as bits numbered like Kafka's AclOperation
+(KIP-430). Context.operations() removes those that the client may not do.
 """
 
 from mqd.acceptor.broker import Context

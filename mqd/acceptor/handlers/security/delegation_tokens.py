@@ -30,7 +30,7 @@ from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the requests have no field for it
-NO_TIME = -1  # Kafka's response where a request is not allowed, or creates no token
+NO_TIME = -1  # Kafka's times in the response to a request that is not allowed, or creates no token
 _MAY_USE_TOKEN_APIS = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest
@@ -76,7 +76,7 @@ async def _create(context: Context, request: CreateDelegationTokenRequest) -> Cr
     response.principal_type, _, response.principal_name = owner.partition(":")
     response.token_requester_principal_type, _, response.token_requester_principal_name = requester.partition(":")
     response.issue_timestamp_ms = response.expiry_timestamp_ms = response.max_timestamp_ms = NO_TIME
-    response.error_code = _creation_refusal(context, owner, requester) or _invalid(context, request, owner)
+    response.error_code = _creation_refusal(context, owner, requester) or _validity_error(context, request, owner)
     if response.error_code:
         return response
     service = context.broker.tokens
@@ -104,8 +104,8 @@ def _creation_refusal(context: Context, owner: str, requester: str) -> int:
     return 0
 
 
-def _invalid(context: Context, request: CreateDelegationTokenRequest, owner: str) -> int:
-    """A client authenticated by a token is always a principal of type User: other owners are refused."""
+def _validity_error(context: Context, request: CreateDelegationTokenRequest, owner: str) -> int:
+    """Refuses owners of other types than User: a client that a token authenticates is always a User."""
     if not context.broker.tokens.are_enabled:
         return int(ErrorCode.DELEGATION_TOKEN_AUTH_DISABLED)
     owner_type, _, owner_name = owner.partition(":")

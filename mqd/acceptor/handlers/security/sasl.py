@@ -1,5 +1,5 @@
-"""SaslHandshake 0-1 and SaslAuthenticate 0-2 (KIP-43, KIP-152, KIP-368). Out of order, or on a
-listener without authentication, they are refused as in Kafka.
+"""SaslHandshake 0-1 and SaslAuthenticate 0-2 (KIP-43, KIP-152, KIP-368). Requests out of order, and
+those on a listener without authentication, are refused as in Kafka.
 """
 
 from mqd.acceptor.authentication import IllegalState, Refused, UnsupportedMechanism

@@ -1,8 +1,8 @@
 """DescribeUserScramCredentials 0, AlterUserScramCredentials 0 (KIP-554): lists, sets and removes
-users' passwords for each SCRAM mechanism.
+users' credentials, one for each SCRAM mechanism.
 
 A client sends only the salted password, from which the broker computes what it stores
-(mqd/security/scram.py). Of that, only the number of iterations can be read.
+(mqd/security/scram.py). Clients can read only the mechanism and the number of iterations.
 """
 
 from mqd.acceptor.broker import Context

@@ -1,10 +1,10 @@
 """CreatePartitions 0-3 (KIP-195, KIP-599).
 
-With a tagged field of our own (9100, per topic) it reduces the number of partitions. The partitions
-from `count` on are retired (RETIRE; RETIRE_MOVING_KEYS: even if keys of the remaining partitions
-move), or their producers need not wait for consumers any longer (RELEASE). STATUS changes nothing.
-The response always has the topic's retirement as this broker knows it, in the tagged field of the
-same number. docs/decisions/cluster/2026-11-21-retired-partitions.md.
+With a tagged field of our own (9100, per topic) it reduces the number of partitions. RETIRE retires
+the partitions from `count` on; RETIRE_MOVING_KEYS does so even if keys of the remaining partitions
+move. RELEASE: producers need no longer wait until consumers have read the retired partitions.
+STATUS changes nothing. The response always has the topic's retirement as this broker knows it, in
+the tagged field of the same number. docs/decisions/cluster/2026-11-21-retired-partitions.md.
 """
 
 import asyncio
@@ -27,30 +27,30 @@ async def handle(context: Context, header: RequestHeader, request: CreatePartiti
     by_name = {topic.name: topic for topic in request.topics}
     changes = TopicChanges(context, header, strict=header.api_version >= 3)
 
-    async def extend(name: str, count: int) -> Result:
+    async def respond(name: str, occurrences: int) -> Result:
         async with changes.turn:
             if changes.are_refused() and by_name[name].retire != STATUS:
                 return Result(name=name, error_code=int(ErrorCode.THROTTLING_QUOTA_EXCEEDED), error_message=None)
             image = context.broker.metadata.topics.get(name)
             before = len(image.partitions) if image is not None else 0
-            result = await _extend(context, header, by_name[name], count, request)
+            result = await _respond(context, header, by_name[name], occurrences, request)
             if not result.error_code and not request.validate_only and not by_name[name].retire:
                 changes.charge(max(by_name[name].count - before, 0))
             return result
 
-    results = await asyncio.gather(*(extend(name, count) for name, count in counts.items()))
+    results = await asyncio.gather(*(respond(name, occurrences) for name, occurrences in counts.items()))
     return CreatePartitionsResponse(throttle_time_ms=changes.throttle_time_ms, results=list(results))
 
 
-async def _extend(
+async def _respond(
     context: Context,
     header: RequestHeader,
     topic: CreatePartitionsRequest.Topic,
-    count: int,
+    occurrences: int,
     request: CreatePartitionsRequest,
 ) -> Result:
     broker = context.broker
-    if count > 1:
+    if occurrences > 1:
         return Result(
             name=topic.name, error_code=int(ErrorCode.INVALID_REQUEST), error_message="Duplicate topic in request."
         )
@@ -90,10 +90,10 @@ def _change(context: Context, topic: CreatePartitionsRequest.Topic) -> messages.
     if topic.retire == RELEASE:
         return messages.ReleaseRetired(topic.name)
     image = context.broker.metadata.topics.get(topic.name)
-    known = image.first_leader_epoch if image is not None else 0
+    first_leader_epoch = image.first_leader_epoch if image is not None else 0
     return messages.AddPartitions(
         topic.name,
         topic.count,
         None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments],
-        known,
+        first_leader_epoch,
     )

@@ -7,7 +7,7 @@ import msgspec
 
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import config_entries
-from mqd.acceptor.handlers.topics.topic_names import is_possible
+from mqd.acceptor.handlers.topics.topic_names import is_valid_name
 from mqd.acceptor.rights import may_schedule, may_view
 from mqd.acceptor.throttle import TopicChanges
 from mqd.base.views import VIEW_OF
@@ -61,19 +61,27 @@ def _partition_count(broker: Broker, topic: CreateTopicsRequest.Topic) -> int:
 
 
 async def _create(
-    context: Context, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest, changes: TopicChanges
+    context: Context,
+    topic: CreateTopicsRequest.Topic,
+    occurrences: int,
+    request: CreateTopicsRequest,
+    changes: TopicChanges,
 ) -> CreateTopicsResponse.TopicResult:
     async with changes.turn:
         if changes.are_refused():
             return _refused(topic.name, ErrorCode.THROTTLING_QUOTA_EXCEEDED, None)
-        return await _create_admitted(context, topic, count, request, changes)
+        return await _create_admitted(context, topic, occurrences, request, changes)
 
 
 async def _create_admitted(
-    context: Context, topic: CreateTopicsRequest.Topic, count: int, request: CreateTopicsRequest, changes: TopicChanges
+    context: Context,
+    topic: CreateTopicsRequest.Topic,
+    occurrences: int,
+    request: CreateTopicsRequest,
+    changes: TopicChanges,
 ) -> CreateTopicsResponse.TopicResult:
     broker = context.broker
-    if count > 1:
+    if occurrences > 1:
         return _refused(topic.name, ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
     if topic.name in INTERNAL_TOPICS and topic.name not in broker.metadata.topics:
         return _refused(
@@ -81,12 +89,13 @@ async def _create_admitted(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             "Internal topics are created by the broker when the first client needs them.",
         )
-    # The controller checks the name first, as Kafka's does; it gets assignments by partition.
-    may_be_new = topic.name not in broker.metadata.topics and is_possible(topic.name)
-    may_be_new &= topic.num_partitions == -1 and topic.replication_factor == -1
+    # The controller gets a mapping, which cannot have two assignments of one partition: they are
+    # refused here, but after the errors that Kafka's controller finds first.
+    passes_first_checks = topic.name not in broker.metadata.topics and is_valid_name(topic.name)
+    passes_first_checks &= topic.num_partitions == -1 and topic.replication_factor == -1
     indexes = [assignment.partition_index for assignment in topic.assignments]
-    if may_be_new and len(set(indexes)) != len(indexes):
-        # the configuration, which the controller validates, comes before the assignments
+    if passes_first_checks and len(set(indexes)) != len(indexes):
+        # Kafka validates the configuration before the assignments
         configured = messages.CreateTopic(topic.name, -1, -1, {}, {one.name: one.value for one in topic.configs})
         response = await broker.controller.request(configured, request.timeout_ms, validate_only=True)
         if response.error == ErrorCode.INVALID_CONFIG:

@@ -20,7 +20,8 @@ async def handle(context: Context, header: RequestHeader, request: DeleteTopicsR
     else:
         requested = [(name, NO_ID) for name in request.topic_names]
     counts = Counter(requested)
-    # A topic given by both name and id is invalid in itself, also if repeated (as in Kafka).
+    # A topic given by both name and id, or by neither, is invalid in itself, also if repeated (as
+    # in Kafka).
     once = [(name, topic_id) for name, topic_id in counts if (name is None) != (topic_id == NO_ID)]
     wrong = [(name, topic_id) for name, topic_id in requested if (name is None) == (topic_id == NO_ID)]
     changes = TopicChanges(context, header, strict=header.api_version >= 5)

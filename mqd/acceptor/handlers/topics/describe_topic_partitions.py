@@ -96,7 +96,7 @@ def _partition(broker: Broker, partition: PartitionImage, is_known: bool) -> Des
         leader_epoch=partition.leader_epoch,
         replica_nodes=partition.replicas,
         isr_nodes=partition.in_sync_replicas,
-        eligible_leader_replicas=partition.eligible,  # never null: the Java client does not expect it
+        eligible_leader_replicas=partition.eligible,  # the Java client does not expect null
         last_known_elr=partition.last_known_eligible,
         offline_replicas=offline_replicas(broker, partition),
     )

@@ -2,10 +2,10 @@
 requested topics if the broker's configuration allows it.
 
 The address of this broker is one that the client can reach: advertised.listeners, otherwise the one
-it connected to. Workers may cache a response that knows all topics and has no error, and reuse it
-for equal requests from the same place until the metadata version changes. They do not reuse it
-while this host has no lease. Partitions that the host leads have an error then, so no such response
-is reused when the lease is back.
+it connected to. Workers may cache a response in which no topic is missing and nothing has an error,
+and reuse it for equal requests from the same place until the metadata version changes. They do not
+reuse it while this host has no lease. Responses made in that time have errors for the partitions
+that the host leads, so none of them is reused once the lease is back.
 """
 
 from mqd.acceptor.broker import Broker, Context
@@ -135,8 +135,9 @@ async def _by_name(context: Context, name: str, may_create: bool) -> MetadataRes
 
 
 async def _create(broker: Broker, name: str) -> int:
-    """The error to return while the topic does not exist. Of two concurrent clients, the second
-    one's creation is refused, and it finds the first one's topic.
+    """The error to return while the topic does not exist. If two clients create it at the same
+    time, the second creation is refused, and the second client finds the topic that the first one
+    created.
     """
     if name in INTERNAL_TOPICS:
         coordinator = broker.coordinators.of_topic(name) if broker.coordinators is not None else None

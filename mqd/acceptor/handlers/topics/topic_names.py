@@ -7,19 +7,19 @@ from mqd.protocol.errors import ErrorCode
 
 
 def name_of(broker: Broker, name: str, topic_id: bytes, by_id: bool) -> tuple[str, int]:
-    """(name, 0), or ("", UNKNOWN_TOPIC_ID). A name is not looked up."""
+    """(name, 0), or ("", UNKNOWN_TOPIC_ID). Only an id is looked up; a name is returned as it is."""
     if not by_id:
         return name, 0
     topic = broker.metadata.by_id(topic_id)
     return (topic.name, 0) if topic is not None else ("", int(ErrorCode.UNKNOWN_TOPIC_ID))
 
 
-def exists(broker: Broker, name: str, partition: int) -> int:
-    """0, or UNKNOWN_TOPIC_OR_PARTITION."""
+def partition_error(broker: Broker, name: str, partition: int) -> int:
+    """0 if the partition exists, otherwise UNKNOWN_TOPIC_OR_PARTITION."""
     return 0 if broker.partition_of(name, partition) is not None else int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
 
 
-def is_possible(name: str) -> bool:
+def is_valid_name(name: str) -> bool:
     """Whether this is a valid topic name."""
     try:
         check_topic_name(name)
@@ -30,4 +30,4 @@ def is_possible(name: str) -> bool:
 
 def absent_error(name: str) -> int:
     """The error for a topic that does not exist."""
-    return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_possible(name) else ErrorCode.INVALID_TOPIC_EXCEPTION)
+    return int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if is_valid_name(name) else ErrorCode.INVALID_TOPIC_EXCEPTION)

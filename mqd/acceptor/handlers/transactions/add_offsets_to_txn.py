@@ -1,5 +1,5 @@
-"""AddOffsetsToTxn 0-4 (KIP-98): adds the group whose offsets will be committed to the transaction's
-partitions, that is, the group's partition of __consumer_offsets.
+"""AddOffsetsToTxn 0-4 (KIP-98): adds to the transaction the partition of __consumer_offsets that
+has the group whose offsets will be committed.
 """
 
 from mqd.acceptor.broker import Context

@@ -8,8 +8,8 @@ coordinator out of the partition.
 If the producer's coordinator knows the transaction as ongoing, the coordinator aborts it everywhere
 and fences the producer: a marker without the coordinator's knowledge would split the transaction.
 (Coordinators on other hosts are queried; the transaction's coordinator aborts it.) A marker of
-transactions v2 (KIP-1228) has an epoch above that of the transaction it ends: it does not end a
-transaction with the marker's own epoch.
+transactions v2 (KIP-1228) has a higher epoch than the transaction that it ends, so it ends none
+that has the marker's own epoch.
 """
 
 import asyncio
@@ -120,7 +120,9 @@ async def _write_here(service: TransactionService, marker: Marker, partition: Pa
 
 
 async def _errors(broker: Broker, marker: Marker, known: str | None) -> Errors:
-    """`known`: the transactional id with an open transaction of this producer."""
+    """`known`: the transactional id with an open transaction of this producer; None: this host's
+    coordinator knows none.
+    """
     requested = list(dict.fromkeys((topic.name, index) for topic in marker.topics for index in topic.partition_indexes))
     service = broker.transactions
     refused = _refusal(service, marker)
@@ -231,7 +233,7 @@ async def _write(broker: Broker, service: TransactionService, marker: Marker, pa
     if marker.coordinator_epoch < producer.coordinator_epoch:
         return int(ErrorCode.TRANSACTION_COORDINATOR_FENCED)
     if _ongoing(service, {_own_id(marker)}):
-        # it has begun since the query to the coordinator
+        # a transaction has begun since the query to the coordinator
         return int(ErrorCode.CONCURRENT_TRANSACTIONS)
     try:
         await service.append_marker_here(
