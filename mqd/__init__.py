@@ -11,10 +11,10 @@
     consumer.subscribe(["greetings"])
     message = consumer.poll(10)
 
-Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and call
-shapes are confluent_kafka's: an application written for it changes its import and nothing else. If
-the broker runs on this host, clients use shared memory, otherwise librdkafka (`transport=auto`, the
-default; `client.transport` shows which, and why).
+Names, modules (mqd.admin, mqd.serialization, mqd.schema_registry...), configuration keys and
+signatures are confluent_kafka's: an application written for it changes its import and nothing else.
+If the broker runs on this host, clients use shared memory, otherwise librdkafka (`transport=auto`,
+the default; `client.transport` shows which, and why).
 
     Producer       produce, poll, flush, transactions; produce_batch takes lists, numpy and Arrow
                    arrays
@@ -34,8 +34,8 @@ from mqd.client import confluent as _confluent
 
 __version__ = "0.1.0"  # here and nowhere else: pyproject.toml and `mqd --version` read it
 
-TYPE_CHECKING = False  # typing costs more to import than the rest of this module
-if TYPE_CHECKING:  # found by __getattr__ below when the program runs
+TYPE_CHECKING = False  # not typing's: importing typing takes longer than the rest of this module
+if TYPE_CHECKING:  # at run time, __getattr__ below finds these names
     from confluent_kafka import OFFSET_BEGINNING as OFFSET_BEGINNING
     from confluent_kafka import OFFSET_END as OFFSET_END
     from confluent_kafka import OFFSET_INVALID as OFFSET_INVALID

@@ -8,7 +8,7 @@ the listening sockets, the workers the connections and the requests not yet answ
 
 import gc
 
-gc.disable()  # no garbage collection while modules load: it took an eighth of the start's time
+gc.disable()  # no garbage collection while modules load: it took an eighth of the start-up time
 
 import asyncio
 import contextlib
@@ -137,15 +137,15 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
     def running(worker: int) -> bool:
         return control.endpoint_state(worker) == ProcessState.RUNNING
 
-    interbroker_server, peers, relays, watching = None, None, None, None
+    interbroker_server, peers, relay_peers, credentials_watch = None, None, None, None
     if client.cluster_sockets:
         proofs = credentials.load(client.config)
-        watching = loop.create_task(proofs.watch())
+        credentials_watch = loop.create_task(proofs.watch())
         peers = Peers(metadata, broker.node_id, proofs)
         transactions.connect(peers)
         coordinators.share_states.peers = coordinators.queue_deletion.peers = dead_letters.peers = peers
-        relays = Peers(metadata, broker.node_id, proofs)
-        broker.relaying = relaying.Relaying(broker, coordinators, relays)
+        relay_peers = Peers(metadata, broker.node_id, proofs)
+        broker.relaying = relaying.Relaying(broker, coordinators, relay_peers)
 
         async def serve(frame: bytes, node: int) -> bytes | None:
             key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else -1
@@ -183,10 +183,10 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
 
     client.watch(loop, on_death, end, end)
     receiving = loop.create_task(controller.run())
-    waiting = loop.create_task(first_image.wait())
-    first: set[asyncio.Future[Any]] = {waiting, receiving, ended}
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
+    image_wait = loop.create_task(first_image.wait())
+    before_serving: set[asyncio.Future[Any]] = {image_wait, receiving, ended}
+    await asyncio.wait(before_serving, return_when=asyncio.FIRST_COMPLETED)
+    image_wait.cancel()
     if metadata.version >= 0 and not ended.done():
         api_versions.publish(control, metadata)
         port = metrics.start(client.config, broker.port)
@@ -199,21 +199,26 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         client.ready(f"metrics_port={port}")
         timer.start(loop)
         watchdog.start(loop, "acceptor")
-        expiring = loop.create_task(certificates.run())
-        expiring.add_done_callback(_log_failure)
+        certificates_watch = loop.create_task(certificates.run())
+        certificates_watch.add_done_callback(_log_failure)
         log.info(
             "acceptor serves",
             listeners=", ".join(f"{name}://{host}:{number}" for name, host, number in broker.listeners),
             metrics_port=port,
         )
-        last: set[asyncio.Future[Any]] = {receiving, ended}
-        await asyncio.wait(last, return_when=asyncio.FIRST_COMPLETED)
+        while_serving: set[asyncio.Future[Any]] = {receiving, ended}
+        await asyncio.wait(while_serving, return_when=asyncio.FIRST_COMPLETED)
     acceptor.stop()
-    if interbroker_server is not None and peers is not None and relays is not None and watching is not None:
-        watching.cancel()
+    if (
+        interbroker_server is not None
+        and peers is not None
+        and relay_peers is not None
+        and credentials_watch is not None
+    ):
+        credentials_watch.cancel()
         interbroker_server.stop()
         peers.close()
-        relays.close()
+        relay_peers.close()
     local.stop()
     timer.stop()
     dead_letters.stop()
@@ -266,7 +271,7 @@ async def _run_and_exit(client: KeeperClient, layout: paths.Layout) -> None:
         logging.get("acceptor").error("the acceptor cannot serve", reason=str(error))
     except Exception:
         logging.get("acceptor").exception("the acceptor cannot serve")
-    with contextlib.suppress(OSError):  # the disk below logs/ is full
+    with contextlib.suppress(OSError):  # stderr may be a file on a full disk
         sys.stderr.flush()
     os._exit(status)
 

@@ -1,4 +1,4 @@
-"""Accepts connections and hands each to the worker with the fewest.
+"""Accepts connections and hands each to the worker that has the fewest.
 
 Each descriptor is sent with one packet of 64 bytes (little-endian): magic "ONC1" uint32, listener
 id uint16, flags uint16 (1: a local client, then the rest is as in mqd/acceptor/local/clients.py),
@@ -41,10 +41,10 @@ assert PACKET.size == 64
 
 
 def packet(
-    listener_id: int, peer_ip: bytes, peer_port: int, local: tuple, address_count: int = 0, listener_count: int = 0
+    listener_id: int, peer_ip: bytes, peer_port: int, local: tuple, address_limit: int = 0, listener_limit: int = 0
 ) -> bytes:
     local_ip = packed_ip(local[0])
-    return PACKET.pack(MAGIC, listener_id, 0, peer_ip, peer_port, local[1], local_ip, address_count, listener_count)
+    return PACKET.pack(MAGIC, listener_id, 0, peer_ip, peer_port, local[1], local_ip, address_limit, listener_limit)
 
 
 class Acceptor:
@@ -66,7 +66,7 @@ class Acceptor:
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # accepted; no worker had room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._paused = True
-        self._writers: set[int] = set()
+        self._watched: set[int] = set()  # workers whose hand-off sockets are watched for room
         self.accepted_count = 0
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -80,7 +80,7 @@ class Acceptor:
     def stop(self) -> None:
         """The kernel keeps unaccepted connections for the successor."""
         self._pause()
-        for worker in list(self._writers):
+        for worker in list(self._watched):
             self._unwatch(worker)
         for connection in [*(connection for connection, _ in self._waiting), *self._delayed]:
             connection.close()
@@ -165,20 +165,20 @@ class Acceptor:
         self._loop.call_later(PAUSE_S, self._resume_unless_full)
 
     def _take(self, connection: socket.socket, listener_id: int, address: bytes, port: int) -> None:
-        address_count = self._limits.address_count(address)
-        if not address_count:
+        address_limit = self._limits.address_limit(address)
+        if not address_limit:
             connection.close()
             return
-        address_count = 0 if address_count == NO_LIMIT else address_count
-        listener_count = self._limits.listener_counts[listener_id]
+        address_limit = 0 if address_limit == NO_LIMIT else address_limit
+        listener_limit = self._limits.listener_limits[listener_id]
         try:
-            # The flag stays with the socket: a worker's sendfile must never block on a client that
+            # O_NONBLOCK stays set in the worker, whose sendfile must never block on a client that
             # does not read.
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            message = packet(listener_id, address, port, connection.getsockname(), address_count, listener_count)
+            message = packet(listener_id, address, port, connection.getsockname(), address_limit, listener_limit)
         except OSError:
-            connection.close()  # reset in the meantime
+            connection.close()  # the client has reset it in the meantime
             return
         self.hand_over(connection, message)
 
@@ -194,13 +194,13 @@ class Acceptor:
     def _watch_full(self) -> None:
         assert self._loop is not None
         for worker, handoff in enumerate(self._handoff.sockets):
-            if worker not in self._writers:
-                self._writers.add(worker)
+            if worker not in self._watched:
+                self._watched.add(worker)
                 self._loop.add_writer(handoff.fileno(), self._on_writable, worker)
 
     def _unwatch(self, worker: int) -> None:
         assert self._loop is not None
-        self._writers.discard(worker)
+        self._watched.discard(worker)
         self._loop.remove_writer(self._handoff.sockets[worker].fileno())
 
     def _on_writable(self, worker: int) -> None:
@@ -209,7 +209,7 @@ class Acceptor:
         # The hand-off socket is writable, yet nothing can be sent: the cause is not a full buffer, so
         # the event would fire again immediately.
         if len(self._waiting) == before:
-            for other in list(self._writers):
+            for other in list(self._watched):
                 self._unwatch(other)
             assert self._loop is not None
             self._loop.call_later(PAUSE_S, self._hand_over_waiting)
@@ -220,7 +220,7 @@ class Acceptor:
         if self._waiting:
             self._watch_full()
         else:
-            for other in list(self._writers):
+            for other in list(self._watched):
                 self._unwatch(other)
         self._resume_unless_full()
 

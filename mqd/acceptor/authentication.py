@@ -5,8 +5,8 @@ An exchange is kept here between the requests of its connection. It is lost with
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
 a few threads: a flood of them delays other authentications, nothing else.
 
-Bounds: EXCHANGES_MAX exchanges, the oldest ends first; WAITING_MAX checks; FAILURES_MAX names of
-addresses and users whose failures are remembered. Concurrency: the event loop's thread.
+Bounds: EXCHANGES_MAX exchanges, the oldest ends first; WAITING_MAX checks; failures of FAILURES_MAX
+pairs of address and user are remembered. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -116,13 +116,14 @@ class MetadataUsers:
                 if mechanism == number:
                     shape = scram.shape_of(name, one.salt, one.iterations)
                     found[name][shape] += 1
+                    # PLAIN checks a user's first mechanism only (_any_verifier)
                     found[None][shape] += number == first or (user, first) not in credentials
         found[None] = +found[None]  # without zeros
         return found
 
 
 def load_seed(file: Path) -> bytes:
-    """Reads the secret of the file, which outlives this process; creates it at first. Raises OSError."""
+    """The secret in the file, which is created if it does not exist yet. Raises OSError."""
     if not file.exists():
         new_file = file.with_suffix(".new")
         fd = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -364,8 +365,9 @@ class Authentication:
         return None
 
     async def _run_in_thread(self, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        """Runs in a thread. Raises AuthenticationFailed if WAITING_MAX checks wait for one
-        already."""
+        """Runs `work` in a thread. Raises AuthenticationFailed if WAITING_MAX checks are already
+        waiting or running.
+        """
         if self._waiting >= WAITING_MAX:
             raise AuthenticationFailed("too many clients are authenticating; retry later")
         self._waiting += 1
@@ -388,8 +390,8 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
     options = [options_of(config, listener) for listener in listeners.parse_listeners(config)]
     if not any(options):
         return Authentication((), NoUsers(), b"", 0)
-    # The seed is used until the cluster has a secret for such salts (rules/security.py), and is the
-    # same on all hosts.
+    # The seed yields the salts of unknown users until the cluster has a secret for them
+    # (rules/security.py). All hosts of a cluster have the same seed.
     in_cluster = bool(config.get("cluster.key.file"))
     key = cluster_config.load_key(config) if in_cluster else load_seed(data_dir / "authentication.seed")
     delay_ms = int(config["connection.failed.authentication.delay.ms"])
@@ -397,8 +399,9 @@ def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, dat
 
 
 def _lifetime_ms(options: ListenerOptions, expires_ms: int) -> int:
-    """The shorter of the listener's limit and the token's remaining time, within the 64 bits of the
-    response's field."""
+    """The shorter of the listener's limit and the credential's remaining time, within the 64 bits
+    of the response's field. 0: neither is limited.
+    """
     bounds = [options.reauthenticate_ms] if options.reauthenticate_ms else []
     if expires_ms:
         bounds.append(max(1, expires_ms - clock.now_ms()))

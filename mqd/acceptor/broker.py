@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Broker(BrokerState):
     """The broker's state and the services that use it."""
 
-    # set before the first request, if there is a link to write through
+    # these three are set before the first request, if there is a link to write through
     coordinators: Coordinators | None = None
     transactions: TransactionService | None = None
     dead_letters: DeadLetters | None = None
@@ -37,8 +37,8 @@ class Context:
         # Set by a handler. True: as long as this host has its lease, the response depends only on
         # the request's bytes and the metadata version.
         self.cacheable = False
-        # Set by the handler that ends a SASL exchange: (principal, session length in ms, 0 =
-        # unlimited; how the principal was authenticated). The worker accepts the connection's
+        # Set by the handler that ends a SASL exchange: (principal, session length in ms or 0 =
+        # unlimited, how the principal was authenticated). The worker accepts the connection's
         # requests from then on.
         self.authenticated: tuple[str, int, native.PrincipalKind] | None = None
         # Set by a handler whose response is the connection's last.

@@ -113,7 +113,7 @@ class Address:
         is_host: bool = False,
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
-        self.peer_ip = peer_ip  # the client's address, used for access checks; "": not known (IPv6)
+        self.peer_ip = peer_ip  # the client's address, used for access checks; "": there is no client
         # shown to others as the client's location: for a local client of another host, that host's
         # address
         self.described_ip = described_ip or peer_ip
@@ -170,7 +170,7 @@ class BrokerState:
         self.disks = Disks(self.log_dirs)
         self.directory_queries = BlockingQueries()
         self.flushes = Flushes(table)
-        self.turn = Turn()  # in which the link handles messages
+        self.turn = Turn()  # the link handles its messages in it
         self.quotas: Quotas = NoQuotas()
         self.tokens: Tokens = tokens_of(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)

@@ -24,15 +24,15 @@ log = logging.get("acceptor.certificates")
 
 
 def ends_of(pem: bytes) -> datetime.datetime:
-    """When the first certificate of a chain expires. Raises ValueError."""
+    """The earliest expiry among the certificates of a chain. Raises ValueError."""
     from cryptography import x509
 
     return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(pem))
 
 
 def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
-    """The smallest of WARN_DAYS that is not less than the days left; negative: days since expiry.
-    None: it is too early to warn.
+    """The smallest of WARN_DAYS that is not less than the days left; from -1 downwards, one for
+    each day since the expiry. None: it is too early to warn.
     """
     if ends <= now:
         return -1 - (now - ends) // _DAY

@@ -25,7 +25,7 @@ from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, decode_batch_header
 
-ADDS_SINCE_PRODUCE = 12  # KIP-890: a Produce of transactions v2 adds its partitions itself
+ADDS_SINCE_PRODUCE = 12  # from this version on, Produce adds its partitions to the transaction (KIP-890)
 # Like Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
 # arrives while the markers are still being written.
 CONCURRENT_RETRY_S = 0.02
@@ -94,7 +94,7 @@ class Checks:
             if not concurrent or version < ADDS_SINCE_PRODUCE or loop.time() + CONCURRENT_RETRY_S > until:
                 break
             await asyncio.sleep(CONCURRENT_RETRY_S)
-        if isinstance(errors, int):
+        if isinstance(errors, int):  # one code for all is always an error
             return CheckResult(errors) if errors else CheckResult(int(ErrorCode.NOT_ENOUGH_REPLICAS))
         return CheckResult(0, struct.pack(f"={len(errors)}h", *errors))
 
@@ -103,7 +103,8 @@ class Checks:
     async def check_batch(self, batch: memoryview | bytes, kind: int, to: Compression | None = None) -> CheckResult:
         """`batch`: one whole record batch with a valid checksum and header; its records are
         unchecked. `kind`: CHECK_RECORDS (each needs a key), CHECK_PARSE, or CHECK_SCHEDULES (the
-        headers of each say when it is due). With `to`, the payload is the batch in that codec.
+        headers of each must say when it is due). With `to`, the result's payload is the batch in
+        that codec.
         """
         return await asyncio.get_running_loop().run_in_executor(self._threads, check_records, batch, kind, to)
 
@@ -137,8 +138,8 @@ def check_records(
 
 
 def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
-    """Refuses the records whose headers do not say when they are due, with the problem of the first.
-    None: all do. `records` can be parsed.
+    """The refusal of the records whose scheduling headers are invalid, with the problem of the
+    first. None: there are none. The caller has already parsed `records` without an error.
     """
     if b"mqd-" not in records:
         return None

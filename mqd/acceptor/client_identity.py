@@ -62,8 +62,8 @@ def split(flags: int, data: bytes) -> tuple[Identity, bytes]:
 
 
 def address(descriptor: Descriptor, identity: Identity) -> Address:
-    """The client's address. Addresses are laid out as in a sockaddr; for a local client they hold
-    its uid and pid.
+    """The client's address. The descriptor has IP addresses laid out as in a sockaddr; for a local
+    client it has the uid and pid instead.
     """
     proven: dict[str, Any] = {
         "principal": identity.principal,

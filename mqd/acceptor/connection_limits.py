@@ -27,7 +27,7 @@ from mqd.cluster.metadata.rules.settings import CONNECTION, IP, quota_window_ns
 
 ADDRESS_COUNT_MAX = 65536
 DELAY_S_MAX = 1.0  # after this time the limits are checked again: they may have been raised
-NO_LIMIT = 2**31 - 1  # Kafka's default of all of them
+NO_LIMIT = 2**31 - 1  # Kafka's default for each of these limits
 SECOND_NS = 1_000_000_000
 
 
@@ -62,7 +62,7 @@ class ConnectionLimits:
         self._listener_names = listener_names
         self._listener_rates: list[Rate | None] = [None] * len(listener_names)
         self._listener_per_s = [NO_LIMIT] * len(listener_names)
-        self.listener_counts = [0] * len(listener_names)  # 0: no limit of its own
+        self.listener_limits = [0] * len(listener_names)  # 0: no limit of its own
         self._per_ip = NO_LIMIT
         self._overrides: dict[bytes, int] = {}
         self._address_per_s: dict[bytes, float] = {}
@@ -89,7 +89,7 @@ class ConnectionLimits:
             self._broker_rate = Rate(per_s, self._burst_ns) if per_s != NO_LIMIT else None
         for index, name in enumerate(self._listener_names):
             own = listeners.own_settings(effective, name)
-            self.listener_counts[index] = int(own.get("max.connections", 0))
+            self.listener_limits[index] = int(own.get("max.connections", 0))
             per_s = int(own.get("max.connection.creation.rate", NO_LIMIT))
             if per_s != self._listener_per_s[index]:
                 self._listener_per_s[index] = per_s
@@ -99,9 +99,9 @@ class ConnectionLimits:
 
     def _take_quotas(self, quotas: Sequence[ClientQuota]) -> None:
         """A change of rates resets the token buckets, as for client quotas."""
-        names = {quota.entity[0][1]: quota.quotas[CONNECTION] for quota in quotas if quota.entity[0][0] == IP}
-        default = names.pop(None, None)
-        per_s = {packed_ip(name): rate for name, rate in names.items() if name is not None}
+        rates = {quota.entity[0][1]: quota.quotas[CONNECTION] for quota in quotas if quota.entity[0][0] == IP}
+        default = rates.pop(None, None)
+        per_s = {packed_ip(name): rate for name, rate in rates.items() if name is not None}
         if (default, per_s) != (self._default_per_s, self._address_per_s):
             self._default_per_s, self._address_per_s = default, per_s
             self._addresses.clear()
@@ -140,6 +140,6 @@ class ConnectionLimits:
             if len(self._addresses) >= ADDRESS_COUNT_MAX:
                 self._addresses.clear()
 
-    def address_count(self, address: bytes) -> int:
+    def address_limit(self, address: bytes) -> int:
         """How many connections the address may have."""
         return self._overrides.get(address, self._per_ip)

@@ -53,8 +53,8 @@ class MetadataFault(Exception):
 
 
 class ControllerClient:
-    """`on_metadata` is called in order with every message except responses, before any later response
-    is delivered.
+    """`on_metadata` is called with every metadata message, in order, and before any response that
+    follows the message is delivered.
     """
 
     def __init__(self, path: Path, generation: int, on_metadata: Callable[[Metadata], None]) -> None:
@@ -63,16 +63,16 @@ class ControllerClient:
         self._on_metadata = on_metadata
         self._writer: asyncio.StreamWriter | None = None
         self._unsent: dict[int, messages.Request] = {}
-        self._sent: dict[int, asyncio.Future[messages.Response]] = {}
+        self._pending: dict[int, asyncio.Future[messages.Response]] = {}  # also those in _unsent
         self._request_id = 0
 
     async def request(self, change: messages.Change, timeout_ms: int, validate_only: bool = False) -> messages.Response:
         """Failures are in the response's error; it does not raise."""
-        if len(self._sent) >= REQUESTS_MAX:
+        if len(self._pending) >= REQUESTS_MAX:
             return messages.Response(0, ErrorCode.REQUEST_TIMED_OUT, "Too many changes are in progress; try again.")
         self._request_id += 1
         request_id = self._request_id
-        answered = self._sent[request_id] = asyncio.get_running_loop().create_future()
+        answered = self._pending[request_id] = asyncio.get_running_loop().create_future()
         request = messages.Request(request_id, change, validate_only)
         if self._writer is not None and not self._writer.is_closing():
             self._write(request)
@@ -90,7 +90,7 @@ class ControllerClient:
             )
             return messages.Response(request_id, ErrorCode.REQUEST_TIMED_OUT, text)
         finally:
-            self._sent.pop(request_id, None)
+            self._pending.pop(request_id, None)
 
     async def run(self) -> None:
         """Runs until cancelled. Raises MetadataFault."""
@@ -127,7 +127,7 @@ class ControllerClient:
             except (ValueError, msgspec.MsgspecError) as error:
                 raise _InvalidMessage(str(error)) from error
             if isinstance(message, messages.Response):
-                answered = self._sent.get(message.request_id)
+                answered = self._pending.get(message.request_id)
                 if answered is not None and not answered.done():
                     answered.set_result(message)
             elif not isinstance(message, messages.Command | messages.InSyncResponse):
@@ -135,7 +135,7 @@ class ControllerClient:
                 self._write(messages.Applied(message.version, {}))
             if not subscribed:
                 subscribed = True
-                self._send_waiting()
+                self._send_unsent()
 
     def _take(self, message: Metadata) -> None:
         """Raises MetadataFault, which ends run(): the error would recur with the next connection."""
@@ -145,14 +145,14 @@ class ControllerClient:
             log.exception("a message of the controller cannot be processed")
             raise MetadataFault(repr(error)) from error
 
-    def _send_waiting(self) -> None:
+    def _send_unsent(self) -> None:
         waiting, self._unsent = self._unsent, {}
         for request in waiting.values():
             self._write(request)
 
     def _fail_sent(self) -> None:
         text = "The controller was restarted while the change was under way; it may or may not have taken effect."
-        for request_id, answered in self._sent.items():
+        for request_id, answered in self._pending.items():
             if request_id not in self._unsent and not answered.done():
                 answered.set_result(messages.Response(request_id, ErrorCode.REQUEST_TIMED_OUT, text))
 

@@ -98,8 +98,8 @@ _TRANSIENT = frozenset(
         ),
     )
 )
-# struct mqd_share_owner_request (native/server/share/share.h), then for each range its first and last
-# offset and a count of 0 types
+# struct mqd_share_owner_request (native/server/share/share.h), then for each range its first
+# offset, its last offset, and the number of acknowledgement types that follow: 0
 _REQUEST = struct.Struct("=16sQiIIIHBBB3x")
 _REQUEST_ARCHIVE = 5
 _RANGE = struct.Struct("=qqI")
@@ -259,9 +259,9 @@ class DeadLetters:
         again.
         """
         image = self._broker.metadata.by_id(writer.topic_id)
-        state = image.partitions[writer.partition] if image and writer.partition < len(image.partitions) else None
-        view = self._broker.view(state) if state is not None else None
-        if state is None or view is None:
+        partition = image.partitions[writer.partition] if image and writer.partition < len(image.partitions) else None
+        view = self._broker.view(partition) if partition is not None else None
+        if partition is None or view is None:
             return
         group = writer.group_id.encode()
         epochs = (action.state_epoch & 0xFFFFFFFF) << 32 | action.leader_epoch & 0xFFFFFFFF
@@ -269,7 +269,7 @@ class DeadLetters:
             writer.topic_id, epochs, writer.partition, 0, 0, len(action.ranges), len(group), _REQUEST_ARCHIVE, 0, 0
         )
         ranges = b"".join(_RANGE.pack(first, last, 0) for first, last in action.ranges)
-        self._owners.archive(view.owner, state.slot, head + group + ranges, view.owner_generation)
+        self._owners.archive(view.owner, partition.slot, head + group + ranges, view.owner_generation)
 
     async def _carry_out(self, writer: _Writer, step: Step) -> None:
         try:
@@ -281,8 +281,8 @@ class DeadLetters:
                 if step.kind != FENCING:
                     writer.problem = ""
         except (Failed, CoordinatorError, AppendError, PeerError, ProtocolError, OSError) as error:
-            outcome = Outcome(step.token, is_done=False)  # TimeoutError is an OSError
-            self._report(writer, step, str(error) or "timeout")
+            outcome = Outcome(step.token, is_done=False)
+            self._report(writer, step, str(error) or "timeout")  # TimeoutError, an OSError, has no text
         except Exception:
             log.exception("dead letters cannot be written; retrying", group=writer.group_id, step=step.kind)
             outcome = Outcome(step.token, is_done=False)
@@ -385,7 +385,9 @@ class DeadLetters:
         return response.topics[0].partitions[0].metadata
 
     async def _progress_end(self, writer: _Writer, text: str | None) -> int | None:
-        """Outcome.progress_end: a later leader's log may have other records at the offsets of lost ones."""
+        """Outcome.progress_end. After an unclean election the log may have other records at the
+        lost ones' offsets.
+        """
         progress = parse_progress(text or "")
         if progress is None or not 0 <= progress.leader_epoch < writer.core.leader_epoch:
             return None
@@ -444,17 +446,17 @@ class DeadLetters:
             3,
         )
         batch_bytes_max = min(configuration.topic_number(effective, "max.message.bytes"), BATCH_BYTES_MAX)
-        left = list(step.letters)
-        while left:
-            count, copied = len(left), dict[int, Copied]()
+        unwritten = list(step.letters)
+        while unwritten:
+            count, copied = len(unwritten), dict[int, Copied]()
             if settings.copies_dead_records:
-                count, copied = await self._read_copies(writer, left)
+                count, copied = await self._read_copies(writer, unwritten)
             records = letter_records.letter_records(
-                source, left[:count], copied, int(time.time() * 1000), batch_bytes_max
+                source, unwritten[:count], copied, int(time.time() * 1000), batch_bytes_max
             )
             for batch in letter_records.batches(records, batch_bytes_max, producer_id, producer_epoch):
                 await self._append(target, index, batch)
-            del left[:count]
+            del unwritten[:count]
         return Outcome(step.token)
 
     async def _target(self, name: str) -> messages.TopicImage:
@@ -476,15 +478,17 @@ class DeadLetters:
         return image
 
     async def _read_copies(self, writer: _Writer, letters: list[Letter]) -> tuple[int, dict[int, Copied]]:
-        """(number of letters, their records). Records that the log no longer has are missing."""
+        """(how many letters, from the first on, were searched; their records by offset). Records
+        that the log no longer has are missing.
+        """
         image = self._broker.metadata.by_id(writer.topic_id)
         if image is None:
             raise Failed("the topic was deleted")
-        state = image.partitions[writer.partition]
-        path = self._broker.path_of(image.name, state)
+        partition = image.partitions[writer.partition]
+        path = self._broker.path_of(image.name, partition)
         offsets = [letter.offset for letter in letters]
         try:
-            count, found = await self._broker.disks.read(state.log_dir, records_at, path, offsets, CHUNK_BYTES)
+            count, found = await self._broker.disks.read(partition.log_dir, records_at, path, offsets, CHUNK_BYTES)
         except CorruptBatch as error:
             log.error("a dead record cannot be read; its letter has only headers", topic=image.name, reason=str(error))
             return 1, {}

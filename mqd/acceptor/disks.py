@@ -3,7 +3,7 @@ that hangs does not delay reads of another one.
 
 Bounds: READ_THREADS and LOAD_THREADS threads for each directory; LOADS_MAX loads at a time,
 because they share the interpreter with the event loop. Other work waits as long as the directory
-makes progress. A thread in a hanging file system stays, and counts, until that responds.
+makes progress. A thread that hangs in a file system counts until the file system responds.
 
 Concurrency: the event loop's thread; the work runs in threads that are not joined at exit.
 """
@@ -60,7 +60,7 @@ class _Directory:
             return item.response.result()
         finally:
             self._waiting.pop(item, None)
-            item.response.cancel()  # its caller was cancelled
+            item.response.cancel()  # if there is no result yet: the caller no longer waits for it
 
     def _start(self) -> None:
         while self._waiting and len(self._under_way) < self._threads_max:
@@ -103,9 +103,9 @@ class Disks:
 
     async def load(self, log_dir: int, work: Callable[[QueryProgress], T]) -> T:
         """Like read(), for long work, which reports its progress and when it no longer needs the
-        directory. It waits for earlier work as long as that makes progress.
+        directory. The load waits for earlier ones as long as they make progress.
         """
         turn, threads = self._loads[log_dir]
-        # a hanging directory delays only its own loads, and not for long
+        # a hanging directory holds at most LOAD_THREADS of the slots, until its loads time out
         async with turn, self._slots:
             return await threads.run(work)

@@ -51,8 +51,8 @@ def _has_error_field(struct: Struct, version: int) -> bool:
 
 
 def _fail(response: Any, request: object, version: int, failure: Failure) -> bool:
-    """Fills in `response`, which answers `request` (each a message, or an element of one of its
-    arrays). Returns whether it contains an error now.
+    """Fills in `response`, which answers `request` (both are messages, or elements of messages'
+    arrays). Returns whether the response contains an error now.
     """
     fields = {field.name: field for field in _fields(message_of(type(response))[1], version)}
     has_error = False
@@ -111,7 +111,9 @@ def _class_of(response: object, field: Field) -> type:
 
 
 def _copy_key_fields(response: object, element: object, source: Field, version: int) -> bool:
-    """Copies the fields that name the requested item into the response. False: there are none in common."""
+    """Copies the fields that name the requested item into the response. False: the two have
+    no such field in common.
+    """
     own = [
         field
         for field in _fields(message_of(type(response))[1], version)

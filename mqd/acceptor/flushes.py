@@ -49,8 +49,8 @@ class Flushes:
             self.notify(slot)
 
     async def wait(self, slots: Iterable[int]) -> None:
-        """Waits until everything that the partitions in these slots held at the call is flushed.
-        The end offsets are those of the call, so concurrent flushes are awaited only once.
+        """Waits until everything that the partitions in these slots hold at the time of the call is
+        flushed; records appended later do not prolong the wait.
         """
         awaited = [
             (slot, view.log_end_offset)

@@ -19,7 +19,7 @@ from mqd.security.acl import Operation, ResourceType
 
 UPGRADES = ("bidirectional", "upgrade")
 DOWNGRADES = ("bidirectional", "downgrade")
-COUNT_INTERVAL_S = 5.0  # interval at which members are counted
+COUNT_INTERVAL_S = 5.0  # members are counted this often
 OVERRIDES_MAX = 10_000  # cached groups that have settings of their own
 
 
@@ -139,8 +139,8 @@ class BrokerCluster:
         return known[2]
 
     def _adapt(self) -> None:
-        """Adapts the heartbeat interval to the number of members: all together send at most a
-        thousand per second.
+        """Shortens the heartbeat interval while there are few members, so that all together send at
+        most a thousand heartbeats per second.
         """
         self._counted_s = time.monotonic()
         interval_ms = min(self._configured.heartbeat_interval_ms, max(self._quick_ms, self._count_members()))

@@ -150,7 +150,7 @@ class Link:
         self._park: asyncio.TimerHandle | None = None
         self._turn = broker.turn
         self._next_turn: asyncio.Handle | None = None
-        self._taken = 0  # requests, in this turn
+        self._taken = 0  # requests taken in this turn
         self._retry: asyncio.TimerHandle | None = None
         self._flushes_soon = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -242,7 +242,7 @@ class Link:
             )
 
     def _payload(self, worker: int, descriptor: Descriptor) -> memoryview | None:
-        """What the descriptor names in the worker's arena; None: such bytes do not exist."""
+        """The bytes that the descriptor names in the worker's arena; None: they lie outside it."""
         frames = self._frames[worker]
         end = descriptor.offset + descriptor.size_bytes
         if frames is not None and end <= len(frames):
@@ -286,7 +286,7 @@ class Link:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> Work:
-        """Runs it without a task up to where it needs one. Raises what it raises until it first waits."""
+        """Runs the coroutine without a task until it needs one. Raises what it raises before it first waits."""
         work = Work(self._turn, coroutine)
         work.start()
         if not work.done():
@@ -379,17 +379,15 @@ class Link:
             )
             return
         if descriptor.flags == native.CHECK_TRANSACTION:
-            response = self.checks.check_transaction(bytes(payload), descriptor.a & 0xFFFF)
+            check = self.checks.check_transaction(bytes(payload), descriptor.a & 0xFFFF)
         else:
-            response = self.checks.check_batch(payload, descriptor.flags, _compression(descriptor))
+            check = self.checks.check_batch(payload, descriptor.flags, _compression(descriptor))
         assert self._loop is not None
-        self._keep(self._loop.create_task(self._check(worker, descriptor, response)))
+        self._keep(self._loop.create_task(self._check(worker, descriptor, check)))
 
-    async def _check(
-        self, worker: int, descriptor: Descriptor, response: Coroutine[object, object, CheckResult]
-    ) -> None:
+    async def _check(self, worker: int, descriptor: Descriptor, check: Coroutine[object, object, CheckResult]) -> None:
         try:
-            error, data = await response
+            error, data = await check
         except Exception:
             log.exception("a check failed; its client gets a retriable error", connection=descriptor.b)
             error, data = int(ErrorCode.NOT_ENOUGH_REPLICAS), b""

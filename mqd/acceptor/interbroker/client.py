@@ -47,7 +47,7 @@ class _Connection:
         self.waiting: dict[int, asyncio.Future[bytes]] = {}
         self.writing = asyncio.Lock()
         self.reading: asyncio.Task[None] | None = None
-        self._room: asyncio.Future[None] | None = None  # writers that wait for room in the send buffer
+        self._room: asyncio.Future[None] | None = None  # send() waits for room in the socket's buffer
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
@@ -139,7 +139,7 @@ class Peers:
         finally:
             connection.waiting.pop(number, None)
             if future.done() and not future.cancelled():
-                # the connection was closed before all was written: retrieve the exception, so that
+                # close() may have set an exception before the write ended: retrieve it, so that
                 # asyncio does not log it
                 future.exception()
         try:
@@ -155,7 +155,7 @@ class Peers:
                 await connection.send(data)
                 is_complete = True
             finally:
-                if not is_complete:  # cancelled in the middle: subsequent bytes would be unreadable
+                if not is_complete:  # part of a frame was sent: the peer could not parse the next one
                     self._drop(connection)
 
     # -- connections -------------------------------------------------------------------------------

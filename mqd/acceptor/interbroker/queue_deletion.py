@@ -52,12 +52,12 @@ class QueueDeletion:
     async def delete(self) -> None:
         """Deletes once, in all partitions that this host leads."""
         topics = self._topics()
-        state = self._broker.metadata.topics.get(self._share.topic)
-        if not topics or state is None:
+        state_topic = self._broker.metadata.topics.get(self._share.topic)
+        if not topics or state_topic is None:
             return
-        leaders = {partition.leader for partition in state.partitions}
+        leaders = {partition.leader for partition in state_topic.partitions}
         responses = await asyncio.gather(*(self._query(leader, frozenset(topics)) for leader in leaders))
-        ends = deletable([response for response in responses if response is not None], len(state.partitions))
+        ends = deletable([response for response in responses if response is not None], len(state_topic.partitions))
         await asyncio.gather(*(self._delete(topics[key[0]], key[1], offset) for key, offset in ends.items()))
 
     def _topics(self) -> dict[bytes, str]:
@@ -82,7 +82,7 @@ class QueueDeletion:
     # -- queries and responses ---------------------------------------------------------------------
 
     async def _query(self, node_id: int, topic_ids: frozenset[bytes]) -> StartOffsets | None:
-        """The start offsets of a host. None: it does not respond, or is not known."""
+        """The start offsets that a host coordinates. None: the host does not respond, or is not known."""
         if node_id == self._broker.node_id:
             return await self._starts(topic_ids)
         if node_id < 0 or self.peers is None:

@@ -8,9 +8,9 @@ those of other hosts' acceptors are served here.
                              APIs in SERVED, and Envelopes of clients' requests (local/relay.py)
 
 Markers of a host are accepted only from its newest connection that has sent any: an older one was
-abandoned, or its acceptor has died. It is closed before the newer one's markers are served, and
-nothing from it is served afterwards: a marker delayed by the network would come after the
-successor's, and end the producer's next transaction.
+abandoned, or its acceptor has died. The older one is closed before the newer one's markers are
+served, and nothing from it is served afterwards. Otherwise a marker delayed by the network would
+come after the successor's, and end the producer's next transaction.
 
 No input is read as a request before the peer has proven that it holds the cluster's key. These are
 refused: another cluster, a node id that is not registered (as far as this host knows), a directory
@@ -38,8 +38,8 @@ from mqd.cluster.membership.credentials import Credentials, RefusedHosts
 from mqd.cluster.membership.handshake import HandshakeFailed, Hello, Identity, Refusal
 
 HANDSHAKES_MAX = 64
-IN_FLIGHT_MAX = 4096  # group members wait in JoinGroup, each for all others
-BACKLOG_COUNT = 64  # accepted in one pass
+IN_FLIGHT_MAX = 4096  # so many because the members of a group wait for each other in JoinGroup
+BATCH_COUNT = 64  # connections accepted in one pass
 PAUSE_S = 0.1
 FLAG_PEER, FLAG_TLS = 2, 4
 PACKET = struct.Struct("<IHH16sHH16si16x")
@@ -134,7 +134,7 @@ class InterbrokerServer:
 
     def _on_readable(self) -> None:
         assert self._loop is not None
-        for _ in range(BACKLOG_COUNT):
+        for _ in range(BATCH_COUNT):
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError):

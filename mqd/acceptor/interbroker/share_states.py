@@ -4,8 +4,8 @@ inter-broker connection, and from the group coordinator as effects of its share 
 
 The coordinator of a share-partition is the leader of its partition of `__share_group_state`. A
 local coordinator is called directly; for others, one request per share-partition goes to their host.
-Whatever fails on the way is an error of that share-partition, and retriable; a write may then have
-been applied.
+Whatever fails on the way is an error of that share-partition, and retriable; a write may have been
+applied nevertheless.
 
 Bounds: at most IN_FLIGHT_MAX share-partitions of one request are in flight. Concurrency: the event
 loop's thread.
@@ -113,13 +113,15 @@ class ShareStates:
         settings = self._settings(request.group_id)
         begin = 0
         if api_key == READ and settings.offset_reset.kind == BY_DURATION:
-            begin = await self._begin(topic.topic_id, result, settings.offset_reset.duration_ms)
+            begin = await self._offset_to_begin_at(topic.topic_id, result, settings.offset_reset.duration_ms)
         message: Any = message_class(api_key, "Response")
         response = message(results=[message.Topic(topic_id=topic.topic_id, partitions=[result])])
         return settings.pack(begin, self._has_dead_letters()) + codec.encode(response, version)
 
-    async def _begin(self, topic_id: bytes, result: Any, duration_ms: int) -> int:
-        """The offset at which a share-partition without a start begins; -1: at its end."""
+    async def _offset_to_begin_at(self, topic_id: bytes, result: Any, duration_ms: int) -> int:
+        """The offset at which a share-partition without a start offset begins; -1: its end. 0 if it
+        has a start offset. Sets the error of `result` if the offset cannot be found.
+        """
         if result.error_code or result.start_offset >= 0 or self.first_since is None:
             return 0
         since_ms = int(time.time() * 1000) - duration_ms
@@ -173,8 +175,8 @@ class ShareStates:
         if not await self._coordinator.ensure_topic():
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         name = core_name(group_id, topic_id, one.partition)
-        state = self._broker.partition_of(self._coordinator.topic, self._coordinator.partition_for(name))
-        leader = state.leader if state is not None else -1
+        state_partition = self._broker.partition_of(self._coordinator.topic, self._coordinator.partition_for(name))
+        leader = state_partition.leader if state_partition is not None else -1
         if leader in (-1, self._broker.node_id) or only_here:
             make_event = _EVENTS[api_key].event
             return await self._coordinator.request(name, lambda number: make_event(number, one), TIMEOUT_S)

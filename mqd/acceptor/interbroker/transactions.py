@@ -1,8 +1,7 @@
 """Transactions whose coordinator, partitions or groups are led by different hosts: markers go to
-the leaders of partitions (WriteTxnMarkers), partitions' checks to the coordinator
-(AddPartitionsToTxn 5, which only brokers send), and an administrator's request that a coordinator
-abort an ongoing transaction (EndTxn, which has only this meaning here). All of them use the
-inter-broker listener.
+the leaders of partitions (WriteTxnMarkers), checks of partitions to the coordinator
+(AddPartitionsToTxn 5, which only brokers send), as does an administrator's abort of an ongoing
+transaction (EndTxn, which has only this meaning here). All of them use the inter-broker listener.
 
 Invariants
     T1  a marker is answered with success only when the leader's host reports it below the high
@@ -12,9 +11,9 @@ Invariants
     T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
         that is not the leader (any more) refuses without effect
     T3  a marker names its intended leader epoch, and is refused in any other. Otherwise a marker
-        that the network delayed, while another leader wrote its repetition, would end the
-        producer's next transaction as soon as that host leads again (a client before KIP-890
-        continues with the same epoch)
+        that the network delayed, while another leader wrote its retry, would end the producer's
+        next transaction as soon as the host that it was sent to leads again (a client before
+        KIP-890 continues with the same epoch)
 Concurrency: the event loop's thread.
 """
 
@@ -139,7 +138,7 @@ def _marker(one: MarkerToWrite) -> WriteTxnMarkersRequest.Marker:
 
 
 class RoutedCoordinator:
-    """checks.Requests: the coordinator of a transactional id, on any host."""
+    """Implements checks.Requests: requests go to the transactional id's coordinator, on any host."""
 
     def __init__(self, broker: BrokerState, local: Coordinator, peers: Peers) -> None:
         self._broker = broker

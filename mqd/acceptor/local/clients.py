@@ -94,7 +94,7 @@ def parse(packet: bytes, abi_hash: int) -> Hello | str | None:
     )
 
 
-def handoff(hello: Hello, uid: int, pid: int, principal: str = "") -> bytes:
+def handoff_packet(hello: Hello, uid: int, pid: int, principal: str = "") -> bytes:
     return (
         HANDOFF.pack(
             MAGIC,
@@ -118,7 +118,7 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
             WELCOME.pack(LAYOUT_MAGIC, 0, 0, error, reason.encode()[:231]), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         )
     except OSError:
-        pass  # gone already
+        pass  # the client has gone already
     connection.close()
 
 
@@ -142,9 +142,8 @@ class LocalClients:
         self._listener = listener
         self._handoff = Handoff(handoffs, attachment_count, running)
         self._abi_hash = native.local_abi_hash()
-        self._awaiting_hello: dict[
-            socket.socket, asyncio.TimerHandle
-        ] = {}  # connections without a hello yet, oldest first
+        # connections without a hello yet, the oldest first
+        self._awaiting_hello: dict[socket.socket, asyncio.TimerHandle] = {}
         self._waiting: deque[tuple[socket.socket, bytes]] = deque()  # no worker's hand-off socket had room
         self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -220,14 +219,14 @@ class LocalClients:
             packet = b""
         self._forget(connection)
         if not packet:
-            connection.close()  # it only probed for a listener
+            connection.close()  # the client only probed for a listener
             return
         pid, uid = peer_pid(connection)
         hello = parse(packet, self._abi_hash)
         if isinstance(hello, Hello) and (not hello.server or hello.server in self._servers):
             principal = self._principal_of(uid)
             if principal is not None:
-                self._hand_over(connection, handoff(hello, uid, pid, principal))
+                self._hand_over(connection, handoff_packet(hello, uid, pid, principal))
                 return
             reason = (
                 f"local.principal.mapping.rules map user id {uid} to no principal: the client uses TCP, where it can"

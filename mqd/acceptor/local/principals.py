@@ -28,7 +28,7 @@ class LocalPrincipals:
         login: Callable[[int], str] = lambda uid: pwd.getpwuid(uid).pw_name,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._is_on = bool(broker_value(config, "authorizer.class.name"))
+        self._has_authorizer = bool(broker_value(config, "authorizer.class.name"))
         self._rules = local_rules(config)
         self._super_users = super_users(str(broker_value(config, "super.users") or ""))
         self._own_uid = own_uid
@@ -37,8 +37,8 @@ class LocalPrincipals:
         self._known: dict[int, tuple[float, str | None]] = {}
 
     def find(self, uid: int) -> str | None:
-        """ "": none is needed. None: the client is refused."""
-        if not self._is_on:
+        """The principal of a user id; "": none is needed; None: the client is refused."""
+        if not self._has_authorizer:
             return ""
         if uid == self._own_uid:
             return BROKER

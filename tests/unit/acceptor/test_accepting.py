@@ -138,11 +138,11 @@ def test_the_broker_and_listeners_have_rates() -> None:
 
 def test_numbers_of_connections_follow_the_configuration() -> None:
     limits = ConnectionLimits({"listener.name.b.max.connections": "7", "max.connections": "5000"}, ["A", "B"])
-    assert limits.address_count(ONE) == NO_LIMIT and limits.listener_counts == [0, 7]
+    assert limits.address_limit(ONE) == NO_LIMIT and limits.listener_limits == [0, 7]
     metadata = Metadata()
     metadata.broker_config = {"max.connections.per.ip": "3", "max.connections.per.ip.overrides": "10.0.0.1:100, ::1:0"}
     limits.update(metadata)
-    assert [limits.address_count(one) for one in (ONE, TWO, packed_ip("::1"))] == [100, 3, 0]
+    assert [limits.address_limit(one) for one in (ONE, TWO, packed_ip("::1"))] == [100, 3, 0]
 
 
 @pytest.mark.parametrize(
