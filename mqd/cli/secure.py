@@ -4,9 +4,9 @@ and kept in DATA_DIR/secure.
     ca.pem, ca.key     the cluster's own authority; every host of a cluster has the same
     broker.pem         this broker's key and certificates, renewed by each start if they expire soon
     host.pem           the same for connections between the hosts of its cluster
-    hosts.allowed      a broker has run here without host.pem: other hosts may have none yet
+    hosts.allowed      exists if a broker has run here without host.pem: other hosts may have none yet
     admin.properties   the client settings of the user `admin`, with its password
-    admin.pending      the cluster does not know that user yet
+    admin.pending      exists until the cluster knows that user
     cluster.key        the key of the cluster's hosts
     metrics.token      the token for scrapes of the metrics page
 """
@@ -46,7 +46,7 @@ class Files(NamedTuple):
     ca_key: Path
     broker: Path
     admin: Path
-    pending: Path  # the cluster does not know the admin yet
+    pending: Path  # exists until the cluster knows the admin
     key: Path  # the cluster's key, with which hosts authenticate to each other
     metrics_token: Path
     host: Path
@@ -82,7 +82,7 @@ def settings(data_dir: Path) -> dict[str, str]:
 
 
 def _tls_between_hosts(places: Files) -> str:
-    """cluster.tls, also before prepare() has created missing files."""
+    """The value of cluster.tls, even before prepare() has created missing files."""
     if places.host.exists():
         return "allowed" if places.allowed.exists() else "required"
     if places.broker.exists() and not places.ca_key.exists():

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from mqd.protocol.messages import DescribeQuorumResponse
 
 SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush does not count as silent
-# a voter fetches again after three eighths of controller.quorum.fetch.timeout.ms at most
+# a voter is silent after this many controller.quorum.fetch.timeout.ms without a fetch; usually it
+# fetches again after three eighths of one at most
 FETCH_TIMEOUTS = 2
 
 

@@ -205,7 +205,9 @@ class AsyncConsumer:
         return waiting
 
     def _carry_out(self, wait: Callable[..., list[Message]], *arguments: Any) -> list[Message]:
-        """Calls `wait`. A method, so that the thread refers to this object while it waits (A3)."""
+        """Calls `wait`. A bound method keeps this object alive, so that _end_waits() can interrupt the
+        wait (A3).
+        """
         return wait(*arguments)
 
     async def _interrupt(self) -> None:

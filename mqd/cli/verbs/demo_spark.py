@@ -232,18 +232,18 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
     expected: dict[tuple[str, str], int] = defaultdict(int)
     for flight in flights:
         expected[flight["origin"], flight["time_hour"][:13]] += 1
-    found = {(row.origin, row.start.isoformat()[:13]): row.flights for row in rows}
-    topic = {(window["origin"], window["start"][:13]): window["flights"] for window in published}
-    wrong = sum(expected[key] != found.get(key) for key in expected) + sum(key not in expected for key in found)
+    in_parquet = {(row.origin, row.start.isoformat()[:13]): row.flights for row in rows}
+    in_topic = {(window["origin"], window["start"][:13]): window["flights"] for window in published}
+    wrong = sum(expected[key] != in_parquet.get(key) for key in expected) + len(in_parquet.keys() - expected.keys())
     return [
         Check(
             "flights",
-            sum(found.values()) == len(flights),
-            f"{sum(found.values()):,} of {len(flights):,} flights are in a window",
+            sum(in_parquet.values()) == len(flights),
+            f"{sum(in_parquet.values()):,} of {len(flights):,} flights are in a window",
         ),
         Check(
             "windows",
-            not wrong and len(rows) == len(found),
+            not wrong and len(rows) == len(in_parquet),
             (
                 f"{len(rows):,} windows (airport and hour), each reported once, each with its flights"
                 if not wrong
@@ -252,7 +252,7 @@ def verdict(flights: list[dict[str, Any]], rows: list[Window], published: list[d
         ),
         Check(
             "topic",
-            topic == found and len(published) == len(found),
+            in_topic == in_parquet and len(published) == len(in_parquet),
             f"the topic {DELAYS} has the same {len(published):,} windows as Parquet",
         ),
     ]

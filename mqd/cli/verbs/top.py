@@ -39,7 +39,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 class Sampler:
-    """Samples a cluster, and the broker of `data_dir` (None: none). One connection to each broker is
+    """Samples a cluster, and the broker of `data_dir`, if given. One connection to each broker is
     kept; after an error they are opened again.
     """
 

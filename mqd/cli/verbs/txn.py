@@ -172,9 +172,9 @@ def describe(settings: Settings, name: str) -> None:
 
     with Cluster(settings.bootstrap) as cluster:
         found = txns.describe(cluster, name)
-        places = txns.open_in(cluster, found)
+        open_producers = txns.open_in(cluster, found)
     if settings.json:
-        emit_json(_json(found) | {"open_in": [_open_json(one) for one in places.values()]})
+        emit_json(_json(found) | {"open_in": [_open_json(one) for one in open_producers.values()]})
         return
     _show(found)
     if found.partitions:
@@ -182,7 +182,7 @@ def describe(settings: Settings, name: str) -> None:
         rows = []
         for topic, indexes in sorted(found.partitions.items()):
             for index in indexes:
-                one = places.get((topic, index))
+                one = open_producers.get((topic, index))
                 rows.append((topic, index, *((one.start_offset, _open_for(one.idle_ms)) if one else ("-", "-"))))
         emit_table(("TOPIC", "PARTITION", "START OFFSET", "SILENT FOR"), rows)
 
