@@ -200,8 +200,9 @@ class Consumer:
     def get_watermark_offsets(
         self, partition: TopicPartition, timeout: float | None = None, cached: bool = False
     ) -> tuple[int, int] | None:
-        """Returns (log start offset, high watermark), with isolation.level=read_committed (log start
-        offset, last stable offset). cached: the last known offsets, without a request.
+        """Returns (log start offset, end); the end is the high watermark or, with
+        isolation.level=read_committed, the last stable offset. cached: the last known offsets,
+        without a request.
         """
         more = {"timeout": timeout} if timeout is not None else {}
         return self._implementation.get_watermark_offsets(partition, cached=cached, **more)

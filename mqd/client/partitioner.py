@@ -1,7 +1,7 @@
 """Partitioners by librdkafka's names. Shared memory, librdkafka and (with murmur2) the Java client
 send a key to the same partition.
 
-    consistent_random (default)   CRC-32 of the key; without a key, or an empty one: random
+    consistent_random (default)   CRC-32 of the key; without a key or with an empty one: random
     consistent                    CRC-32 of the key; without a key: of the empty string
     murmur2_random                Java's default: murmur2 of the key; without a key: random
     murmur2                       murmur2 of the key; without a key: of the empty string

@@ -255,8 +255,8 @@ class Producer:
     # -- closing -----------------------------------------------------------------------------------
 
     def close(self) -> bool:
-        """Aborts an open transaction, flushes and ends the producer. By then every record has had its
-        report, even after a fatal error. Must not be called from a callback.
+        """Aborts an open transaction, flushes and ends the producer. When it returns, every record
+        has had its report, even after a fatal error. Must not be called from a callback.
 
         On shared memory it waits 5 s for a broker that is down, then gives up the outstanding records
         with the errors of purge().

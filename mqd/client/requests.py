@@ -62,8 +62,8 @@ class ApiTable(msgspec.Struct, frozen=True):
 
     @property
     def transactions_v2(self) -> bool:
-        """Version 2 (KIP-890): writing to a partition adds it to the transaction, and every transaction
-        has a new epoch.
+        """Whether the broker supports version 2 (KIP-890): writing to a partition adds it to the
+        transaction, and every transaction has a new epoch.
         """
         return self.features.get("transaction.version", 0) >= 2 and self.versions.get(END_TXN, (0, -1))[1] >= 5
 

@@ -3,7 +3,8 @@ opening itself is in payload.py.
 
 A record that cannot be opened is returned with its error() set, like other events, and with its
 sealed bytes as value(); it is not committed until a later record of its partition has been returned.
-consume_batch() returns the records before it, then raises its error once, then continues after it.
+consume_batch() returns the records before such a record, then raises its error once, then continues
+after it.
 """
 
 from __future__ import annotations

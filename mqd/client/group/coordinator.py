@@ -1,5 +1,5 @@
-"""Looks up a group's coordinator. On shared memory requests always go to this broker, but the look-up
-is needed: a broker that never had a group creates the offsets topic only for a look-up.
+"""Looks up a group's coordinator. Over shared memory, requests always go to this broker, but the
+look-up is needed: a broker that never had a group creates the offsets topic only for a look-up.
 
 The look-up is done when the consumer is created, and again after an error that says that the
 coordinator is unavailable. when_known() delays requests until the first look-up has succeeded, but

@@ -118,7 +118,7 @@ class ShareCore:
         self._sends: list[Send] = []
         self._number = 0
         self._under_way: dict[int, tuple[str, Any]] = {}
-        self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator" or a leader's id -> not before
+        self._retry_ms: dict[str | int, int] = {}  # "metadata", "coordinator" or a leader's id -> next attempt
         self._failures: dict[str | int, int] = {}
         self._metadata_due_ms: int | None = None
         self._requested: set[str] = set()

@@ -6,7 +6,7 @@ immediately: no member waits for another to release partitions.
 Invariants
     G1  one heartbeat is under way at a time
     G2  epoch 0 joins with the subscription; a later heartbeat contains it only if it has changed
-    G3  a member that was fenced, left or does not poll has no assignment
+    G3  a member that was fenced, has left or does not poll has no assignment
     G4  while the member joins, is in the group or leaves, a heartbeat is due or under way
 Sources: KIP-932; Kafka's ShareMembershipManager for the handling of errors.
 """

@@ -82,8 +82,8 @@ class Session:
     # -- requests ----------------------------------------------------------------------------------
 
     def fetch_request(self, wanted: frozenset[TopicIdPartition], limits: Limits) -> ShareFetchRequest:
-        """Returns a fetch of partitions, with the waiting acknowledgements. `wanted`: partitions that
-        `node_id` leads.
+        """Returns a fetch of the `wanted` partitions of the leader `node_id`, with the waiting
+        acknowledgements (but see H2).
         """
         acknowledgements, self.acknowledgements = (
             (self.acknowledgements, {}) if self.epoch else ({}, self.acknowledgements)

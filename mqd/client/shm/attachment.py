@@ -17,8 +17,8 @@ turn. The driver is the background thread; but a thread of the application that 
 takes over the role, so that a response needs no switch of threads. The background thread takes the
 role back when no other thread has driven for DRIVER_LEASE_S.
 
-1. `native` is used with `lock` held; only wait() and wake() are not. It is replaced (by a new
-   attachment) only by the driver, and never closed during a wake(), which holds `_waking`.
+1. `native` is used with `lock` held, except for wait() and wake(). Only the driver replaces it
+   (when it attaches again). It is never closed during a wake(), which holds `_waking`.
 2. Callbacks (on_response, Listener) run with `lock` held, in any thread. They do not block and
    never call the user's code.
 3. Every request ends exactly once: with its response, _TIMED_OUT, _TRANSPORT (the worker died;

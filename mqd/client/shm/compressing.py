@@ -79,9 +79,9 @@ class Compressor:
         self.records = 0
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
-        """Adds all records of the chunk up to the first one of a missing partition. Adds none while
-        closed batches wait for room, or without a broker, because all records of a batch time out
-        with its first one. Raises Refused when the first record belongs to a missing partition.
+        """Adds the chunk's records up to the first one whose partition does not exist; raises
+        Refused if that is its first record. Adds none while closed batches wait for room, or
+        without a broker, because all records of a batch time out with its first one.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._pass_on()
@@ -269,8 +269,8 @@ class Compressor:
 
 
 def _up_to_unknown(chunk: Chunk, partition_count: int) -> Chunk:
-    """The chunk before its first record of a missing partition. Raises Refused if that is its first
-    record.
+    """The chunk up to the first record whose partition does not exist. Raises Refused if that is
+    its first record.
     """
     first = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
     if first >= partition_count:

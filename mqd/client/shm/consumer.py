@@ -8,7 +8,7 @@ requests, one for the Fetch that waits for records (fetching.py), since response
     L1  a record is returned once: seek(), pause() and the loss of a partition drop the chunk that
         was read ahead from it, and set its position back to the first record that was not returned
     L2  a commit covers the records returned before the call that makes it; automatic commits are
-        made in poll(), before it returns the next record, in consume(), when a partition is taken
+        made in poll() (before it returns the next record), in consume(), when a partition is taken
         away, and in close()
     L3  partitions that a rebalance takes away are committed (automatic commits) before the
         coordinator learns that they were released

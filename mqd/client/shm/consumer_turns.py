@@ -2,7 +2,7 @@
 puts due callbacks into the inbox.
 
 These threads must not run the consumer's code. At most one callback for errors and one for
-statistics is pending, with the newest value, because the application may not poll for a long time.
+statistics is pending, with the newest value, because the application may go long without a poll().
 Concurrency: the attachments' threads, with their locks held.
 """
 

@@ -2,9 +2,9 @@
 while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
-read, one Fetch is sent to the broker, for positions without records, with all partitions that are
-read to their end (parking.py). The broker responds when one of them has grown. This Fetch can wait
-for a long time and responses keep their order, so it has its own connection (`data`).
+read, one Fetch is sent to the broker that asks only for positions, of all partitions that are read
+to their end (parking.py). The broker responds when one of them has grown. This Fetch can wait for a
+long time and responses keep their order, so it has its own connection (`data`).
 
     F1  at most one Fetch for positions is in flight. `_covered` lists its partitions; a caller that
         also waits for other partitions waits for at most UNCOVERED_WAIT_S
@@ -356,8 +356,8 @@ class Fetcher:
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int, bytes_max: int) -> tuple[Part, int, Any] | None:
-        """Returns the next chunk, as (partition, first offset that was requested, records). It is from the
-        partition with records that has waited longest. None: no partition has any.
+        """Returns the next chunk, as (partition, offset where the read began, records), from the
+        partition that has waited longest. None: no partition has records.
         """
         if self._generation != self._data.generation:
             self._move_readers()
