@@ -2,11 +2,13 @@
 when its sequences have a gap or the broker has no state for it.
 
 A new identity has a new producer id, so that requests still in flight with the old id cannot be
-mistaken for new ones. The C core adopts it when every batch that was sent has a response that says
-whether it was written, and numbers the remaining batches from 0. Until then no new batch is submitted, and
-batches are sent again with the old identity; with the new one they could be written twice
-(docs/decisions/clients/2026-11-26-producer-identity-and-unknown-outcomes.md). transactional.py manages
-the identity of a transactional producer. Source: KIP-98, KIP-360. Concurrency: with the attachment's lock held.
+mistaken for new ones. The C core adopts the identity, and numbers the remaining batches from 0,
+when every batch that was sent has a response that says whether it was written. Until then no new
+batch is submitted, and unanswered batches are sent again with the old identity; with the new one
+they could be written twice
+(docs/decisions/clients/2026-11-26-producer-identity-and-unknown-outcomes.md).
+transactional.py manages the identity of a transactional producer. Source: KIP-98, KIP-360.
+Concurrency: with the attachment's lock held.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class Identity:
         if not self.renewing or not self._is_managed_here or self._producer.fatal is not None:
             return _NEVER
         if self._new_identity is not None:
-            # each response causes a turn; the retry is for responses that never arrive
+            # each response causes a turn; this time is for responses that never arrive
             return _NEVER if self._adopt() else now + _RETRY_S
         if self._requested or now < self._request_at:
             return self._request_at if not self._requested else _NEVER

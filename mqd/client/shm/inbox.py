@@ -18,7 +18,7 @@ class Inbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        # served wherever the application's thread waits
+        # served by every call in which the application's thread waits
         self.responses: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.operations: deque[Any] = deque()  # served only by poll() and consume(): they call the user's functions
         self.attention = False

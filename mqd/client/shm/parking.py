@@ -6,14 +6,13 @@ The broker responds when one of the partitions has grown. Sans-I/O.
                                     # contains only what differs from the last request
     for topic_id, partition, data in session.on_response(response): ...
                                     # the partitions that have grown, or have an error
-    session.reset()                 # without a response: the next request is a full one
+    session.reset()                 # if there was no response: the next request is a full one
 
 With a thousand idle partitions and one busy partition, a request and its response have a few bytes.
 
-    I1  `_sent` has the offsets that the broker's session has: those of the last request, which has
-        had its response or is under way (one request at a time)
-    I2  after a response without a session (id 0) or with a session error the next request is a full
-        one
+    I1  `_sent` has the same offsets as the broker's session: those of the last request, whether it is
+        answered or still under way (one request at a time)
+    I2  after a response with an error, or without a session (id 0), the next request is a full one
     I3  max_bytes is 0: the broker sends no records (shm/local_layout.h, A6)
 """
 

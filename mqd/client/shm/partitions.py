@@ -68,14 +68,15 @@ class Part:
         self.stored_metadata: str | None = None
         self.timestamp = 0  # for LIST: the timestamp in the ListOffsets request
         self.retry_at = 0.0
-        # if the partition is read from another host: its replicas at that time; None: it is read here
+        # the partition's replicas when reading from another host began; None: it is read here
         self.remote_replicas: object = None
         self.serial = 0
-        # since when the metadata has lacked the partition (time.monotonic); None: it has it
+        # time.monotonic() when the metadata was first seen without the partition; None: it is there
         self.unknown_since: float | None = None
-        # the start that the application requested; None: none, or a record was read since
+        # the start that the application requested; None: it requested none, or has received a record since
         self.requested_start = None if start == OFFSET_INVALID else start
-        # the offset after the last record received since the topic was recreated; None: not recreated
+        # the offset after the last record received since the topic was recreated (0: none was); None:
+        # it was not recreated
         self.received_end: int | None = None
         self.is_unknown = False  # the broker did not know the partition at the last read
         self.reported_error = 0  # the error last reported to the application

@@ -127,7 +127,7 @@ class ProducerDriver:
         self._send(True)
 
     def restage(self, stage: Stage, delay: float) -> None:
-        """Gives the stage a turn after `delay`: the reason to hold it may have ended. Lock held."""
+        """Gives the stage a turn after `delay`, when it may no longer have to be held. Lock held."""
         self.active.add(stage)
         stage.armed = True
         stage.due = time.monotonic() + delay
@@ -193,7 +193,7 @@ class ProducerDriver:
         if stage.number < 0 and not self.resolve(stage):
             return self._on_unknown_topic(stage, now)
         if self._flushing or now >= stage.due:
-            # before `armed` is cleared: a thread that arms the stage after that adds it again
+            # in this order: a thread that finds `armed` cleared adds the stage to `active` again
             self.active.discard(stage)
             stage.armed = False
             self.hand_over(stage)
@@ -201,7 +201,7 @@ class ProducerDriver:
                 return NEVER
             stage.armed = True
             self.active.add(stage)
-            # no room, or held: the next event usually causes a turn; this time is for the other cases
+            # no room, or held: the event that ends this usually causes a turn; `due` is for the other cases
             stage.due = now + max(self._linger_s, 0.001)
         return stage.due
 
@@ -224,8 +224,8 @@ class ProducerDriver:
 
     def send_due(self) -> None:
         """Sends the batches whose linger time is over, and makes sure that the driver, which may sleep,
-        sends the others in time. The driver is woken only once: callers that wait for room call this
-        after each turn, and would otherwise cause the next turn.
+        sends the others in time. The driver is woken only if it would be late: callers that wait for
+        room call this after each of its turns, and would otherwise always cause another one.
         """
         if self.held is None and not self._closed:
             self._send(self._flushing > 0 or self._linger_s == 0)

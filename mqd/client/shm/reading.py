@@ -43,11 +43,12 @@ CORRUPT_MESSAGE = 2
 class Problem(NamedTuple):
     """The reason why the reader cannot return the next record.
 
-    kind: "aborted"   the aborted transactions from `position` on are not known: request positions
-                      there, then set_aborted
+    kind: "aborted"   the aborted transactions from `position` on are not known: send a positions-only
+                      Fetch (parking.py) from there, then call set_aborted
           "range"     the position is out of range (DeleteRecords, retention): seek
           "corrupt"   the next batch cannot be read; text has the reason and offset. skip() leaves it out
-          "gone"      the broker's error `code` for the partition (3 or 100: it or its topic is unknown)
+          "gone"      the partition cannot be read, because of Kafka's error `code` (3 or 100: it or its
+                      topic is unknown)
     """
 
     kind: str
@@ -164,7 +165,7 @@ class PartitionReader:
         self._reader.close()
 
     def take_problem(self) -> Problem | None:
-        """Returns, once, the reason why the last read() returned no records; None: it was at the end."""
+        """Returns, once, why the last read() returned no records; None: it had reached the end."""
         problem, self._problem = self._problem, None
         return problem
 

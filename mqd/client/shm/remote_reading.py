@@ -1,8 +1,7 @@
-"""Reads partitions without a readable replica on this host from their leaders, over TCP with
+"""Reads partitions that have no readable replica on this host: from their leaders, over TCP with
 librdkafka, for a consumer that otherwise reads shared memory.
 
-    records = RemoteRecords(settings)                    # nothing is connected before the first
-                                                         reader
+    records = RemoteRecords(settings, isolation_level)   # connects only when the first reader is opened
     reader = records.open(topic, partition, offset)      # the methods of reading.PartitionReader that fetching.py uses
     records.close()
 
@@ -13,11 +12,11 @@ readers return its records. Only its own thread uses it; readers send their requ
         reader's last open or seek, which is checked by `serial`
     V2  a reader buffers about AHEAD_RECORDS; then its partition is paused until half of them were
         read
-    V3  `position` is the offset after the last returned record; at an end that librdkafka has
-        reported, it is that end (after transaction markers)
+    V3  `position` is the offset after the last returned record or, if librdkafka has reported the
+        partition's end after it, that end (transaction markers may lie between the two)
     V4  if the thread fails, every reader gets a problem, even one that is opened or seeks later, so
         that no caller waits without end
-Concurrency: readers by the consumer's thread; what both threads touch is guarded by `_lock`.
+Concurrency: readers by the consumer's thread; what both threads touch is guarded by `lock`.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ class RemoteReader:
         self._records = records
         self.serial = 0
         self.messages: deque[Any] = deque()
-        self.end = -1  # the partition's end as last reported by librdkafka; -1: records may follow before it
+        self.end = -1  # the partition's end as reported by librdkafka; -1: none since the last record or seek
         self.problem: Problem | None = None
         self.is_paused = False
 
@@ -134,7 +133,8 @@ class RemoteRecords:
         self._config |= _FIXED_KEYS | {"isolation.level": "read_committed" if isolation_level else "read_uncommitted"}
         self._has_work = threading.Condition(self.lock)
         self._open: set[RemoteReader] = set()
-        self._requests: deque[tuple[RemoteReader, int, int]] = deque()  # (reader, its serial, offset; -1 = end)
+        # (reader, its serial, start offset or -1 to close)
+        self._requests: deque[tuple[RemoteReader, int, int]] = deque()
         # used only by the thread: (reader, serial of its last request that was carried out)
         self._readers: dict[tuple[str, int], tuple[RemoteReader, int]] = {}
         self._thread: threading.Thread | None = None
@@ -252,7 +252,7 @@ class RemoteRecords:
         key = reader.topic, reader.partition
         current = self._readers.get(key)
         if offset < 0 and (current is None or current[0] is not reader):
-            return  # the partition has a new reader meanwhile
+            return  # this reader is not the partition's current one
         if current is not None:
             consumer.incremental_unassign([confluent_kafka.TopicPartition(*key)])
             del self._readers[key]

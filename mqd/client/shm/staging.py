@@ -48,8 +48,8 @@ class Entry(NamedTuple):
 
 
 class Refused(Exception):
-    """Raised when the C core will never accept the first of these records, or this batch. `error` goes
-    into the report.
+    """Raised when a batch, or the first of the records to append, can never be accepted. `error` is for
+    the delivery report.
     """
 
     def __init__(self, error: KafkaError) -> None:
@@ -135,8 +135,8 @@ class Stage:
 
 
 class Chunk(NamedTuple):
-    """Columns for one call into C. `rows` (Entry or value) is set if a caller waits for the report of
-    a record.
+    """Columns for one call into C. `rows`: the records as Entry objects, if any of them has a delivery
+    callback.
     """
 
     values: Column
@@ -146,7 +146,7 @@ class Chunk(NamedTuple):
     timestamp_ms: int
     timestamps: np.ndarray | None
     rows: list[Any] | None = None
-    partition: int = -1  # for all, where `partitions` is None
+    partition: int = -1  # of all records, if `partitions` is None
 
     def part(self, start: int, end: int) -> Chunk:
         """Records start .. end - 1, without `rows`; the same bytes."""
@@ -187,7 +187,7 @@ def chunk_of(stage: Stage, count: int) -> Chunk:
         data = b"".join(entries)
     except TypeError:  # entries that are tuples
         if set(map(type, entries)) == {tuple} and len(sizes := set(map(len, entries))) == 1:
-            # a quarter of the time of zip(*entries)
+            # takes a quarter of the time of zip(*entries)
             values, keys = list(map(_value_of, entries)), list(map(_key_of, entries))
             given = np.fromiter(map(_partition_of, entries), np.int32, count) if sizes == {3} else None
             return Chunk(_column(values), _optional(keys), None, given, timestamp_ms, timestamps)

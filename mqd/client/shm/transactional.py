@@ -98,12 +98,13 @@ class _TransactionState:
         self.added_topics: set[str] = set()  # version 1
         self.topics_being_added: set[str] = set()
         self.groups: set[str] = set()
-        # unknown topics of offsets to commit -> time of the first such response (time.monotonic)
+        # topics of committed offsets that the broker does not know -> time.monotonic() of its first
+        # response that says so
         self.unknown_since: dict[str, float] = {}
         self.commit_requested = False  # the coordinator may have decided to commit
-        # an abort has begun, which may have dropped records: in version 1 the next transaction needs
-        # another epoch, even if this one is committed after all
-        self.renews = False
+        # an abort has begun and may have dropped records: in version 1 the next transaction needs
+        # another epoch, even if this transaction is committed after all
+        self.needs_new_epoch = False
         # the coordinator has ended the transaction, by a commit (True) or an abort (False)
         self.ended: bool | None = None
         # the identity for the next transaction; None = not known yet, or unchanged
@@ -263,8 +264,8 @@ class Transactions:
             self._ending_calls.discard(this_call)
 
     def _start_ending(self, call: object) -> None:
-        """Registers the call and sets the state, with the lock held. If the state is ENDING and
-        `_ending_calls` is empty, Ctrl-C has interrupted the call.
+        """Registers the call and sets the state; lock held. Later, the state ENDING without a registered
+        call means that Ctrl-C has interrupted the call.
         """
         self._ending_calls.add(call)
         self.state = State.ENDING
@@ -283,7 +284,7 @@ class Transactions:
                 self.state = State.READY
         except BaseException as problem:
             with self._producer.attachment.lock:
-                self._stop_staging()  # Ctrl-C may have come before the first call
+                self._stop_staging()  # Ctrl-C may have come before _stop_staging() above
                 if self.state is not State.ENDING:
                     pass  # Ctrl-C came after the end
                 elif isinstance(problem, _CommittedError):
@@ -301,7 +302,7 @@ class Transactions:
         if not (self._current.wrote or self._current.added_topics):
             return
         # set before _wait_until_drained(), which makes the C core discard the sequences
-        self._current.renews |= not commit
+        self._current.needs_new_epoch |= not commit
         if not commit and not self._wait_until_drained(deadline):
             raise failure(
                 KafkaError._TIMED_OUT,
@@ -315,7 +316,7 @@ class Transactions:
             self._current.ended = commit
         elif self._current.ended is not commit:
             raise _too_late() if self._current.ended else failure(KafkaError._STATE, "the transaction has been aborted")
-        if self._current.renews and self._current.next_identity is None:
+        if self._current.needs_new_epoch and self._current.next_identity is None:
             self._current.next_identity = self._init_identity(self._producer_id, self._producer_epoch, deadline)
 
     def _request_end(self, commit: bool, deadline: float) -> Any:
@@ -398,7 +399,7 @@ class Transactions:
     def _request(
         self, api_key: int, at_most: int | None, message: Callable[[], Any], deadline: float, expected: int = 0
     ) -> Any:
-        """Sends a request, with retries, and returns its response, which has no error or the error
+        """Sends a request, with retries, and returns its response, which has no error, or only the error
         `expected`. Raises KafkaException with librdkafka's flags.
         """
         attachment = self._producer.attachment
@@ -476,16 +477,16 @@ class Transactions:
 
     def _add_topic(self, stage: Any) -> None:
         """Requests to add all partitions of the topic, without waiting; lock held. An error in the
-        response breaks only the transaction of the request, and only while it is open: later the
-        request can be refused because its epoch is old.
+        response breaks only the transaction for which the request was sent, and only while that is
+        open: later, the broker may refuse the request because its epoch is old.
         """
         current, attachment = self._current, self._producer.attachment
         current.topics_being_added.add(stage.topic)
-        names = self._identity_fields()
+        identity = self._identity_fields()
         request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=names["transactional_id"],
-            v3_and_below_producer_id=names["producer_id"],
-            v3_and_below_producer_epoch=names["producer_epoch"],
+            v3_and_below_transactional_id=identity["transactional_id"],
+            v3_and_below_producer_id=identity["producer_id"],
+            v3_and_below_producer_epoch=identity["producer_epoch"],
             v3_and_below_topics=[
                 AddPartitionsToTxnRequest.Topic(name=stage.topic, partitions=list(range(stage.partition_count)))
             ],
@@ -553,7 +554,7 @@ def _remaining_s(deadline: float) -> float:
 
 
 def _first_error(response: Any) -> int:
-    """The first error code anywhere in a response of transactions."""
+    """The first error code anywhere in the response to one of the requests above; 0 = none."""
     if getattr(response, "error_code", 0):
         return response.error_code
     for topic in getattr(response, "topics", None) or ():

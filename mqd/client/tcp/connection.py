@@ -111,7 +111,7 @@ class Connection:
         return response
 
     def send(self, request: Any, version: int) -> int:
-        """Returns the correlation id."""
+        """Sends a request; returns its correlation id."""
         number = next(self._numbers)
         try:
             self._socket.sendall(with_length(encode_request(request, version, number, self._client_id)))

@@ -59,11 +59,12 @@ class TcpConsumer:
             self._consumer = consumer = OpeningConsumer(given, settings.encryption, **more)
         self._poll_one = consumer.poll
         self._subscription: list[str] = []
-        self._held: list[Any] = []  # taken together with a batch, but from another partition
+        self._held: list[Any] = []  # received from librdkafka, but not returned yet
         # the offsets at which paused partitions with buffered records continue: librdkafka has no
         # position until it returns the next record
         self._paused_at: dict[tuple[str, int], int] = {}
-        # records of the latest take(): the next call counts them as returned, unless it is give_back()
+        # the result of the latest take() or gather(), which the next call counts as returned to the
+        # application, unless that call is give_back()
         self._taken: list[Any] = []
         self._unstored: dict[tuple[str, int], Any] = {}  # the last returned message of each partition
         self._unstored_count = 0
@@ -121,14 +122,14 @@ class TcpConsumer:
         self._interrupted = True
 
     def uninterrupt(self) -> None:
-        """Drops an interrupt() that arrived after its take() or gather() had ended. Only while none
-        runs.
+        """Drops an interrupt() that came after the take() or gather() that it was for. Call it only while
+        neither runs.
         """
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
-        """Takes back the latest records, which were taken but not returned: they are returned next, and
-        commits end before them.
+        """Takes back the last of the taken records, because they did not reach the application: they are
+        returned next, and commits end before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
         self._count_taken()
@@ -160,7 +161,7 @@ class TcpConsumer:
                 self._store()
                 if time.monotonic() >= deadline:
                     return None
-                continue  # a rebalance has taken the records away
+                continue  # a rebalance has revoked their partition
             first = messages[0]
             if first.error() is not None:
                 self._held = messages[1:]
@@ -186,7 +187,7 @@ class TcpConsumer:
         first = self._poll_one(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
             return
-        self._held.append(first)  # before consume(), which may raise, or call on_revoke and lose its partition
+        self._held.append(first)  # before consume(), which may raise, or drop `first` with its partition
         if count > 1:
             more = self._consumer.consume(min(count, CHUNK_MAX) - 1, 0)
             self._held += more
