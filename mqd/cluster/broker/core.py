@@ -6,12 +6,12 @@ host's node id to its own metadata core. When the controller process restarts, o
 Started (node id, directory id, incarnation, ...) and the metadata log remain.
 
 Invariants (check())
-    B1  the lease deadline is at most sent_ms + lease of a heartbeat of the current registration that
-        got a response; it never depends on the arrival time of the response
+    B1  the lease ends at the latest `lease_ms` after `sent_ms` of an answered heartbeat of the current
+        registration; the arrival time of the response does not matter
     B2  the broker is ready (R10) only while the committed metadata has this incarnation's registration,
         and this host's workers have applied it
-    B3  the proposal for a partition is the newest one of its worker; each leader epoch and sequence
-        gets one response
+    B3  the stored proposal for a partition is its worker's newest one; the worker gets at most one
+        response for each leader epoch and sequence
     B4  a client's change is sent at most once; its client gets exactly one response
 Bounds: CHANGES_WAITING_MAX changes in flight; further ones are refused with a retriable error. One
 proposal per partition.
@@ -222,9 +222,9 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        # unfenced according to the metadata: the response to the next heartbeat has a lease
-        returned = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
-        if (self.ready and not was_ready) or returned or self._shutdown_since_ms >= 0:
+        # according to the metadata: the response to the next heartbeat has a lease
+        was_unfenced = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
+        if (self.ready and not was_ready) or was_unfenced or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat
         for number, change in list(self._changes.items()):
             if change.waiting_response is not None and change.waiting_response.version <= self.applied_version:
@@ -260,8 +260,9 @@ class BrokerCore(Reports):
         return [] if self._proposing else self._propose_new(now_ms)
 
     def _propose_new(self, now_ms: int) -> list[Action]:
-        """Sends the new proposals in one message, unless one is in flight: then they wait for the next.
-        So ten thousand simultaneous changes take a few messages and a few batches of the log.
+        """Sends all new proposals in one message. While a message is in flight, callers let proposals wait
+        for the next one: so ten thousand simultaneous changes take a few messages and a few batches of
+        the log.
         """
         return self._propose([key for key, entry in self._proposals.items() if entry.sent_epoch < 0], now_ms)
 
@@ -360,8 +361,8 @@ class BrokerCore(Reports):
         return [Reply(change.client, response, message.topic_name)]
 
     def _give_up_changes(self) -> list[Action]:
-        """Another controller is active, so there will be no responses to these changes: it is not known
-        whether they were made.
+        """Gives up the changes in flight when the active controller changes: they get no response, and it is
+        not known whether they were made.
         """
         lost = [number for number, change in self._changes.items() if change.waiting_response is None]
         text = "The active controller has changed; whether the change was made is not known."
@@ -393,9 +394,7 @@ class BrokerCore(Reports):
         return self._heartbeat(now_ms) if self.broker_epoch >= 0 else self._end("this broker is not registered")
 
     def _end(self, reason: str) -> list[Action]:
-        """Ends this broker. The only output after this is the last write to the control segment (no
-        lease).
-        """
+        """Ends this broker. The last actions withdraw the lease in the control segment and shut down."""
         epoch = self.broker_epoch
         self.fenced, self.ready, self._lease_until_ms = True, False, 0
         report = self._report()

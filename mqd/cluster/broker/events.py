@@ -14,7 +14,7 @@ class Started(msgspec.Struct, frozen=True):
     """The first event. `registration`: complete, with the directories; its incarnation is the keeper's
     generation. `process`: a number that no earlier controller process of this host had (its start time,
     CLOCK_BOOTTIME in ns). The lease of the previous process stays valid, so that clients do not notice
-    its end.
+    that the process has ended.
     """
 
     registration: peer.RegisterBroker
@@ -106,8 +106,8 @@ class DirectoriesFull(msgspec.Struct, frozen=True):
 
 
 class PartitionEmptied(msgspec.Struct, frozen=True):
-    """A worker reports that a retired partition that it leads has no records any more; for a hidden
-    partition, that no client has written to it for the grace period.
+    """A worker reports that a retired partition that it leads has no records any more or, if the partition
+    is hidden already, that no client has written to it for the grace period.
     """
 
     topic_id: bytes
@@ -192,8 +192,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class ShutDown(msgspec.Struct, frozen=True):
-    """This host leads no partitions any more, and all brokers know it. Flush, write the clean mark with
-    this broker epoch, exit. -1: not registered, so no mark.
+    """This host leads no partitions any more, and all brokers know it. Flush, write the clean-shutdown
+    marker with this broker epoch, exit. -1: not registered, so no marker.
     """
 
     broker_epoch: int

@@ -46,7 +46,7 @@ class RegisterBroker(msgspec.Struct, tag=True, frozen=True):
     controller_port: int
     worker_count: int
     directories: list[DirectoryReport]
-    clean_epoch: int  # broker epoch in its clean mark; -1 = no clean shutdown (R9)
+    clean_epoch: int  # broker epoch in its clean-shutdown marker; -1 = no clean shutdown (R9)
     features: dict[str, tuple[int, int]]
     flush_on_ack: bool = False  # the host's own default for topics
     # by listener name: the address for clients; that of the first listener is `host`, `port`
@@ -82,15 +82,15 @@ class BrokerHeartbeatResponse(msgspec.Struct, tag="HeartbeatAnswer", frozen=True
     lease_ms: int
     fenced: bool
     should_shutdown: bool = False  # all brokers know that it leads no partitions any more
-    error: int = 0  # NOT_CONTROLLER | STALE_BROKER_EPOCH: register again | BROKER_ID_NOT_REGISTERED
+    error: int = 0  # NOT_CONTROLLER; STALE_BROKER_EPOCH or BROKER_ID_NOT_REGISTERED: register again
 
 
 class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
     """The sender's keeper has seen all broker processes of its host end (pidfd): no process acts for this
     broker epoch any more. Only the same host can prove this. The proof is not valid after a heartbeat
     that was sent later, because the host may be back and have a lease. For the same reason only the
-    controller of `controller_epoch` accepts it, or the next one if `led` says that this controller ended
-    with the broker.
+    controller of `controller_epoch` accepts it or, if `led` says that this one ended with the broker,
+    the next controller.
     """
 
     node_id: int
@@ -128,8 +128,8 @@ class InSyncProposal(msgspec.Struct, frozen=True):
 
 
 class AlterPartition(msgspec.Struct, tag=True, frozen=True):
-    """KIP-497 with R6b: at most one in flight per partition; a repetition has the same sequence and
-    the same contents.
+    """KIP-497 with R6b: at most one proposal in flight per partition; a repeated proposal has the same
+    sequence and the same contents.
     """
 
     controller_epoch: int  # epoch of the intended controller; other controllers refuse the message
@@ -139,8 +139,8 @@ class AlterPartition(msgspec.Struct, tag=True, frozen=True):
 
 
 class InSyncResult(msgspec.Struct, frozen=True):
-    """`error` 0: committed. The fields have the new state, or after an error the committed state (-1 if
-    the partition is unknown).
+    """The partition's new state if `error` is 0 (committed), otherwise its committed state (-1 if the
+    partition is unknown).
     """
 
     topic_id: bytes
@@ -207,9 +207,9 @@ class ReplicaPlaced(msgspec.Struct, tag=True, frozen=True):
 
 class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
     """The sender cannot serve its replicas of these partitions, because their disk failed or their data
-    is damaged. Other replicas lead them if there are any; repeated until then. `full`: the replicas are
-    complete, but no records can be written to them now. If enough others are in sync, they lead and do
-    not wait for this replica.
+    is damaged. Repeated until other replicas, if there are any, lead them. `full`: partitions whose
+    replica here is complete, but cannot take records now. If enough other replicas are in sync, one of
+    them leads, and the leader does not wait for this replica.
     """
 
     node_id: int
@@ -219,8 +219,8 @@ class ReplicasFailed(msgspec.Struct, tag=True, frozen=True):
 
 
 class PartitionsEmptied(msgspec.Struct, tag=True, frozen=True):
-    """Retired partitions that the sender leads and that have no records any more. Repeated until they are
-    hidden. For hidden partitions: no client has written to them for the grace period.
+    """Retired partitions that the sender leads and that have no records any more (repeated until they are
+    hidden), or hidden ones to which no client has written for the grace period.
     """
 
     node_id: int

@@ -61,7 +61,7 @@ class Reports:
         self._reported: SetBroker | None = None
         self._applied = self._known_version = self._committed = -1
         self._register_at_ms = self._heartbeat_at_ms = 0
-        self._wait_logged = False  # whether it was logged that another host has the node id
+        self._wait_logged = False  # whether NotYetRegistered was logged for the current wait
         # heartbeats sent before this time are not this process's own, and a proof of death may have
         # followed them (A4)
         self._started_ms = -1
@@ -71,7 +71,7 @@ class Reports:
         self._shutdown_since_ms = -1
         self._dead = self._ended = False
         self._proposals: dict[tuple[bytes, int], Proposal] = {}
-        self._proposing = False  # a message is in flight
+        self._proposing = False  # an AlterPartition is in flight
         self._changes: dict[int, Change] = {}
         self._change_number = 0
         # partition -> leader epoch that ended with a worker
@@ -111,7 +111,7 @@ class Reports:
             partition = self._partition(key)
             return partition is not None and partition.leader == self.node_id and partition.leader_epoch == epoch
 
-        def is_elsewhere(key: tuple[bytes, int], directory: str) -> bool:
+        def is_recorded_elsewhere(key: tuple[bytes, int], directory: str) -> bool:
             partition = self._partition(key)
             return (
                 partition is not None
@@ -129,7 +129,9 @@ class Reports:
             if (partition := self._partition(key)) is not None and partition.partition_epoch == epoch
         }
         self._emptied = {key: epoch for key, epoch in self._emptied.items() if is_led(key, epoch)}
-        self._moved = {key: directory for key, directory in self._moved.items() if is_elsewhere(key, directory)}
+        self._moved = {
+            key: directory for key, directory in self._moved.items() if is_recorded_elsewhere(key, directory)
+        }
 
     def _is_pending(self, key: tuple[bytes, int], proposal: messages.ProposeInSync) -> bool:
         """Whether the proposal is still pending. It ends when the metadata has a newer state of the
@@ -188,8 +190,8 @@ class Reports:
         return self._repeat(now_ms)
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
-        """Partitions in a full directory whose in-sync set has this replica and is large enough without
-        it. The controller checks the same.
+        """Partitions with a replica in a full directory here that is in sync, and with enough other
+        in-sync replicas. The controller checks the same.
         """
         state, node = self._state, self.node_id
         return [
@@ -203,8 +205,8 @@ class Reports:
         ]
 
     def _check_directories(self) -> None:
-        """Adds the partitions in unusable or missing directories to the failed ones; no worker serves
-        them.
+        """Adds the partitions in unusable or missing directories, which no worker serves, to the failed
+        ones.
         """
         self._failed.pop(NO_WORKER, None)
         if self._registration is None:
@@ -255,8 +257,8 @@ class Reports:
             followed = [(topic_id, index, epoch) for (topic_id, index), epoch in self._followed.items()]
             actions += self._to_controller(peer.WorkersDied(self.node_id, self.broker_epoch, lost, followed))
             if not self._lost:
-                # Sent as often as the leaderships. If the message is lost, the leaders detect the
-                # failure themselves.
+                # `_followed` is repeated only as long as `_lost` is: if the last message gets lost, the
+                # leaders detect the failure themselves
                 self._followed.clear()
         if self._emptied:
             emptied = [(topic_id, index, epoch) for (topic_id, index), epoch in self._emptied.items()]

@@ -21,9 +21,8 @@ class Subscriber(msgspec.Struct):
     index: int
     applied_version: int = -1
     held: bool = False  # H3: waits for new leader epochs
-    has_failures: bool = (
-        True  # whether its last report had any; True before the first, since its predecessor may have had some
-    )
+    # whether its last report had failures; True before the first: its predecessor may have had some
+    has_failures: bool = True
 
 
 class Command(msgspec.Struct):
@@ -99,8 +98,8 @@ class HostCommands:
         ]
 
     def _on_move_ended(self, event: MoveEnded, now_ms: int) -> list[Action]:
-        """Accepts the report only from a live worker, and only for a partition that it owns. (H3: when
-        it dies, its successor is sent the partition only after everything recorded before.)
+        """Accepts the report only from a live worker, and only for a partition that it owns. (If the worker
+        dies, its successor gets the partition only after all earlier records have been applied: H3.)
         """
         worker = self._subscribers.get(event.client)
         image = self._published_image((event.moved.topic_id, event.moved.index))

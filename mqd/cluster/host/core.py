@@ -7,9 +7,9 @@ they last as long as the control segment), messages to subscribers, and the vers
 subscriber has applied. Subscribers receive all partitions of the cluster, because a client can
 request a partition's leader from any host.
 
-When a replica is added for which the metadata has no log directory, one is chosen and recorded first:
-otherwise a restarted host could choose another one and start an empty log there. Then the replica
-gets a slot, and its owner opens it. When a replica is removed its image gets slot -1, its owner
+When a replica is added and the metadata has no log directory for it, one is chosen and recorded
+first: otherwise a restarted host could choose another one and start an empty log there. Then the
+replica gets a slot, and its owner opens it. When a replica is removed its image gets slot -1, its owner
 deletes the files, and the slot is free once all workers have applied that.
 
 Invariants (check())
@@ -26,9 +26,9 @@ Invariants (check())
         first slot; a partition has a slot if and only if this host has a replica of it, in a recorded
         directory, and a slot was free
     H7  all changes of one version reach a subscriber in one message
-    H8  before a worker gets the message to serve a partition, its slot has the owner, the log
-        directory and the leader epoch (or a newer one), because all workers read according to the
-        slot. A controller that starts therefore completes slots that its predecessor began to write
+    H8  before a worker gets the message to serve a partition, the partition's slot has the owner, the
+        log directory and the leader epoch (or a newer one), because all workers act on the slot. A
+        controller that starts therefore completes slots that its predecessor began to write
 Bounds: COMMANDS_MAX commands in flight.
 """
 
@@ -134,9 +134,9 @@ class HostCore(TopicImages):
         return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
-        """Assigns the torn slots, which the previous controller was writing, to partitions without a slot.
-        Partitions that workers already know (those with a later epoch) come first. A torn slot for
-        which there is no partition was being cleared and is unused.
+        """Assigns the torn slots, which the previous controller was writing, to partitions without a slot:
+        first to those that workers may already know, which have the highest epochs. A torn slot that is
+        left over was being cleared and is unused.
         """
         without_slot = [
             (-partition.leader_epoch, topic.topic_id, partition.index)
@@ -320,7 +320,7 @@ class HostCore(TopicImages):
 
     def _on_worker_died(self, event: WorkerDied, now_ms: int) -> list[Action]:
         if self._generations.get(event.index, event.generation) != event.generation:
-            return []  # the next worker has subscribed, which was handled as this death
+            return []  # already handled, when the next worker subscribed
         self._generations.pop(event.index, None)
         return [*self._handle_worker_death(event.index), *self._maybe_report_applied()]
 

@@ -118,8 +118,8 @@ class AssignSlot(msgspec.Struct, frozen=True):
     owner: int
     log_dir: int
     leader_epoch: int
-    # Whether only the log directory of a partition that this host leads has changed. If its owner has
-    # died, the slot is evidence of the death and stays unchanged until the next epoch.
+    # Whether this host leads the partition, and only its log directory has changed. If the slot's owner
+    # has died, the slot is evidence of the death and stays unchanged until the next epoch.
     moved: bool = False
 
 
@@ -139,16 +139,16 @@ class AppliedEverywhere(msgspec.Struct, frozen=True):
 
 
 class RaiseEpochs(msgspec.Struct, frozen=True):
-    """The process that led these partitions has died. Goes to the metadata core (LeadershipsLost), or to
-    the broker core if another host decides.
+    """The process that led these partitions has died. Goes to the broker core or, without a quorum, to the
+    metadata core (LeadershipsLost in both).
     """
 
     partitions: tuple[Partition, ...]
 
 
 class RecordMove(msgspec.Struct, frozen=True):
-    """This host's replica is in `directory`. Goes to the metadata core (MoveCompleted) or to the broker
-    core (ReplicaMoved).
+    """This host's replica is in `directory`. Goes to the broker core (ReplicaMoved) or, without a quorum,
+    to the metadata core (MoveCompleted).
     """
 
     topic_id: bytes

@@ -24,8 +24,8 @@ def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
 
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
-    """Whether the slot needs no write: it matches the image, or has a later epoch than this state, which
-    is still catching up, or is evidence of a worker's death (then it is written in the next epoch).
+    """Whether the slot needs no write: it matches the image, or has a later epoch than this host's state,
+    which is still catching up, or is evidence of a worker's death (then the next epoch is written).
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
@@ -81,7 +81,7 @@ class TopicImages(HostCommands):
         known.
         """
         old = self._images.get(topic.name)
-        only = (
+        changed = (
             list(indexes)
             if indexes is not None
             and old is not None
@@ -90,10 +90,10 @@ class TopicImages(HostCommands):
             and all(index < len(old.partitions) for index in indexes)
             else None
         )
-        actions += self._put_topic(topic, {}, only)
-        if only is not None:
+        actions += self._put_topic(topic, {}, changed)
+        if changed is not None:
             partitions = self._images[topic.name].partitions
-            return [messages.PartitionsPut(self._version, topic.topic_id, [partitions[index] for index in only])]
+            return [messages.PartitionsPut(self._version, topic.topic_id, [partitions[index] for index in changed])]
         if self._waits_for_slots(topic):
             image = self._images.get(topic.name)
             if (
@@ -107,15 +107,16 @@ class TopicImages(HostCommands):
         return [messages.TopicPut(self._version, self._images[topic.name])]
 
     def _put_topic(
-        self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], only: list[int] | None = None
+        self, topic: TopicState, in_place: Mapping[Partition, SlotSeen], changed: list[int] | None = None
     ) -> list[Action]:
+        """`changed`: the indexes of the changed partitions, None = all may have changed."""
         actions: list[Action] = []
         old = self._images.get(topic.name)
         before = old.partitions if old is not None and old.topic_id == topic.topic_id else []
-        images = list(before) if only is not None else []
-        for index in only if only is not None else range(len(topic.partitions)):
+        images = list(before) if changed is not None else []
+        for index in changed if changed is not None else range(len(topic.partitions)):
             image = self._make_image(topic.topic_id, topic.partitions[index], actions)
-            if only is not None:
+            if changed is not None:
                 images[index] = image
             else:
                 images.append(image)
@@ -246,7 +247,7 @@ class TopicImages(HostCommands):
 
     def _waits_for_slots(self, topic: TopicState) -> bool:
         """Whether partitions of the topic wait for slots. The request that created them gets its response
-        when they have slots and all workers know these.
+        when all workers know their slots.
         """
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)

@@ -21,16 +21,15 @@ from mqd.security.acl import AclBinding, AclFilter
 
 class PartitionImage(msgspec.Struct, frozen=True, omit_defaults=True):
     index: int
-    # of the control segment; assigned by the controller at run time, not logged. -1: this host has no
+    # in the control segment; assigned by the controller at run time, not logged. -1: this host has no
     # replica, or no slot for it yet
     slot: int
     owner: int  # worker index; OWNER_NONE if there is no usable replica here
     log_dir: int  # index in log.dirs
     leader: int  # node id, -1 = none
     leader_epoch: int
-    replicas: list[
-        int
-    ]  # node ids, the preferred leader first; during a reassignment: the target, then the leaving ones
+    # node ids, the preferred leader first; during a reassignment: the target, then the leaving ones
+    replicas: list[int]
     in_sync_replicas: list[int]
     partition_epoch: int = 0
     adding: list[int] = []  # replicas that a reassignment adds (KIP-455)
@@ -71,7 +70,7 @@ class BrokerImage(msgspec.Struct, frozen=True):
     # The registered generation of its keeper. While it differs from this host's own, this host has not
     # received its own registration yet (R10).
     incarnation: int = 0
-    # of its metadata directory: another id is another host, even with the same node id
+    # id of its metadata directory: another id is another host, even with the same node id
     directory_id: str = ""
     endpoints: dict[str, tuple[str, int]] = {}  # by listener name; empty: not known
 
@@ -94,7 +93,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     broker_config: dict[str, str]
     # the part of it that is set for all brokers (resource name "")
     broker_default_config: dict[str, str] = {}
-    # the newest removed topics: a worker that was down at the time deletes their files
+    # the last removed topics: a worker that was down when they were removed deletes their files
     removed_topic_ids: list[bytes] = []
     group_configs: dict[str, dict[str, str]] = {}  # groups with a configuration of their own
     client_quotas: list[ClientQuota] = []
@@ -139,7 +138,7 @@ class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
 
 
 class ClientMetricsPut(msgspec.Struct, tag=True, frozen=True):
-    """Like GroupConfigPut, for one subscription to clients' metrics."""
+    """Like GroupConfigPut, for one client metrics subscription (KIP-714)."""
 
     version: int
     name: str
@@ -164,8 +163,8 @@ class SettingsPut(msgspec.Struct, tag=True, frozen=True):
     version: int
     client_quotas: list[ClientQuota] | None = None
     features: dict[str, int] | None = None
-    # existing topics that are withheld, or sent without some partitions, because these wait for slots
-    # of this host
+    # existing topics whose partitions, or the last of them, are not sent yet, because these wait for
+    # slots on this host
     withheld: list[str] | None = None
 
 
@@ -326,8 +325,7 @@ class AddPartitions(msgspec.Struct, tag=True, frozen=True):
     name: str
     partition_count: int  # the new total
     assignments: list[list[int]] | None
-    # the topic's value when the requester checked that no open transaction has written to removed
-    # partitions
+    # as it was when the requester checked that no open transaction has written to removed partitions
     first_leader_epoch: int = 0
 
 
@@ -383,7 +381,9 @@ class UpdateFeatures(msgspec.Struct, tag=True, frozen=True):
 
 
 class AllocateProducerIds(msgspec.Struct, tag=True, frozen=True):
-    """Allocates a block of producer ids, which is on disk before the response; no id is assigned twice."""
+    """Allocates a block of producer ids. The allocation is on disk before the response, so no id is
+    assigned twice.
+    """
 
     count: int
 
@@ -471,7 +471,7 @@ class AlterScramCredentials(msgspec.Struct, tag=True, frozen=True):
 
     removals: list[tuple[str, int]]  # user, mechanism
     settings: list[ScramCredential]
-    decoy_secret: str = ""  # random: the cluster's sasl.scram.decoy.secret, if it has none
+    decoy_secret: str = ""  # random; becomes the cluster's sasl.scram.decoy.secret if it has none yet
 
 
 class CreateDelegationToken(msgspec.Struct, tag=True, frozen=True):
