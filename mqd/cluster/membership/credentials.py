@@ -27,10 +27,10 @@ REFUSED_MAX = 64
 log = logging.get("host.credentials")
 
 
-_File = tuple[int, int, int]  # inode, size, ctime in ns (which chmod changes, too); zeros: no file
+_FileStamp = tuple[int, int, int]  # inode, size, ctime in ns (which chmod changes, too); zeros: no file
 
 
-def _key_file_stamp(config: Mapping[str, str]) -> _File:
+def _key_file_stamp(config: Mapping[str, str]) -> _FileStamp:
     """Differs from the previous result if the key file has changed."""
     path = config.get("cluster.key.file")
     try:
@@ -42,7 +42,7 @@ def _key_file_stamp(config: Mapping[str, str]) -> _File:
 
 class Credentials:
     """`secrets`: the cluster's keys; this host authenticates with the first and accepts all. `config`:
-    their source, for reloading. `seen`: the stamp of the key file before it was read.
+    their source, for reloading. `seen`: the key file's stamp from before the keys were read.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Credentials:
         secrets: Sequence[bytes],
         host: HostIdentity | None = None,
         config: Mapping[str, str] | None = None,
-        seen: _File = (0, 0, 0),
+        seen: _FileStamp = (0, 0, 0),
     ) -> None:
         self._config = config or {}
         self._seen = seen

@@ -22,10 +22,11 @@ Invariants
         it or, if that controller ended together with the broker, the next active one (A4 in
         active_controller.py); neither accepts it after a later heartbeat
 A repeated, late or lost notice is therefore harmless. The seal proves that the sender has the
-cluster's key, as in every message between hosts. It does not prove that the sender is that host's
-keeper: this is trusted, like the node id in a handshake. death_proofs.py has the receiving side.
+cluster's key, as in every message between hosts. It does not prove that the sender is the keeper of
+the host in the notice: this is trusted, like the node id in a handshake. death_proofs.py has the
+receiving side.
 
-    offset  bytes  what
+    offset  bytes  content
     0       4      b"mqp1"
     4       32     HMAC-SHA256 over all that follows, key = derived from the cluster key and the cluster id
     36      n      a Notice in msgpack
@@ -41,7 +42,7 @@ import msgspec
 MAGIC = b"mqp1"
 MAC_BYTES = 32
 NOTICE_BYTES_MAX = 200
-REPEATS_MS = (0, 30, 100, 300, 700)  # times of sending after the processes' end: datagrams get lost
+REPEATS_MS = (0, 30, 100, 300, 700)  # a notice is sent this long after the processes' end: datagrams get lost
 INSTRUCTIONS_NAME = "death-orders"  # unchanged since earlier versions: the running keeper may belong to one
 
 
@@ -98,8 +99,8 @@ def unseal(secret: bytes, cluster_id: str, data: bytes) -> Notice | None:
 
 
 def write_instructions(run_dir: Path, instructions: Instructions | None) -> None:
-    """Replaces the file; None removes it. It need not be durable: if the host loses its memory, its keeper
-    has ended, too. Raises OSError.
+    """Replaces the file; None removes it. The file need not be durable: the keeper does not survive a
+    crash of the host either. Raises OSError.
     """
     path = run_dir / INSTRUCTIONS_NAME
     if instructions is None:

@@ -1,4 +1,4 @@
-"""Processes the notices of other hosts' keepers, and computes the notice that this host's keeper would
+"""Handles the notices of other hosts' keepers, and computes the notice that this host's keeper would
 send. Keepers import death_notice.py, which does not import this module.
 """
 
@@ -16,7 +16,7 @@ INFORMED_MAX = 64
 
 def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
     """The notice that the keeper sends once this host's controller process and its broker have ended, for
-    Instructions. None: no other host relies on them yet. `before`: the previous result.
+    Instructions. None: no other host relies on this one's processes yet. `before`: the previous result.
 
     While no leader is known the previous result remains valid: N1, N2.
     """
@@ -43,8 +43,8 @@ def recipients(core: QuorumCore, state: MetadataState) -> tuple[tuple[str, int],
 
 
 class DeathProofs:
-    """The newest notice of each node, of up to NOTICES_MAX nodes. They are kept in case this host becomes
-    the active controller because of one. Sans-I/O.
+    """Keeps the newest notice of each node, for up to NOTICES_MAX nodes: this host may become the active
+    controller because of one of them. Sans-I/O.
     """
 
     def __init__(self, node_id: int) -> None:

@@ -11,8 +11,8 @@ which shows whether it is a seed, until one of these cases applies:
     every seed is empty, has the same list of seeds, and has seen exactly the same set of hosts
         found: the voters are the seeds, the cluster's id is derived from their identities
     otherwise
-        wait, and report the missing seeds; once, after ADVISE_MS without a response of a seed, also
-        the possible causes
+        wait, and report the missing seeds; when a seed has not responded for ADVISE_MS, once also
+        report the possible causes
 
 A host that is not a seed never founds a cluster.
 
@@ -73,9 +73,9 @@ class FormationResponse(msgspec.Struct, tag="FormationAnswer", frozen=True):
     cluster_id: str  # "" = empty
     generation: int
     seeds: tuple[str, ...]  # as normalised by normalise(), sorted
-    sees: str  # digest of the set of seeds, if it has seen all of them empty; "" otherwise
+    sees: str  # set_digest() of all seeds, if the host has seen all of them empty; "" otherwise
     voters: tuple[Member, ...]  # the voters of its cluster
-    # it belonged to a cluster and has lost its metadata: it is not empty, but has no state
+    # the host belonged to a cluster and has lost its metadata: it does not count as empty (F4)
     lost: bool = False
 
 
@@ -308,13 +308,13 @@ class FormationCore:
     def _decide(self) -> Found | Join | None:
         if not self.seeds and not self._lost:
             return Found(set_digest([self.own]), (self.own,))
-        of_members = [
+        from_members = [
             state.response
             for state in self._states.values()
             if state.response is not None and state.response.cluster_id
         ]
-        if of_members:
-            return self._join(of_members)
+        if from_members:
+            return self._join(from_members)
         seen = self._complete_set()
         if seen is None or not any(self._is_own(member) for member in seen):
             return None
@@ -329,8 +329,8 @@ class FormationCore:
         if self._lost and responses[0].cluster_id != self._lost:
             return None
         newest = max(responses, key=lambda response: (response.generation, len(response.voters)))
-        # Only a founding voter may join as a voter: the cluster's id is derived from these. A voter
-        # that was added later already has the log.
+        # Only a founding voter may join as a voter: the founders' identities determine the cluster's id.
+        # A voter that was added later already has the log.
         is_founder = set_digest(newest.voters) == newest.cluster_id and any(
             self._is_own(voter) for voter in newest.voters
         )

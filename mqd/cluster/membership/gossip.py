@@ -15,11 +15,11 @@ Invariants (asserted by check() and the simulator, in addition to those of the p
     G4  a datagram has at most DATAGRAM_BYTES_MAX bytes
     G6  datagrams per second are bounded by the settings: per probe round 1 + indirect_count, per
         gossip round gossip_fanout, responses limited by their token buckets
-    G7  a datagram that is not sealed, not addressed to this host in its current life, or a
-        replay changes only a counter (a ping of an unknown host gets a response, within its bucket)
+    G7  a datagram that is not sealed, is a replay, or is not addressed to this host's current life
+        changes only a counter (but a ping from an unknown host gets a response, within its bucket)
 Time: milliseconds of any clock that does not go back. A late tick means that this process was
-stopped. Then the core's own time stops, too, so that no member is suspected because of messages that
-this process could not receive.
+stopped. The core's own time excludes that interval, so that no member is suspected because of
+messages that this process could not receive.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class GossipCore:
         alone: bool = False,
     ) -> None:
         """Sends one datagram with the updates `first` and as many queued updates as fit (none if
-        `alone`). Sends nothing without a body and updates.
+        `alone`). Sends nothing if there is neither a body nor an update, except in an urgent round.
         """
         membership = self.membership
         head = (
@@ -388,7 +388,7 @@ class GossipCore:
 
     def _window_of(self, sender: Identity) -> Window:
         """The replay window of a sender, even if it is not a member yet: otherwise its earlier
-        datagrams could be replayed when it is.
+        datagrams could be replayed once it is a member.
         """
         window = self._windows.get(sender)
         if window is None:
@@ -444,7 +444,7 @@ class GossipCore:
             self._seed_identities[address] = sender
         if sender == membership.identity:
             return  # from this host itself, at another of its addresses
-        # a host that is joining has no information that other hosts need
+        # what a joining host learns from its exchange is known to the others: it does not spread it
         membership.merge(state, spread=self._joined or event.exchange_id is None)
         self._learn_controller(state.controller_epoch, state.controller_id)
         if event.exchange_id is not None and not self._joined:
@@ -481,7 +481,7 @@ class GossipCore:
                 self._exchange(self.rng.choice(missing))
 
     def _on_reconnected(self, address: Address) -> None:
-        """Sends this host's state to a host that was considered dead and has responded. It may have lost
+        """Exchanges states with a host that was considered dead and has responded. That host may have lost
         its state, and would otherwise be updated only by the next regular exchange.
         """
         self._exchange(address)

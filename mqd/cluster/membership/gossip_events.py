@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True):
     retransmit_multiplier: int = 4
     # the shortest suspicion has this many probe intervals, times log100 of the members
     suspicion_multiplier: int = 2
-    suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times longer
+    suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times as long as the shortest
     confirmation_count: int = 3  # with this many confirmations a suspicion is the shortest
     # about this many hosts that learn of a suspicion probe the suspect immediately
     confirmer_count: int = 8
@@ -126,8 +126,8 @@ class StateReceived(msgspec.Struct, frozen=True):
     """The other side's state, over an authenticated TCP connection. `exchange_id`: that of our PushPull,
     or None if the other side began.
 
-    In the latter case, respond with a core.state(False) taken before this event, so that a host that
-    joins gets the state that others had of it before.
+    In the latter case, respond with a core.state(False) taken before this event, so that a joining host
+    learns how the others have seen it until now.
     """
 
     state: State
@@ -160,7 +160,7 @@ class LoadMeasured(msgspec.Struct, frozen=True):
 
 
 class ProfileChanged(msgspec.Struct, frozen=True):
-    """This host's profile has changed, except node and directory; it is announced in a new incarnation."""
+    """This host's profile has changed (never node and directory), and is announced in a new incarnation."""
 
     profile: Profile
 

@@ -10,12 +10,12 @@ suspicion.
 Invariants (check())
     G1  the incarnation of a member never falls; within one incarnation its state only moves alive
         -> suspect -> dead -> left
-    G2  a member becomes dead here when a suspicion expires here, not earlier than the shortest wait,
-        or by a peer's Dead message; never by a push-pull state alone
+    G2  a member becomes dead here only if its suspicion expires here, not before the shortest wait,
+        or if a peer sends Dead; a push-pull state alone is not enough
     G3  this host refutes other hosts' statements about itself with a higher incarnation, until it
         leaves
-    G5  at most member_count_max members; a full table evicts the member that has been dead longest,
-        and takes no new member when all are alive
+    G5  at most member_count_max members; a full table evicts the member that died or left first,
+        and takes no new member when all are live
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Member:
 
     def __init__(self, profile: Alive, since_ms: int) -> None:
         self.profile = profile
-        # the one that `state` is about; `profile` may belong to an earlier incarnation
+        # the incarnation to which `state` applies; `profile` may belong to an earlier one
         self.incarnation = profile.incarnation
         self.state = ALIVE
         self.since_ms = since_ms
@@ -84,8 +84,8 @@ class Member:
         return MemberView(self.profile, self.state, self.incarnation, self.since_ms, self.load)
 
     def refutable_state(self) -> bytes:
-        """The update about this member to put into a datagram to it, so that it can refute it; empty if it
-        is alive.
+        """The update to put into a datagram to this member, so that the member can refute it; empty if the
+        member is considered alive.
         """
         node_id, directory_id = self.identity
         if self.state == SUSPECT:
@@ -217,8 +217,8 @@ class Membership:
                 self._on_load(update)
 
     def merge(self, state: State, spread: bool) -> None:
-        """Merges another host's state. Its dead members become suspects here, so that they can refute it if
-        they are alive. `spread`: forward the changes.
+        """Merges another host's state. Members that are dead there become suspects here, so that they can
+        refute this if they are alive. `spread`: forward the changes.
         """
         core = self._core
         core.quiet = not spread

@@ -31,7 +31,7 @@ MAC_BYTES = 32
 HEAD_BYTES = len(MAGIC) + MAC_BYTES
 DATAGRAM_BYTES_MAX = 1400
 BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
-# of one update, so that it fits into a datagram after the longest header
+# maximum for one update, so that it fits into a datagram after the longest header
 UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
 MEMBER_COUNT_MAX = 4096  # in one state
@@ -137,7 +137,7 @@ Update = Alive | Suspect | Dead | Left | Load
 
 
 class Ping(msgspec.Struct, tag="p", array_like=True, frozen=True):
-    """Ack is the response. It goes to the address in the message, not to the datagram's source."""
+    """The response, Ack, goes to the address in the message, not to the datagram's source."""
 
     probe_id: ProbeId
     host: Host
@@ -149,8 +149,8 @@ class Ack(msgspec.Struct, tag="k", array_like=True, frozen=True):
 
 
 class PingRequest(msgspec.Struct, tag="r", array_like=True, frozen=True):
-    """Ping the target for the sender. Send Ack when it responds, or Nack after `wait_ms`, with this probe
-    id to host:port.
+    """Ping the target for the sender. Send Ack to host:port when the target responds, or Nack if it has
+    not after `wait_ms`, both with this probe id.
     """
 
     probe_id: ProbeId
@@ -246,8 +246,8 @@ _decode_stream = msgspec.msgpack.Decoder(StreamMessage).decode
 
 
 def encode_update(update: Update) -> bytes:
-    """Raises ValueError if the update is too long for a datagram. A host whose name is that long cannot
-    gossip and reports this at its start.
+    """Raises ValueError if the update is too long for a datagram: a host with such a long name, rack or
+    version cannot gossip, and reports this at its start.
     """
     data = encode(update)
     if len(data) > UPDATE_BYTES_MAX:

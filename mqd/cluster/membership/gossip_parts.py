@@ -17,7 +17,7 @@ class Window:
     """Replay window of one sender: the highest number of its newest life, and which of the WINDOW_BITS
     numbers before it were received.
 
-    An older datagram is refused as well: it is more than WINDOW_BITS datagrams late, and outdated.
+    A datagram from before the window is refused as well: its content is outdated.
     """
 
     __slots__ = ("_bits", "_life", "_top")
@@ -50,8 +50,8 @@ class Health:
 
     __slots__ = ("_max", "score")
 
-    def __init__(self, most: int) -> None:
-        self._max, self.score = most, 0
+    def __init__(self, score_max: int) -> None:
+        self._max, self.score = score_max, 0
 
     def worsen(self, by: int = 1) -> None:
         self.score = min(self._max, self.score + by)
@@ -95,8 +95,8 @@ class Suspicion:
 
 
 class Broadcasts:
-    """Queue of updates. Each is put into a certain number of datagrams, those sent least often first. One
-    per key; a newer update replaces it.
+    """Queue of updates, one per key; a newer update replaces it. Each update is put into a certain number
+    of datagrams; those that were sent least often go first.
 
     Bound: `count_max` keys; beyond it the update that was sent most often is dropped (push-pull
     delivers it later).
@@ -178,7 +178,7 @@ class ControllerHint:
         self.epoch, self.node_id = -1, NODE_NONE
 
     def learn(self, epoch: int, node_id: int) -> bool:
-        """Stores the controller if its epoch is higher. Returns whether it was."""
+        """Stores the controller if its epoch is higher than the known one; returns whether it is."""
         if epoch <= self.epoch or node_id == NODE_NONE:
             return False
         self.epoch, self.node_id = epoch, node_id

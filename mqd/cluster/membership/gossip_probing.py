@@ -5,11 +5,11 @@ TCP connection is tried. If no host reaches it, it becomes a suspect.
       Ping -> Ack               alive
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from one of them      alive
-      Nack from one of them     the helper got no response either, so this host's health is not the cause
+      Nack from one of them     it got no response either, so this host's own health is not the cause
       end of the interval       the member is suspected, and informed of it
 
-Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings for other hosts. Excess
-probes are skipped, since other hosts probe, too.
+Bounds: one probe per member, PROBE_COUNT_MAX in total; RELAY_COUNT_MAX pings on behalf of other
+hosts. Excess probes are skipped, since other hosts probe, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Probe:
 
 
 class Relay:
-    """A ping for another host: the requester's address and probe id."""
+    """A ping on behalf of another host: the requester's address and probe id."""
 
     __slots__ = ("host", "port", "probe_id", "to")
 
@@ -167,8 +167,9 @@ class Prober:
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
-        """If this host began the suspicion, it informs the suspect immediately. Of the other hosts about
-        confirmer_count probe the suspect, which confirms or ends the suspicion sooner.
+        """If this host began the suspicion, it informs the suspect immediately. Otherwise it probes the
+        suspect if it is one of about confirmer_count hosts, chosen at random: their probes confirm or
+        end the suspicion sooner.
         """
         core = self._core
         if by == core.membership.identity[0]:
@@ -244,7 +245,7 @@ class Prober:
         member = core.membership.members.get((packet.node_id, packet.directory_id))
         first = [refutable] if member is not None and (refutable := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
-            # the refutation may be old, but has not reached that host
+            # this host's refutation, even if it was sent long ago, has not reached the sender
             first.append(core.membership.encoded)
         if is_unknown:
             # without queued updates, which replayed pings could use up

@@ -19,8 +19,8 @@ checks that the other's certificate belongs to the node that authenticated here
 (mqd/security/host_identity.py). A side that must use TLS refuses one that cannot.
 
 Invariants
-    H1  before the peer has proven the key, its hello is not trusted and this host's identity is not
-        sent: the responder's identity follows the initiator's proof
+    H1  until the peer has proven that it has the key, its hello is not trusted; the responder sends
+        its identity only after the initiator's proof
     H2  each proof covers both nonces, the purpose, both identities and the prover's role, so it is not
         valid on another connection, for another purpose or in the other direction
     H3  proofs are compared in constant time; a wrong proof, an oversized frame or a frame out of turn
@@ -171,15 +171,15 @@ def _frame(body: bytes) -> bytes:
 
 
 class _Side:
-    """The common part of both sides: reads one frame after the other, and no byte beyond the frame."""
+    """The common part of both sides: reads one frame at a time, and no byte beyond it."""
 
-    def __init__(self, key: bytes, nonce: bytes, first: bytes) -> None:
+    def __init__(self, key: bytes, nonce: bytes, prefix: bytes) -> None:
         assert len(nonce) == NONCE_BYTES
         self._key = key
         self._nonce = nonce
         self._buffer = bytearray()
         self._size = -1  # size of the frame's body; -1 = not known yet
-        self._prefix = first  # the prefix of the peer's first frame
+        self._prefix = prefix  # of the peer's first frame; then empty
         self.peer: Hello | Identity | None = None  # the peer's identity, once `done`
         self.done = False
         self.tls = False  # once `done`: TLS comes next
@@ -283,7 +283,7 @@ class Responder(_Side):
     close.
 
     `also`: other keys with which the initiator may authenticate while the cluster's key is being
-    changed. The responder uses the same key as the initiator.
+    changed. The responder's own proof then uses the key that the initiator has used.
     """
 
     peer: Hello | None
@@ -310,8 +310,10 @@ class Responder(_Side):
     def _on_frame(self, body: bytes) -> bytes:
         if self._hello is None:
             hello = _decode(Hello, body)
-            if hello.version != VERSION or len(hello.nonce) != NONCE_BYTES or hello.purpose not in PURPOSES:
+            if hello.version != VERSION or len(hello.nonce) != NONCE_BYTES:
                 raise HandshakeFailed(f"the peer speaks version {hello.version} of the handshake, this host {VERSION}")
+            if hello.purpose not in PURPOSES:
+                raise HandshakeFailed(f"the peer names the purpose {hello.purpose!r}, which this host does not know")
             self._hello, self._hello_bytes = hello, body
             return _frame(self._challenge)
         proof = _decode(_Proof, body)

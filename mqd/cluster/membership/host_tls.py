@@ -11,9 +11,10 @@ two bytes and a reason, which is empty if the certificate is accepted. TLS alone
 connection without a reason for the other side's log.
 
 Invariants
-    T1  no byte of the next protocol is sent or read before both sides have accepted the certificates
-    T2  a refusal reaches the other side: after HandshakeFailed send `refusal_bytes`, and close only
-        when the peer has closed or after a timeout, because a reset could discard data in flight
+    T1  no byte of the next protocol is sent or read before each side has accepted the other's
+        certificate
+    T2  a refusal reaches the other side: after HandshakeFailed the caller sends `refusal_bytes`, and
+        closes only after the peer or after a timeout, because a reset could discard data in flight
 Concurrency: one call at a time; seal() in the order in which its results are sent.
 """
 

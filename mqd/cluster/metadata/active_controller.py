@@ -154,9 +154,12 @@ class ActiveController(Maintenance):
         pending = committed.version <= self._fencing.get(node, -1)
         grant = lease_valid and not fenced and not broker.fenced and not pending
         shutdown = self._shutdowns.get(node)
-        over = message.want_shutdown and fenced and shutdown is not None
+        may_end = message.want_shutdown and fenced and shutdown is not None
         return records, self._heartbeat_response(
-            message, int(self._options.session_ms * self._options.lease_share) if grant else 0, fenced or pending, over
+            message,
+            int(self._options.session_ms * self._options.lease_share) if grant else 0,
+            fenced or pending,
+            may_end,
         )
 
     def _heartbeat_response(
@@ -186,8 +189,8 @@ class ActiveController(Maintenance):
         return broker_rules.unfence(state, node, self._unable_to_lead_predicate(state))
 
     def _shutting_down(self, state: MetadataState, node: int, now_ms: int) -> list[Record]:
-        """R15: the broker gets no new leaderships; its leaderships move to other hosts and it leaves all
-        in-sync sets; all brokers apply this; the broker is fenced; then the response lets it end.
+        """R15, step by step: the broker gets no new leaderships; its leaderships move to other hosts and it
+        leaves all in-sync sets; all brokers apply this; it is fenced; the next response lets it end.
         """
         broker = state.brokers[node]
         shutdown = self._shutdowns.setdefault(node, Shutdown(now_ms))
@@ -230,7 +233,7 @@ class ActiveController(Maintenance):
         if broker is None or broker.fenced or not self._matches_session(message, broker):
             return []
         if not self._is_for_this_controller(message):
-            return []  # another controller may have granted it a lease since
+            return []  # another controller may have granted the broker a lease since
         if message.sent_ms <= self._sent.get(message.node_id, -1):
             return []  # an old proof: the host may be back
         return self.fence(state, [message.node_id], now_ms)
@@ -248,9 +251,9 @@ class ActiveController(Maintenance):
 
     def workers_died(self, state: MetadataState, message: peer.WorkersDied) -> list[Record]:
         """Skips partitions that have changed in the meantime. If enough other replicas of a partition are
-        in sync, the dead process's replica leaves the in-sync set: another replica leads, or the leader
-        stops waiting for it. The process that replaces it has its files and catches up quickly.
-        Otherwise it remains the leader in a new epoch: waiting is better than refusing requests.
+        in sync, the replica of the dead process leaves the in-sync set, so that another replica leads or
+        the leader stops waiting; the next process has the replica's files and catches up quickly.
+        Otherwise the replica remains the leader in a new epoch: waiting is better than refusing requests.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -293,8 +296,8 @@ class ActiveController(Maintenance):
         return move_completed(state, message.topic_id, message.index, message.node_id, message.directory)
 
     def replicas_failed(self, state: MetadataState, message: peer.ReplicasFailed, now_ms: int) -> list[Record]:
-        """Moves leaderships away from replicas that cannot serve. `_unable_to_lead` prevents two such replicas from
-        passing a partition back and forth.
+        """Moves leaderships away from replicas that cannot serve. `_unable_to_lead` prevents two such
+        replicas from passing a leadership back and forth.
         """
         broker = state.brokers.get(message.node_id)
         if broker is None or broker.epoch != message.broker_epoch:
@@ -313,8 +316,8 @@ class ActiveController(Maintenance):
     # -- in-sync sets ------------------------------------------------------------------------------
 
     def _is_for_this_epoch(self, message: peer.AlterPartition) -> bool:
-        """Proposals for other controller epochs are refused: decided ones are remembered for one epoch only
-        (R6b).
+        """Whether the proposals are for this controller epoch. Others are refused, because decided proposals
+        are remembered for one epoch only (R6b).
         """
         return message.controller_epoch == self.epoch
 

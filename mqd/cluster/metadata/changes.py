@@ -110,8 +110,8 @@ def _each(
     view_state: MetadataState,
     make: Callable[[int, TopicState, PartitionState], PartitionChange | None],
 ) -> Decision:
-    """Returns one result for each partition; `make(n, ...)` makes the n-th change. A partition that is
-    listed twice is changed once.
+    """Returns one result for each partition; `make(n, ...)` returns the change of the n-th, None = none is
+    needed. A partition that is listed twice is changed only the first time.
     """
     changes: list[tuple[TopicState, PartitionChange]] = []
     results: list[messages.PartitionResult] = []
@@ -167,8 +167,8 @@ def _balance(
     change: messages.BalanceReplicas,
     request: messages.Request,
 ) -> Decision:
-    """Returns the first moves (at most placement.BALANCE_MOVES_MAX). Unless the request only validates,
-    they are started a few at a time, and more follow until all replicas are balanced.
+    """Returns the first moves (at most placement.BALANCE_MOVES_MAX). Unless validate_only is set, they
+    are started a few at a time, and more follow until all replicas are balanced.
     """
     names = None if change.topics is None else frozenset(change.topics)
     for name in sorted(names or ()):

@@ -12,8 +12,8 @@ that are certainly in the log; only it is published. When a Persist fails, all r
 Invariants (check())
     C1  tail is committed plus the pending batches, in order
     C2  a response, including a refusal, waits for every record in the tail on which it may depend
-    C3  a change is answered after it is committed and, when it touches partitions, applied by the
-        workers; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
+    C3  a change is answered after it is committed and, if it concerns the workers (all records but
+        NOT_FOR_WORKERS), applied by them; or, after APPLY_WAIT_MS_MAX, with REQUEST_TIMED_OUT
     C4  versions of batches ascend; the published batches are a prefix of the committed ones
     C5  no record is written that needs a higher level of mqd.version than the current one
         (features.RECORD_LEVELS)
@@ -97,7 +97,7 @@ class MetadataCore(LogTail):
 
     @property
     def next_expiry_ms(self) -> int | None:
-        """The time of the next Tick, at which the next broker's session ends without a heartbeat."""
+        """When the next broker's session ends unless a heartbeat arrives: a Tick is due then."""
         return self._active.sessions.next_expiry_ms() if self._active is not None else None
 
     def handle(self, event: Event, now_ms: int) -> list[Action]:
@@ -156,12 +156,12 @@ class MetadataCore(LogTail):
         return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
 
     def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
-        """Only on a single host without a quorum; in a quorum the broker core reports it (WorkersDied)."""
+        """Only on a single host without a quorum; in a quorum the broker core sends WorkersDied instead."""
         self._lost.update(event.partitions)
         return self._persist(self._raise_epochs(sorted(event.partitions)))
 
     def _retry_epochs(self) -> list[Action]:
-        """Retries epochs that a failed write left over; deleted topics need none."""
+        """Proposes again the new leader epochs whose write failed; deleted topics need none."""
         records = self._raise_epochs(sorted(self._lost))
         if not records:
             self._lost.clear()
@@ -190,11 +190,10 @@ class MetadataCore(LogTail):
             return [Reply(event.client, response, topic)]
         actions = self._persist(records)
         waits_for = self.tail.version
-        # records in NOT_FOR_WORKERS need not be applied by workers
         needs_apply = any(not isinstance(record, NOT_FOR_WORKERS) for record in records)
         if not records and not response.error and isinstance(request.change, messages.CreateAcls | messages.DeleteAcls):
             # A repeated request waits like the first one, because its rules may not be applied yet.
-            waits_for, needs_apply = self._rules_version, True
+            waits_for, needs_apply = self._acls_version, True
         self._waiting.append(Waiting(event.client, response, topic_name, waits_for, needs_apply, now_ms))
         return actions + self._respond_ready()
 
@@ -206,7 +205,7 @@ class MetadataCore(LogTail):
             self.node_id, active.view(self.tail), active.directories(self.tail), self._partition_count_max
         )
         try:
-            decision = changes.decide(self.tail, active, request, place, self._rules, self._new_id)
+            decision = changes.decide(self.tail, active, request, place, self._config_rules, self._new_id)
         except rules.Refusal as refusal:
             return messages.Response(request.request_id, refusal.error, refusal.message), None, []
         needed = max(map(features.needed_level, decision.records), default=0)
@@ -272,7 +271,7 @@ class MetadataCore(LogTail):
         tokens_put = tuple(token for key, token in tokens.items() if old_tokens.get(key) != token)
         tokens_removed = tuple(key for key in old_tokens if key not in tokens)
         old.replace(new)
-        self._rules_version = old.version
+        self._acls_version = old.version
         publish = Publish(
             old.version,
             changed,
@@ -376,8 +375,8 @@ class MetadataCore(LogTail):
     def _respond_to_peer(
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
-        """Answers once all records that the response depends on are committed. At most PEERS_WAITING_MAX
-        responses wait; the oldest is dropped, and its broker retries.
+        """Answers once all records that the response depends on are committed. If more than
+        PEERS_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its way.
         """
         actions = self._persist(records)
         self._peers.append(PeerWaiting(node_id, message, self.tail.version))

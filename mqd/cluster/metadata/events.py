@@ -66,7 +66,7 @@ class PersistFailed(msgspec.Struct, frozen=True):
 
 
 class AppliedByHost(msgspec.Struct, frozen=True):
-    version: int  # every participating worker has applied it
+    version: int  # every live worker of this host has applied it
 
 
 class ClientGone(msgspec.Struct, frozen=True):
@@ -106,9 +106,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
 
 class ClusterFounded(msgspec.Struct, frozen=True):
-    """Gives a cluster id to the active controller of a metadata log without one. Otherwise has no
-    effect.
-    """
+    """Sent to the active controller: gives the cluster its id, unless the metadata log already has one."""
 
     cluster_id: str
     created_ms: int  # wall clock

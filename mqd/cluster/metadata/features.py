@@ -20,8 +20,8 @@ Hosts of two versions of mqd coexist during a rolling upgrade. These rules make 
         level
 
 A host ignores unknown messages and fields from other hosts (mqd.cluster.membership.peer_messages).
-In the metadata log it ignores unknown fields, but an unknown record stops it. V2 prevents both: a
-record or field that older hosts must understand gets the next level here, and an entry in
+In the metadata log it ignores unknown fields, but an unknown record stops it. V2 prevents both
+cases: a record or field that older hosts must understand gets the next level here, and an entry in
 RECORD_LEVELS.
 """
 
@@ -165,25 +165,25 @@ def levels(finalized: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-def has_share_groups(found: Mapping[str, int]) -> bool:
-    """`found`: levels(). share.version alone does not suffice: hosts of earlier versions of mqd
-    support level 1 of it, and have no share groups.
+def has_share_groups(current: Mapping[str, int]) -> bool:
+    """`current`: the result of levels(). share.version alone does not suffice: hosts of earlier versions
+    of mqd support level 1 of it, and have no share groups.
     """
-    return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= SHARE_GROUPS_LEVEL
+    return current[SHARE_VERSION] >= 1 and current[MQD_VERSION] >= SHARE_GROUPS_LEVEL
 
 
-def has_streams_groups(found: Mapping[str, int]) -> bool:
+def has_streams_groups(current: Mapping[str, int]) -> bool:
     """streams.version alone does not suffice: a cluster of an earlier version of mqd may be at level
     1 of it without having streams groups.
     """
-    return found[STREAMS_VERSION] >= 1 and found[MQD_VERSION] >= STREAMS_GROUPS_LEVEL
+    return current[STREAMS_VERSION] >= 1 and current[MQD_VERSION] >= STREAMS_GROUPS_LEVEL
 
 
-def has_dead_letters(found: Mapping[str, int]) -> bool:
-    """share.version 1 suffices, although Kafka 4.4 requires 2: that needs the metadata.version of
-    4.4, and to Kafka's tools this is a cluster of 4.2.
+def has_dead_letters(current: Mapping[str, int]) -> bool:
+    """share.version 1 suffices, although Kafka 4.4 requires 2: level 2 needs the metadata.version of
+    4.4, but mqd presents itself to Kafka's tools as a cluster of 4.2.
     """
-    return found[SHARE_VERSION] >= 1 and found[MQD_VERSION] >= DEAD_LETTERS_LEVEL
+    return current[SHARE_VERSION] >= 1 and current[MQD_VERSION] >= DEAD_LETTERS_LEVEL
 
 
 def in_force(finalized: Mapping[str, int]) -> dict[str, int]:
@@ -197,7 +197,7 @@ def unsupported(finalized: Mapping[str, int], ranges: Ranges) -> str:
     for name, level in sorted(in_force(finalized).items()):
         first, last = ranges.get(name, (0, 0))
         if level and not first <= level <= last:
-            found.append(f"the level of {name} is {level}, and it supports {first} to {last}")
+            found.append(f"the level of {name} is {level}, and the host supports {first} to {last}")
     return "; ".join(found)
 
 

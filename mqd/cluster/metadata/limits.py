@@ -1,6 +1,6 @@
 """Upper limits of a cluster's size. A request that would exceed a limit is refused.
 
-REPLICAS_MAX: the replication core of a partition has room for this many replicas
+REPLICAS_MAX: the replication core has room for this many replicas of a partition
 (native/replica/rules.h, MQD_REPLICA_COUNT_MAX), including those that a reassignment adds and
 removes. IMAGE_BYTES_MAX: every process gets the metadata as one image, and is disconnected when
 more than SEND_BYTES_MAX (mqd/controller/server.py) is unread. The difference between the two is for
@@ -27,7 +27,7 @@ TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
 
 
 def image_bytes(state: MetadataState) -> int:
-    """Upper bound on the image's size without brokers and configuration. Constant time in the
+    """Upper bound on the image's size without brokers and configuration. Its cost does not depend on the
     number of partitions.
     """
     return (

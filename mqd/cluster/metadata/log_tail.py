@@ -69,7 +69,7 @@ class PeerWaiting(msgspec.Struct):
 
 
 class LogTail:
-    """`committed`: the state with the committed records. `tail`: with all proposed records, too."""
+    """`committed`: the state with only the committed records. `tail`: with all proposed ones, too."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class LogTail:
         self.committed = state
         self.tail = state.copy() if active else state
         self.node_id = node_id
-        self._rules = config_rules
+        self._config_rules = config_rules
         self._new_id = new_id
         self._partition_count_max = partition_count_max
         self._directories: tuple[Directory, ...] = ()
@@ -93,7 +93,7 @@ class LogTail:
         self._peers: list[PeerWaiting] = []
         self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
         self._applied_version = 0
-        self._rules_version = state.version  # after the newest change of access control lists
+        self._acls_version = state.version  # that of the newest change of access control lists
         self._attempt = 0
         self._options = options
         self._quorum = not active
@@ -125,7 +125,7 @@ class LogTail:
             )
             self.tail.apply(record)
         if any(isinstance(record, AclCreated | AclRemoved) for record in records):
-            self._rules_version = self.tail.version
+            self._acls_version = self.tail.version
         self._pending.append(Batch(tuple(records), self.tail.version))
         return [Persist(tuple(records), base_offset, self.tail.version, self._attempt)]
 
@@ -165,7 +165,7 @@ class LogTail:
         subscriptions: list[str] = []
         quotas = levels = False
         # only the state after the batch matters: a batch of several requests can remove what it created
-        rules: dict[bytes, None] = {}
+        acl_ids: dict[bytes, None] = {}
         users: dict[tuple[str, int], None] = {}
         token_ids: dict[str, None] = {}
         acls, credentials = self.committed.acls, self.committed.scram_credentials
@@ -198,7 +198,7 @@ class LogTail:
                 case ClientMetricsConfigured():
                     subscriptions.append(record.name)
                 case AclCreated() | AclRemoved():
-                    rules[record.acl_id] = None
+                    acl_ids[record.acl_id] = None
                 case ScramCredentialSet():
                     users[record.credential.user, record.credential.mechanism] = None
                 case ScramCredentialRemoved():
@@ -207,8 +207,8 @@ class LogTail:
                     token_ids[record.token.token_id] = None
                 case DelegationTokenRemoved():
                     token_ids[record.token_id] = None
-        if rules:
-            self._rules_version = max(self._rules_version, batch.version)
+        if acl_ids:
+            self._acls_version = max(self._acls_version, batch.version)
         topics = tuple(self.committed.topics[name] for name in names)
         changed = (
             tuple((name, tuple(sorted(indexes))) for name, indexes in partial.items() if name not in whole)
@@ -226,8 +226,8 @@ class LogTail:
             levels,
             changed,
             vanishing,
-            tuple(AclCreated(acl_id, acls[acl_id]) for acl_id in rules if acl_id in acls),
-            tuple(acl_id for acl_id in rules if acl_id not in acls),
+            tuple(AclCreated(acl_id, acls[acl_id]) for acl_id in acl_ids if acl_id in acls),
+            tuple(acl_id for acl_id in acl_ids if acl_id not in acls),
             tuple(credentials[key] for key in users if key in credentials),
             tuple(key for key in users if key not in credentials),
             tuple(subscriptions),
@@ -255,7 +255,7 @@ class LogTail:
                 self.tail.apply(record)
             self.tail.version = batch.version
         version = self.tail.version
-        self._rules_version = min(self._rules_version, version)
+        self._acls_version = min(self._acls_version, version)
         failed = [waiting for waiting in self._waiting if waiting.version > version]
         self._waiting = [waiting for waiting in self._waiting if waiting.version <= version]
         return [

@@ -68,8 +68,8 @@ def refused_at_the_start(cluster: Cluster, node_id: int) -> None:
     with pytest.raises(BrokerFailed) as failed:
         member.start()
     assert (
-        "the cluster no longer supports this version of mqd: the level of mqd.version is 10, and it supports 0 to 0."
-        " Install the version that the other hosts run" in str(failed.value)
+        "the cluster no longer supports this version of mqd: the level of mqd.version is 10, and the host supports"
+        " 0 to 0. Install the version that the other hosts run" in str(failed.value)
     )
     member.environment = {}
     member.start()
@@ -82,5 +82,5 @@ def refused_as_a_newcomer(cluster: Cluster, node_id: int) -> None:
         member.start()
     assert (
         "the host that connects runs a version of mqd that this cluster no longer supports: the level of mqd.version is"
-        " 10, and it supports 0 to 0" in str(failed.value)
+        " 10, and the host supports 0 to 0" in str(failed.value)
     ), failed.value

@@ -95,7 +95,7 @@ def test_a_host_of_an_older_version_is_not_admitted(world: World) -> None:
     world.restart(3)
     run(world, 3_000)
     assert (
-        "the level of mqd.version is 1, and it supports 0 to 0" in world.hosts[3].refused
+        "the level of mqd.version is 1, and the host supports 0 to 0" in world.hosts[3].refused
         and "Install" in world.hosts[3].refused
     )
     assert world.hosts[1].core.committed.brokers[3].incarnation < world.hosts[3].incarnation
@@ -194,7 +194,7 @@ def test_unknown_fields_of_records_are_skipped_and_unknown_records_refused() -> 
 
 def test_unsupported_feature_levels_are_named() -> None:
     assert features.unsupported({}, {}) == "; ".join(
-        f"the level of {one.name} is {one.unset}, and it supports 0 to 0"
+        f"the level of {one.name} is {one.unset}, and the host supports 0 to 0"
         for one in sorted(FEATURES.values())
         if one.unset
     )
@@ -204,13 +204,15 @@ def test_unsupported_feature_levels_are_named() -> None:
     )
     assert (
         features.unsupported({MQD_VERSION: 1}, features.supported_levels({}))
-        == "the level of mqd.version is 1, and it supports 0 to 0"
+        == "the level of mqd.version is 1, and the host supports 0 to 0"
         and features.supported_levels(OLD) == OLD
     )
-    assert features.unsupported({MQD_VERSION: 11}, NEW) == "the level of mqd.version is 11, and it supports 0 to 10"
+    assert (
+        features.unsupported({MQD_VERSION: 11}, NEW) == "the level of mqd.version is 11, and the host supports 0 to 10"
+    )
     assert (
         features.unsupported({"of.a.newer.version": 1}, NEW)
-        == "the level of of.a.newer.version is 1, and it supports 0 to 0"
+        == "the level of of.a.newer.version is 1, and the host supports 0 to 0"
     )
     assert features.unsupported({"of.a.newer.version": 0}, NEW) == ""
 
