@@ -139,31 +139,31 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
 
     interbroker_server, peers, relay_peers, credentials_watch = None, None, None, None
     if client.cluster_sockets:
-        proofs = credentials.load(client.config)
-        credentials_watch = loop.create_task(proofs.watch())
-        peers = Peers(metadata, broker.node_id, proofs)
+        host_credentials = credentials.load(client.config)
+        credentials_watch = loop.create_task(host_credentials.watch())
+        peers = Peers(metadata, broker.node_id, host_credentials)
         transactions.connect(peers)
         coordinators.share_states.peers = coordinators.queue_deletion.peers = dead_letters.peers = peers
-        relay_peers = Peers(metadata, broker.node_id, proofs)
+        relay_peers = Peers(metadata, broker.node_id, host_credentials)
         broker.relaying = relaying.Relaying(broker, coordinators, relay_peers)
 
         async def serve(frame: bytes, node: int) -> bytes | None:
-            key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else -1
-            if key == relaying.ENVELOPE:
+            api_key = int.from_bytes(frame[:2], "big") if len(frame) >= 2 else -1
+            if api_key == relaying.ENVELOPE:
                 return await relaying.serve(frame, serve_client)
-            if key in share_states.APIS:
+            if api_key in share_states.APIS:
                 return await coordinators.share_states.serve(frame)
-            if key == queue_deletion.SHARE_STARTS:
+            if api_key == queue_deletion.SHARE_STARTS:
                 return await coordinators.queue_deletion.serve(frame)
-            if key == PRODUCE:
+            if api_key == PRODUCE:
                 return await dead_letters.serve(frame)
-            if key not in SERVED:
+            if api_key not in SERVED:
                 return None
             outcome = await dispatch.respond(broker, Address(peer_node=node), frame, 0)
             return outcome.body
 
         interbroker_server = InterbrokerServer(
-            client.cluster_sockets[0], handoffs, proofs, metadata, broker.node_id, serve
+            client.cluster_sockets[0], handoffs, host_credentials, metadata, broker.node_id, serve
         )
     acceptor = Acceptor(client.listeners, handoffs, control.connection_count, running, limits)
     servers = rendezvous.server_names(listener.getsockname()[:2] for listener in client.listeners)

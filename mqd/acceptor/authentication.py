@@ -54,7 +54,7 @@ class Users(Protocol):
     def verifier(self, user: str, mechanism: str) -> Verifier | None: ...
 
     def decoy_secret(self) -> str:
-        """The secret of the cluster; "" before it has one."""
+        """The cluster's secret, which yields the salts of unknown users; "" before there is one."""
         ...
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
@@ -378,9 +378,8 @@ class Authentication:
 
 
 def _seed_of(secret: bytes) -> bytes:
-    return hmac.digest(
-        secret, b"salts of users that do not exist", "sha256"
-    )  # the label must not change: clients would see other salts
+    # the label must not change: clients would see other salts
+    return hmac.digest(secret, b"salts of users that do not exist", "sha256")
 
 
 def of_broker(config: Mapping[str, str], metadata: Metadata, tokens: Tokens, data_dir: Path) -> Authentication:

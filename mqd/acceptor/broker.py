@@ -50,7 +50,7 @@ class Context:
 
     def authorize(self, operation: int, resource_type: int, name: str = CLUSTER_NAME, is_named: bool = True) -> bool:
         """Whether the client may do this. `is_named` False: the client has not named the resource,
-        so its omission is not logged as a denial. Hosts of the cluster may do everything.
+        so a refusal is not logged as a denial. Hosts of the cluster may do everything.
         """
         rules, address = self.broker.authorizer, self.address
         if rules is None or address.is_trusted:

@@ -50,7 +50,7 @@ class CheckResult(NamedTuple):
 
 
 class Compression(NamedTuple):
-    """The codec of a topic and its level (KIP-390), to which batches are compressed."""
+    """A topic's codec and compression level (KIP-390), in which its batches are stored."""
 
     codec: int
     level: int
@@ -163,7 +163,7 @@ def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
 
 
 def _compress(batch: memoryview | bytes, records: bytes, to: Compression) -> CheckResult:
-    """The batch with its records in another codec; everything else in its header stays."""
+    """The batch with its records in another codec. Its header changes only where it depends on them."""
     try:
         body = compress(to.codec, records, None if to.codec == GZIP and to.level < 0 else to.level)
     except MemoryError:

@@ -28,7 +28,7 @@ log = logging.get("acceptor.controller")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(messages.FromController).decode
 
-Metadata = (
+MetadataMessage = (
     messages.Image
     | messages.TopicPut
     | messages.PartitionsPut
@@ -57,7 +57,7 @@ class ControllerClient:
     follows the message is delivered.
     """
 
-    def __init__(self, path: Path, generation: int, on_metadata: Callable[[Metadata], None]) -> None:
+    def __init__(self, path: Path, generation: int, on_metadata: Callable[[MetadataMessage], None]) -> None:
         self._path = path
         self._subscribe = messages.Subscribe("acceptor", 0, generation)
         self._on_metadata = on_metadata
@@ -137,7 +137,7 @@ class ControllerClient:
                 subscribed = True
                 self._send_unsent()
 
-    def _take(self, message: Metadata) -> None:
+    def _take(self, message: MetadataMessage) -> None:
         """Raises MetadataFault, which ends run(): the error would recur with the next connection."""
         try:
             self._on_metadata(message)

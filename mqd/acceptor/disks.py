@@ -88,7 +88,7 @@ class _Directory:
 
 
 class Disks:
-    """`log_dirs`: their paths; callers use the index."""
+    """`log_dirs`: their paths. Callers name a directory by its index."""
 
     def __init__(self, log_dirs: Sequence[Path]) -> None:
         self._reads = [_Directory(path, READ_THREADS) for path in log_dirs]

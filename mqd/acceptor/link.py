@@ -130,7 +130,7 @@ class Link:
         self._generation = control.endpoint_generation(worker_count) & 0x7FFFFFFF
         self._eventfd = eventfd
         self._arena = native.Arena(arena_buffer, EXTENT_BYTES)
-        self._frames = [memoryview(arena).cast("B") if arena is not None else None for arena in arenas]
+        self._arena_views = [memoryview(arena).cast("B") if arena is not None else None for arena in arenas]
         self._observer = observer
         self._waiting: list[deque[_Piece]] = [deque() for _ in range(worker_count)]
         self._lent: list[set[tuple[int, int]]] = [set() for _ in range(worker_count)]  # by worker: (token, offset)
@@ -243,10 +243,10 @@ class Link:
 
     def _payload(self, worker: int, descriptor: Descriptor) -> memoryview | None:
         """The bytes that the descriptor names in the worker's arena; None: they lie outside it."""
-        frames = self._frames[worker]
+        view = self._arena_views[worker]
         end = descriptor.offset + descriptor.size_bytes
-        if frames is not None and end <= len(frames):
-            return frames[descriptor.offset : end]
+        if view is not None and end <= len(view):
+            return view[descriptor.offset : end]
         log.error(
             "a worker named bytes outside its arena",
             worker=worker,

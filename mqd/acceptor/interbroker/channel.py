@@ -98,7 +98,7 @@ class Channel:
         return frame
 
     async def _read_exactly(self, size: int) -> bytes:
-        """Returns b"" at the end of the connection. Raises EOFError if it ends within the bytes."""
+        """Returns b"" if the connection has ended. Raises EOFError if it ends after some of the bytes."""
         parts: list[bytes] = []
         left = size
         while left:

@@ -202,7 +202,7 @@ class InterbrokerServer:
         return admission(hello, self._metadata, self._node_id, len(self._handoffs))
 
     def _hand_over(self, connection: socket.socket, hello: Hello, address: tuple, tls: bool) -> None:
-        """Hands the connection over immediately or not at all: the peer then reconnects."""
+        """Hands the connection over immediately; if the worker's socket is full, the peer reconnects."""
         local = connection.getsockname()
         packet = PACKET.pack(
             MAGIC,

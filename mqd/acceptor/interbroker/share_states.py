@@ -46,7 +46,7 @@ class _Api(NamedTuple):
     event: Callable[[int, Any], object]  # (request number, partition of the request)
 
 
-_EVENTS: dict[int, _Api] = {
+_APIS_BY_KEY: dict[int, _Api] = {
     INITIALIZE: _Api(0, lambda number, one: share.Initialize(number, one.state_epoch, one.start_offset)),
     READ: _Api(
         0,
@@ -104,7 +104,7 @@ class ShareStates:
         then the response's body. Both bodies have the version that hosts use. Raises ProtocolError
         for an invalid body. May run as Work (mqd/base/tasks.py).
         """
-        version = _EVENTS[api_key].version
+        version = _APIS_BY_KEY[api_key].version
         request: Any = codec.decode(message_class(api_key, "Request"), version, body)
         if [len(topic.partitions) for topic in request.topics] != [1]:
             raise ProtocolError("a worker's request names one share-partition", type(request).__name__)
@@ -178,7 +178,7 @@ class ShareStates:
         state_partition = self._broker.partition_of(self._coordinator.topic, self._coordinator.partition_for(name))
         leader = state_partition.leader if state_partition is not None else -1
         if leader in (-1, self._broker.node_id) or only_here:
-            make_event = _EVENTS[api_key].event
+            make_event = _APIS_BY_KEY[api_key].event
             return await self._coordinator.request(name, lambda number: make_event(number, one), TIMEOUT_S)
         return await self._from_peer(leader, api_key, group_id, topic_id, one)
 
@@ -188,7 +188,7 @@ class ShareStates:
         message: Any = message_class(api_key, "Request")
         request = message(group_id=group_id, topics=[message.Topic(topic_id=topic_id, partitions=[one])])
         try:
-            response = await self.peers.request(node_id, request, _EVENTS[api_key].version, TIMEOUT_S)
+            response = await self.peers.request(node_id, request, _APIS_BY_KEY[api_key].version, TIMEOUT_S)
             (topic,) = response.results
             (found,) = topic.partitions
         except (PeerError, ValueError) as error:

@@ -105,8 +105,8 @@ def _measure(
         return DescribeLogDirsResponse.Partition(partition_index=index, partition_size=size)
 
     try:
-        about = os.statvfs(directory)
-        if about.f_flag & os.ST_RDONLY or not (directory / META_PROPERTIES).exists():
+        file_system = os.statvfs(directory)
+        if file_system.f_flag & os.ST_RDONLY or not (directory / META_PROPERTIES).exists():
             # for example an empty mount point, or another disk
             raise OSError(errno.EROFS, "it was not used at the start, or cannot be written to")
         topics = [
@@ -126,8 +126,8 @@ def _measure(
     return DescribeLogDirsResponse.Result(
         log_dir=str(directory),
         topics=topics,
-        total_bytes=about.f_blocks * about.f_frsize,
-        usable_bytes=about.f_bavail * about.f_frsize,
+        total_bytes=file_system.f_blocks * file_system.f_frsize,
+        usable_bytes=file_system.f_bavail * file_system.f_frsize,
     )
 
 

@@ -19,16 +19,16 @@ async def handle(
 ) -> AlterClientQuotasResponse:
     for entry in request.entries:
         entry.entity = list({part.entity_type: part for part in entry.entity}.values())
-    named = [frozenset((part.entity_type, part.entity_name) for part in entry.entity) for entry in request.entries]
-    entries = [
+    entities = [frozenset((part.entity_type, part.entity_name) for part in entry.entity) for entry in request.entries]
+    results = [
         (
             _result(entry, int(ErrorCode.INVALID_REQUEST), "Each entity must appear at most once.")
-            if named.count(name) > 1
+            if entities.count(entity) > 1
             else _alter(context.broker, entry, request.validate_only)
         )
-        for name, entry in dict(zip(named, request.entries, strict=True)).items()
+        for entity, entry in dict(zip(entities, request.entries, strict=True)).items()
     ]
-    return AlterClientQuotasResponse(entries=list(await asyncio.gather(*entries)))
+    return AlterClientQuotasResponse(entries=list(await asyncio.gather(*results)))
 
 
 async def _alter(

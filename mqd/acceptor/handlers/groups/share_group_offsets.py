@@ -157,7 +157,7 @@ async def _topics(
 
 
 def _partition(one: Any, end: EndOffset | None) -> _Described.Partition:
-    """`end` None: there is no lag."""
+    """`end` None: the lag is unknown (-1)."""
     if end is not None and end.error:
         return _Described.Partition(
             partition_index=one.partition, error_code=end.error, error_message=error_message(end.error)

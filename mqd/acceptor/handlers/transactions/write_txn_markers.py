@@ -194,8 +194,8 @@ async def abort_ongoing(service: TransactionService, name: str, producer_id: int
 
 
 def _epoch_max(marker: Marker) -> int:
-    """The highest epoch of a transaction that the marker may end. A marker of transactions v2 has an
-    epoch above it; the epoch of any other marker may be one below.
+    """The highest epoch of a transaction that the marker may end: below the epoch of a marker of
+    transactions v2, otherwise at most one above the marker's.
     """
     return marker.producer_epoch - 1 if _is_bumped(marker) else marker.producer_epoch + 1
 
