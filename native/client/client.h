@@ -69,7 +69,7 @@ struct mqd_client_topic {
     int32_t partition_count;
     int32_t error; /* Kafka's: 0, 3 no such topic, 5 being created (retry)... */
 };
-/* Requests a topic and waits for the response; other responses stay queued. 0: check out->error.
+/* Looks up a topic and waits for the response; other responses stay queued. 0: check out->error.
  * -1: ETIMEDOUT, EPIPE... The caller chooses the correlation id, as for the calls below. */
 int mqd_client_find_topic(struct mqd_client *client, const char *name, uint32_t correlation_id, int64_t timeout_us,
                           struct mqd_client_topic *out);
@@ -130,8 +130,8 @@ struct mqd_producer;
  * being read; wait, then retry. */
 struct mqd_producer *mqd_producer_open(struct mqd_client *client, const struct mqd_producer_options *options);
 void mqd_producer_close(struct mqd_producer *producer); /* open and unanswered batches are dropped */
-/* Assigns a topic its number, from 0 in the order of first calls; a repeated call changes the
- * partition count (never down). */
+/* Assigns a topic its number, from 0 in the order of first calls; a repeated call can only
+ * raise the partition count. */
 int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int32_t partition_count,
                            uint32_t partitioner);
 
@@ -161,7 +161,7 @@ int64_t mqd_producer_append(struct mqd_producer *producer, int32_t topic, const 
 int64_t mqd_producer_put(struct mqd_producer *producer, int32_t topic, int32_t partition, const uint8_t *value,
                          int32_t value_bytes, const uint8_t *key, int32_t key_bytes, const uint8_t *headers,
                          int32_t header_bytes, int64_t timestamp_ms);
-/* Encodes records as an uncompressed batch in the caller's memory (`partition` columns are
+/* Encodes records as an uncompressed batch in the caller's memory (partition and partitions are
  * ignored), for compression and mqd_producer_append_batch: at most records_max (0 = all) and what
  * fits. Returns its size in bytes, 0 when not even one record fits; *taken: the number of records
  * in it. -1: error. */
@@ -190,7 +190,7 @@ struct mqd_delivery {
 /* Outcomes, oldest first. A batch with an error stays with the producer until mqd_producer_retry or
  * mqd_producer_drop is called with its number; meanwhile no later batch of its partition is sent.
  * An idempotent producer reports only the first error of a partition: later batches that failed
- * after it are sent again after it. A broker that already has the batch (46) counts as success. */
+ * are resent once it has been retried. A broker that already has the batch (46) counts as success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
 /* Sends the batch again, in its original order before all later batches of its partition; later
  * batches that failed because of it follow automatically. */
@@ -203,8 +203,8 @@ int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;
  * MQD_E_FULL: the new attachment has less memory than the batches need. */
 int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to);
-/* Only when every sent batch has a response, and no batch without one (dropped) can be in the
- * log; sequences restart at 0, also for waiting batches */
+/* Allowed only when every sent batch has been answered and no waiting or failed batch may already be
+ * in the log. Sequences restart at 0, also for waiting batches. */
 int mqd_producer_set_identity(struct mqd_producer *producer, int64_t producer_id, int16_t producer_epoch);
 uint64_t mqd_producer_outstanding_records(const struct mqd_producer *producer);
 uint64_t mqd_producer_outstanding_bytes(const struct mqd_producer *producer);

@@ -55,7 +55,7 @@ static void on_client_close(struct mqd_client *client)
     client->reader_state = NULL;
     if (!state)
         return;
-    /* in a fork's child another thread's lock may never be released */
+    /* in a forked child another thread's lock may never be released */
     if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) {
         mqd_store_release(&state->closing, 1u);
         shutdown(client->socket_fd, SHUT_RDWR); /* no reader waits for a response any longer */
@@ -136,13 +136,12 @@ static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *f
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof control.bytes};
     ssize_t size = recvmsg(socket_fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     *fd = -1;
-    for (struct cmsghdr *part_of = size < 0 ? NULL : CMSG_FIRSTHDR(&message); part_of;
-         part_of = CMSG_NXTHDR(&message, part_of)) {
-        if (part_of->cmsg_level != SOL_SOCKET || part_of->cmsg_type != SCM_RIGHTS)
+    for (struct cmsghdr *cmsg = size < 0 ? NULL : CMSG_FIRSTHDR(&message); cmsg; cmsg = CMSG_NXTHDR(&message, cmsg)) {
+        if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS)
             continue;
-        for (size_t i = 0; i < (part_of->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
+        for (size_t i = 0; i < (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int); i++) {
             int got;
-            memcpy(&got, CMSG_DATA(part_of) + i * sizeof got, sizeof got);
+            memcpy(&got, CMSG_DATA(cmsg) + i * sizeof got, sizeof got);
             if (*fd < 0)
                 *fd = got;
             else
@@ -214,7 +213,7 @@ static int take_response(const struct mqd_local_segment *response, int fd, struc
     return 0;
 }
 
-/* Must have entered. */
+/* The caller must have entered. */
 static int client_locate(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                          struct mqd_local_segment *response, struct mqd_segment_mapping **mapping)
 {

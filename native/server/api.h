@@ -29,7 +29,7 @@ struct mqd_reactor_options {
     int backend;         /* enum mqd_backend */
     int cpu;             /* pin to this CPU; -1 = no */
     uint32_t spin_us;    /* how long to spin before sleeping; 0 = not at all */
-    uint8_t turn_causes; /* worker.loop.causes */
+    uint8_t turn_causes; /* measure what delays turns (worker.loop.causes) */
     uint32_t connection_count_max;
     uint32_t request_bytes_max; /* socket.request.max.bytes */
     /* bytes at the end of our own arena for requests larger than half of the rest; its pages are
@@ -136,7 +136,7 @@ int mqd_reactor_set_connection_max(struct mqd_reactor *reactor, uint32_t count, 
 int mqd_reactor_set_local_max(struct mqd_reactor *reactor, uint32_t count, uint64_t size_bytes);
 
 /* Sets the certificates and settings of a TLS listener (tls/api.h), or of MQD_LISTENER_HOSTS.
- * Existing connections keep their context. The reactor takes ownership of the context, also when
+ * Existing connections keep their context. The reactor takes ownership of the context, even if
  * the command fails. */
 struct mqd_tls_context;
 int mqd_reactor_set_listener_tls(struct mqd_reactor *reactor, uint64_t token, uint32_t listener_id,
@@ -184,7 +184,7 @@ struct mqd_fetcher_options {
     uint8_t tls;                  /* 1: TLS from the socket's next byte on, as the client of leader_node */
 };
 /* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
- * the socket (non-blocking or not), also when the command fails. It replaces a connection with the
+ * the socket (non-blocking or not), even if the command fails. It replaces a connection with the
  * same (leader_node, leader_worker, lane). MQD_EVENT_FETCHER_ENDED carries the connection's
  * `token`. The command itself is answered by MQD_EVENT_DONE, as usual. */
 int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd,
@@ -210,7 +210,7 @@ struct mqd_relay_options {
     uint8_t tls; /* as in mqd_fetcher_options */
 };
 /* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
- * the socket, also when the command fails. It replaces a connection with the same (leader_node,
+ * the socket, even if the command fails. It replaces a connection with the same (leader_node,
  * leader_worker, lane). MQD_EVENT_RELAY_ENDED carries its `token`. */
 int mqd_reactor_relay_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_relay_options *options);
 /* No connection is available: batches that wait for one are refused. */
@@ -300,7 +300,7 @@ struct mqd_event {
 };
 int mqd_reactor_event_fd(struct mqd_reactor *reactor);                          /* readable while events wait */
 int mqd_reactor_next_event(struct mqd_reactor *reactor, struct mqd_event *out); /* 1 = returned one, 0 = none */
-/* 1: nothing is connected, nothing is to be flushed, and nothing has happened for a second. Any
+/* 1: nothing is connected, nothing waits to be flushed, and nothing has happened for a second. Any
  * thread. MQD_EVENT_RESUMED is sent when that ends. */
 int mqd_reactor_is_idle(const struct mqd_reactor *reactor);
 

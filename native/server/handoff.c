@@ -242,7 +242,7 @@ void mqd_handoff_accept(struct mqd_reactor *r)
         if (fd >= 0 && (!complete || handoff.tcp.magic != HANDOFF_MAGIC || (n != sizeof handoff.tcp && !local))) {
             close(fd);
             mqd_log(r, 3, 0, UINT32_MAX,
-                    "hand-off message of %zd bytes is not of this version; restart acceptor and workers together", n);
+                    "hand-off message of %zd bytes is from another version; restart acceptor and workers together", n);
         } else if (fd >= 0 && local) {
             mqd_local_adopt(r, fd, &handoff.local, handoff.bytes + sizeof handoff.local,
                             (uint16_t)((size_t)n - sizeof handoff.local));

@@ -3,7 +3,7 @@
  *
  *   1  open
  *   2  step until DONE: the keys of the dirty range are known; figures.mapped_end and
- *      figures.clean_count give the extent
+ *      figures.clean_count tell how far this run can compact the log
  *   3  for each group of neighbouring segments, in order: group_begin, step until DONE, group_end.
  *      If the group changed: swap_prepare, swap_install, mqd_reactor_segments_replaced,
  *      swap_finish, mqd_reactor_segments_replaced
@@ -71,7 +71,7 @@ void mqd_compact_close(struct mqd_compact *compact); /* deletes incomplete files
  * cannot be compacted), MQD_E_FULL (the table cannot hold even one key), MQD_E_STALE (try again
  * later), or an errno; ENOENT: a segment was deleted. */
 int mqd_compact_step(struct mqd_compact *compact, uint64_t bytes_max, struct mqd_compact_work *work);
-/* Returns like a step; it may request the next conversion immediately. */
+/* Returns the same as mqd_compact_step; it may request the next conversion immediately. */
 int mqd_compact_resume(struct mqd_compact *compact, const uint8_t *bytes, uint64_t size_bytes,
                        struct mqd_compact_work *work);
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count);

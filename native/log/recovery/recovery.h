@@ -51,8 +51,8 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
 
 /* Restores producers and transactions from the newest usable snapshot and the batches after it;
  * leader epochs from their file and the batches; and the .txnindex of every segment that has
- * batches after the snapshot, or after sound_below (the files have the entries for markers below
- * it). The partition's segments and log end must be known and its other indexes flushed.
+ * batches after the snapshot, or after sound_below. Below sound_below the .txnindex files have all
+ * entries. The partition's segments and log end must be known and its other indexes flushed.
  * decided_below: the offset known to be committed; transactions that ended after it still bound the
  * last stable offset. Deletes useless snapshots and all but the newest two. -1: mqd_error set; 1:
  * an index was changed (and flushed). */

@@ -8,10 +8,12 @@
 #include "server/rights/subject.h"
 
 #define CONSUMER_REPLICA_ID (-1)
-#define NO_LEADER_EPOCH (-1) /* as in Kafka, any other negative epoch is fenced; a Fetch does not fence it */
+/* any other negative epoch gets FENCED_LEADER_EPOCH, as in Kafka; a consumer's Fetch ignores it */
+#define NO_LEADER_EPOCH (-1)
 #define TIMESTAMP_LATEST (-1)
 #define TIMESTAMP_EARLIEST (-2)
-#define NOT_AVAILABLE_SINCE_VERSION 5 /* earlier versions have no error code for an offset that is not available */
+/* earlier versions have no error code for an offset that is not available */
+#define OFFSET_NOT_AVAILABLE_VERSION_MIN 5
 
 /* Whether the client is local and another host leads the partition: the acceptor queries that
  * host. */
@@ -38,9 +40,9 @@ static bool must_wait(struct mqd_reactor *r, const struct mqd_topic *topic,
     return mqd_look_up_must_wait(r, flush->slot, flush->end_offset);
 }
 
-/* Whether the reactor can answer the whole request, without the acceptor. awaited_count: the number
- * of partitions whose latest offset is requested if any of them must wait for a flush; otherwise
- * 0. */
+/* Whether the reactor can answer the whole request, without the acceptor. awaited_count: if any
+ * latest offset must wait for a flush, the number of partitions whose latest offset is requested;
+ * otherwise 0. */
 static bool reactor_can_serve(struct mqd_reactor *r, const struct mqd_connection *c, const uint8_t *body,
                               uint32_t size_bytes, int16_t version, uint32_t *awaited_count)
 {
@@ -78,7 +80,8 @@ static int16_t latest_error(const struct mqd_reactor *r, const struct mqd_partit
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     if (!mqd_load_acquire(&slot->latest_pending))
         return 0;
-    return version >= NOT_AVAILABLE_SINCE_VERSION ? MQD_KAFKA_OFFSET_NOT_AVAILABLE : MQD_KAFKA_LEADER_NOT_AVAILABLE;
+    return version >= OFFSET_NOT_AVAILABLE_VERSION_MIN ? MQD_KAFKA_OFFSET_NOT_AVAILABLE
+                                                       : MQD_KAFKA_LEADER_NOT_AVAILABLE;
 }
 
 static bool may_describe(struct mqd_reactor *r, const struct mqd_connection *c, const struct mqd_topic *topic,

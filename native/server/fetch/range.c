@@ -115,8 +115,9 @@ void mqd_fetch_find_range(struct mqd_reactor *r, struct mqd_request *request, st
     int16_t error = -1;
     for (int tries = 0; tries < 4 && error == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation);
-        /* read after the search: a log start that has moved is visible before its files are
-         * deleted */
+        /* read after the generation, which the owner increments after it has published a new log
+         * start: in the other order an old log start could be combined with the new list of files,
+         * and a deleted segment would look like a missing one */
         mqd_leading_positions(r, entry->set, slot, positions);
         error = find_once(r, request, entry, slot, positions, generation, size_max, *first || is_view);
     }

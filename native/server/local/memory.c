@@ -1,6 +1,6 @@
 /* Counts the memory of attachments until it is freed. A client, or a process that received its
  * descriptor, can keep the memfd open or mapped, and thereby its pages, as long as it likes after
- * its attachment has ended. Until it is released, the memory counts in local_bytes; otherwise a
+ * its attachment has ended. Until it is released, the memory counts toward local_bytes; otherwise a
  * client that attaches repeatedly could use any amount. The kernel reports through inotify when the last
  * reference to a memfd is released; the worker's own is released in local_free.
  *
@@ -57,7 +57,7 @@ bool mqd_local_memory_watch(struct mqd_reactor *r, int memory_fd, uint64_t size_
         if (!r->local_watch_failed)
             mqd_log(r, 4, 0, UINT32_MAX,
                     "the memory of local clients cannot be watched (%s): memory that a client keeps "
-                    "open after it has disconnected is not counted in local.memory.max.bytes; raise "
+                    "open after it has disconnected does not count toward local.memory.max.bytes; raise "
                     "fs.inotify.max_user_instances and max_user_watches",
                     strerror(errno));
         r->local_watch_failed = true;
