@@ -196,7 +196,7 @@ class Gossip(asyncio.DatagramProtocol):
         self.core = core
         self.on_change: Callable[[Change], None] = lambda change: None
         # datagrams of other protocols; unauthenticated bytes
-        self.on_other: Callable[[bytes], None] = lambda data: None
+        self.on_other_datagram: Callable[[bytes], None] = lambda data: None
         self._socket, self._peers, self._life_path = datagrams, peers, life_path
         self._transport: asyncio.DatagramTransport | None = None
         self._resolver = _Resolver(datagrams.family, self._send)
@@ -291,7 +291,7 @@ class Gossip(asyncio.DatagramProtocol):
         if data.startswith(MAGIC):
             self.event(events.DatagramReceived(data))
         else:
-            self.on_other(data)
+            self.on_other_datagram(data)
 
     def error_received(self, exc: Exception) -> None:
         """An ICMP error for a sent datagram: the probe detects the failure by itself."""

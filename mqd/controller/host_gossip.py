@@ -3,7 +3,7 @@
     sent      profile (racks, capacity), load, the active controller as the quorum knows it; seeds:
               cluster.seeds and every registered broker
     hints     addresses of hosts (where connections are tried), hosts that may know the quorum's
-              leader (queried when this host knows none), suspects (log, `views()`)
+              leader (queried when this host knows none), suspected hosts (logged, and shown by views())
 
 The same socket carries the notices of keepers (mqd/cluster/membership/death_notice.py), which are
 proofs, not hints.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from mqd.base import clock, cluster_config, logging
 from mqd.base.blocking_pool import in_thread
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from mqd.controller.peers import Peers
     from mqd.controller.shell import Shell
 
-FEED_S = 0.25
-SEEDS_EVERY, LOAD_EVERY = 4, 20  # intervals of these updates, in multiples of FEED_S
+UPDATE_S = 0.25  # interval of the updates of the sent information
+SEEDS_EVERY, LOAD_EVERY = 4, 20  # intervals of these updates, in multiples of UPDATE_S
 DISK_SIZE_TIMEOUT_S = 1.0  # how long the start waits for the size of the log directories
 LOOK_UP_AGAIN_S = 10.0  # after a failed look-up
 PEERS_MAX = 8  # number of hosts queried for the quorum's leader
@@ -56,22 +56,22 @@ def _version() -> str:
         return ""
 
 
-def _bytes(log_dirs: Iterable[str], which: int) -> int:
-    """Bytes of all file systems of log.dirs: `which` 0: size, 1: used. Counts each file system
+def _bytes(log_dirs: Iterable[str], field: Literal["total", "used"]) -> int:
+    """The sum of a field of shutil.disk_usage() over the file systems of log.dirs. Counts each file system
     once.
     """
     found = {}
     for path in log_dirs:
         try:
-            found[os.stat(path).st_dev] = shutil.disk_usage(path)[which]
+            found[os.stat(path).st_dev] = getattr(shutil.disk_usage(path), field)
         except OSError:
             continue
     return sum(found.values())
 
 
 async def disk_bytes(config: Mapping[str, str]) -> int:
-    """Size of the file systems of log.dirs; 0: one of them does not respond."""
-    (response,) = await directories.query_in_time([partial(_bytes, _log_dirs(config), 0)], DISK_SIZE_TIMEOUT_S)
+    """Size of the file systems of log.dirs; 0 if one of them does not respond."""
+    (response,) = await directories.query_in_time([partial(_bytes, _log_dirs(config), "total")], DISK_SIZE_TIMEOUT_S)
     return response.result() if response.done() else 0
 
 
@@ -83,12 +83,12 @@ class _Resolved(NamedTuple):
     """The socket addresses of a host and port."""
 
     found: tuple[tuple[str, int], ...]
-    until_s: float  # time of the loop's clock from which it is looked up again
+    until_s: float  # loop time from which the name is looked up again
 
 
 class HostGossip:
-    """Active between start() and stop(). start() raises OSError if the life (the number of starts)
-    cannot be written.
+    """Active between start() and stop(). start() raises OSError if the incarnation (the number of
+    starts) cannot be written.
     """
 
     def __init__(
@@ -139,18 +139,18 @@ class HostGossip:
         )
         self.gossip = gossip.create(profile, credentials.secrets, cluster_id, self._seeds, datagrams, peers, directory)
         self.gossip.on_change = self._on_change
-        self.gossip.on_other = self._on_notice
+        self.gossip.on_other_datagram = self._on_notice
         self._incarnation = incarnation
-        self._feeding: asyncio.Task[None] | None = None
+        self._updating: asyncio.Task[None] | None = None
         shell.on_leader_changed = self._on_leader_changed
 
     async def start(self) -> None:
         await self.gossip.start()
-        self._feeding = asyncio.get_running_loop().create_task(self._feed())
+        self._updating = asyncio.get_running_loop().create_task(self._update_periodically())
 
     async def stop(self) -> None:
-        if self._feeding is not None:
-            self._feeding.cancel()
+        if self._updating is not None:
+            self._updating.cancel()
         self._lookups.clear()
         death_notice.write_instructions(self._run_dir, None)
         await self.gossip.stop()
@@ -167,7 +167,7 @@ class HostGossip:
 
     # -- sent information -------------------------------------------------------------------------
 
-    async def _feed(self) -> None:
+    async def _update_periodically(self) -> None:
         count = 0
         while True:
             try:
@@ -180,7 +180,7 @@ class HostGossip:
             except Exception:  # only hints: the controller continues without them
                 log.exception("gossip's data was not updated")
             count += 1
-            await asyncio.sleep(FEED_S)
+            await asyncio.sleep(UPDATE_S)
 
     def _gossip_controller(self) -> None:
         core = self._shell.quorum.core
@@ -223,11 +223,11 @@ class HostGossip:
         if self._disk_check is None or self._disk_check.done():
             if self._disk_check is not None:
                 self._used_bytes = self._disk_check.result()
-            self._disk_check = in_thread(lambda: self._disk(1))
+            self._disk_check = in_thread(self._measure_used)
         return self._used_bytes
 
-    def _disk(self, which: int) -> int:
-        return _bytes(self._log_dirs, which)
+    def _measure_used(self) -> int:
+        return _bytes(self._log_dirs, "used")
 
     def _cpu_permille(self) -> int:
         """CPU use of the whole machine, 1000 per core, since the last call; from /proc/stat (user,
@@ -329,9 +329,9 @@ class HostGossip:
         notice = next((notice for notice in opened if notice is not None), None)
         if notice is None:
             return
-        about = (notice.node_id, notice.broker_epoch >= 0)
-        if notice != self._noticed.get(about):
-            self._noticed[about] = notice
+        subject = (notice.node_id, notice.broker_epoch >= 0)
+        if notice != self._noticed.get(subject):
+            self._noticed[subject] = notice
             log.info(
                 "a keeper reports that processes of its host have ended",
                 node=notice.node_id,

@@ -150,7 +150,7 @@ class Quorum:
     def _on_became_active(self, effect: events.BecameActive) -> None:
         log.info("this host is the active controller", epoch=effect.epoch, offset=effect.next_offset)
         self._lease_ms = 0
-        self._on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
+        self._on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.previous_epoch))
         self._publish_lease()
         self._on_leader()
 

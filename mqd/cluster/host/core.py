@@ -331,7 +331,7 @@ class HostCore(TopicImages):
             other.client for other in self._subscribers.values() if other.role == "worker" and other.index == index
         ]:
             actions += self._drop(client)
-        self._slots.on_died(index)
+        self._slots.on_worker_death(index)
         lost: dict[Partition, int] = {}
         for image in self._images.values():
             for partition in image.partitions:

@@ -168,7 +168,7 @@ class TopicImages(HostCommands):
                 owner = owner_of(topic_id, partition.index, self._worker_count)
         else:
             # a new replica: its slot, if any, is that of an earlier replica, which was removed
-            self._slots.give_up(key, self._version, self._alive)
+            self._slots.release(key, self._version, self._alive)
             if key not in self._choosing and self._log_dirs:
                 actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
         return self._describe(partition, slot, owner, log_dir)
@@ -211,7 +211,7 @@ class TopicImages(HostCommands):
 
     def _give_up(self, key: Partition) -> int:
         self._choosing.pop(key, None)
-        return self._slots.give_up(key, self._version, self._alive)
+        return self._slots.release(key, self._version, self._alive)
 
     def _remove(self, topic: TopicState) -> list[messages.Part]:
         for partition in topic.partitions:

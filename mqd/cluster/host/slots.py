@@ -17,7 +17,7 @@ class Slots:
         self.unplaced: dict[Partition, None] = {}  # partitions for which no slot was free
 
     def adopt(self, partition: Partition, slot: int) -> None:
-        """Assigns a used slot to its partition. Only during the start; end_adoption() sets `free` after it."""
+        """Assigns a used slot to its partition. Only during startup; end_adoption() sets `free` afterwards."""
         self.used[partition] = slot
 
     def end_adoption(self, slots: set[int]) -> None:
@@ -41,7 +41,7 @@ class Slots:
         slot = self.used[partition] = heapq.heappop(self.free)
         return slot
 
-    def give_up(self, partition: Partition, version: int, users: set[int]) -> int:
+    def release(self, partition: Partition, version: int, users: set[int]) -> int:
         """Retires the slot of a partition that is no longer on this host. Returns the slot, which `users`
         (workers) may use until they have applied `version`; -1 if there was none.
         """
@@ -59,7 +59,7 @@ class Slots:
             if version >= since:
                 users.discard(worker)
 
-    def on_died(self, worker: int) -> None:
+    def on_worker_death(self, worker: int) -> None:
         for _, users in self.retiring.values():
             users.discard(worker)
 

@@ -37,7 +37,7 @@ _decoder = msgspec.msgpack.Decoder(PeerMessage)
 
 
 class PeerProtocolError(ValueError):
-    """A peer sent an invalid or oversized message. Its connection ends."""
+    """A peer sent an invalid or oversized message. The connection to that peer is closed."""
 
 
 def encode(message: msgspec.Struct) -> bytes:

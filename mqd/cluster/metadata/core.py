@@ -298,7 +298,13 @@ class MetadataCore(LogTail):
         self.tail = self.committed.copy()
         self._attempt += 1
         self._active = ActiveController(
-            event.epoch, self.tail, self._options, now_ms, clustered=True, own=self.node_id, before=event.before
+            event.epoch,
+            self.tail,
+            self._options,
+            now_ms,
+            clustered=True,
+            own=self.node_id,
+            previous_epoch=event.previous_epoch,
         )
         self._active.note_directories(self.node_id, self._directories)
         return []

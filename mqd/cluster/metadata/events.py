@@ -102,7 +102,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     version: int  # end of the log: offset of the next proposed record
-    before: int = -1  # the last earlier epoch in which a controller can have been active
+    previous_epoch: int = -1  # the last earlier epoch in which a controller may have been active
 
 
 class ClusterFounded(msgspec.Struct, frozen=True):

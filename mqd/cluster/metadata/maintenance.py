@@ -1,5 +1,6 @@
-"""The active controller's periodic work: leaders for partitions without one, retiring topics,
-replicas of lost or drained hosts, internal topics that grow, and the replica moves of a balancing run.
+"""The active controller's periodic work: elects leaders for partitions without one, advances the
+retirement of partitions, replaces replicas on lost or drained hosts, adds replicas to internal
+topics, and starts the moves of a balancing run.
 """
 
 from collections.abc import Iterable
@@ -28,8 +29,10 @@ from mqd.cluster.metadata.sessions import BrokerSessions
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState
 from mqd.cluster.metadata.view import Unable, View
 
-UNABLE_HEARTBEATS = 3  # an unclean election must be based on recent reports
-# for this long, a replica that was reported as not served does not replace another such replica
+# A report that a broker does not serve a replica is valid for this many heartbeat intervals: an
+# unclean election must be based on recent reports.
+UNABLE_HEARTBEATS = 3
+# For this long after such a report, the replica is not elected in place of another unserved one.
 UNABLE_MS = 30_000
 UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
 # a hidden partition's leader reports every second that it is unused; how long a report is valid
@@ -64,14 +67,14 @@ class Maintenance:
         now_ms: int,
         clustered: bool,
         own: int = -1,
-        before: int = -1,
+        previous_epoch: int = -1,
     ) -> None:
-        """`before`: the last epoch in which another controller can have been active. `clustered` False:
+        """`previous_epoch`: the last epoch in which another controller may have been active. `clustered` False:
         a single host without a quorum, where brokers have no sessions. `own`: this host. Its session
-        does not time out, because this process itself sends its heartbeats; its lease has no end while
+        does not time out, because this process itself sends its heartbeats; its lease never expires while
         it is the only voter.
         """
-        self.epoch, self._previous_epoch = epoch, before
+        self.epoch, self._previous_epoch = epoch, previous_epoch
         self._own = own
         self._options = options
         self.sessions = BrokerSessions(options.session_ms)
@@ -112,7 +115,7 @@ class Maintenance:
                     self._begin_session(node, now_ms)
 
     def _begin_session(self, node: int, now_ms: int) -> None:
-        """L2: gives a full session from now on to a broker that may have sent heartbeats to an earlier
+        """L2: starts a full session now for a broker that may have sent heartbeats to an earlier
         controller.
         """
         self.sessions.on_heartbeat(node, now_ms)
@@ -174,7 +177,7 @@ class Maintenance:
             elif (
                 phase == RETIRE_HIDDEN and waited_ms >= self._options.retire_grace_ms and self._is_unused(topic, now_ms)
             ):
-                records += retire_rules.vanish(view, topic)
+                records += retire_rules.remove(view, topic)
         for topic_id in [topic_id for topic_id in self._phases if topic_id not in state.topics_by_id]:
             del self._phases[topic_id]
             self._emptied.pop(topic_id, None)

@@ -132,7 +132,9 @@ class QuorumCore(QuorumTransitions):
         if self.may_have_promised():
             self.promise.give(self.epoch, now_ns, self.settings.promise_ns)
         self._apply()
-        self.unattach(now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.random_backoff()))
+        self.become_unattached(
+            now_ns, max(now_ns, self.promise.until_ns) + (0 if self.is_alone else self.random_backoff())
+        )
         if self.is_alone and not self.promise.holds(now_ns):
             self.campaign(now_ns)
 
@@ -278,7 +280,7 @@ class QuorumCore(QuorumTransitions):
             return False
         if self.vote.voted_for is None:
             self.persist_vote(VoteState(self.epoch, request.candidate, None))
-            self.unattach(now_ns, now_ns + self.settings.promise_ns // 2 + self.random_backoff())
+            self.become_unattached(now_ns, now_ns + self.settings.promise_ns // 2 + self.random_backoff())
         return self.vote.voted_for == request.candidate
 
     def _on_vote_response(self, sender: int, response: VoteResponse, now_ns: int) -> None:
@@ -311,7 +313,7 @@ class QuorumCore(QuorumTransitions):
             if self.key.node_id in message.successors
             else len(message.successors)
         )
-        self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
+        self.become_unattached(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[1])
 
     def _on_leader_died(self, event: events.LeaderDied, now_ns: int) -> None:
         """Acts as if the leader had resigned, except that it is unknown which replica has the newest log.
@@ -335,7 +337,7 @@ class QuorumCore(QuorumTransitions):
         place = others.index(self.key.node_id) if self.key.node_id in others else len(others)
         if not is_repeated or place == 0:
             self.end_epoch()
-            self.unattach(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[0])
+            self.become_unattached(now_ns, now_ns + self.settings.handover_ns + place * self.settings.backoff_ns[0])
 
     def _on_fetch(self, sender: int, fetch: Fetch, now_ns: int) -> None:
         if fetch.replica.node_id != sender:
@@ -373,7 +375,7 @@ class QuorumCore(QuorumTransitions):
                 self.following.on_fetch_response(response, now_ns)
             elif response.sequence == self.following.sequence:  # no longer the leader
                 self.end_epoch()
-                self.unattach(now_ns, now_ns + self.random_backoff())
+                self.become_unattached(now_ns, now_ns + self.random_backoff())
 
     def _on_snapshot_chunk(self, sender: int, chunk: SnapshotChunk, now_ns: int) -> None:
         if self.following is not None and chunk.epoch == self.epoch and chunk.sender.node_id == sender == self.leader:
@@ -416,9 +418,9 @@ class QuorumCore(QuorumTransitions):
         if self.leading is not None:
             self.leading.resign(f"epoch {epoch} has begun", now_ns)
         self.persist_vote(VoteState(epoch, None, self.vote.followed))
-        self.unattach(now_ns, now_ns + self.settings.promise_ns + self.random_backoff())
+        self.become_unattached(now_ns, now_ns + self.settings.promise_ns + self.random_backoff())
 
-    def unattach(self, now_ns: int, election_deadline_ns: int) -> None:
+    def become_unattached(self, now_ns: int, election_deadline_ns: int) -> None:
         self._leave_role()
         self.leader = -1
         self.election_deadline_ns = max(election_deadline_ns, self.promise.until_ns) if self.may_stand else NO_DEADLINE
@@ -434,9 +436,9 @@ class QuorumCore(QuorumTransitions):
         snapshot, it becomes unattached instead.
         """
         if not self.may_stand:
-            self.unattach(now_ns, NO_DEADLINE)
+            self.become_unattached(now_ns, NO_DEADLINE)
         elif self.promise.holds(now_ns) or self._installing is not None:
-            self.unattach(now_ns, now_ns + self.settings.backoff_ns[1])
+            self.become_unattached(now_ns, now_ns + self.settings.backoff_ns[1])
         else:
             self._leave_role()
             self.leader = -1

@@ -60,7 +60,7 @@ class Election:
         if self.core.election is self and sum(
             voter.key.directory_id not in self._refused for voter in self.core.voters
         ) < majority(len(self.core.voters)):
-            self.core.unattach(now_ns, now_ns + self.core.random_backoff())
+            self.core.become_unattached(now_ns, now_ns + self.core.random_backoff())
 
     def maybe_win(self, now_ns: int) -> None:
         core = self.core
@@ -81,4 +81,4 @@ class Election:
         if self.core.is_vote_pending:
             self.deadline_ns = now_ns + self.core.settings.promise_ns // 4
             return
-        self.core.unattach(now_ns, now_ns + self.core.random_backoff())
+        self.core.become_unattached(now_ns, now_ns + self.core.random_backoff())

@@ -13,8 +13,8 @@ Duties of the caller (mqd/controller)
                 also drops all writes queued after n, as if they had never been requested. A failed
                 flush ends the process.
     messages    Send is best effort. Pass on only messages from authenticated connections.
-    time        `now_ns` of handle() is CLOCK_BOOTTIME (it counts suspend), never decreasing within
-                a process. Tick no later than next_deadline_ns.
+    time        `now_ns` of handle() is CLOCK_BOOTTIME (which includes time suspended), never decreasing
+                within a process. Tick no later than next_deadline_ns.
     state       Committed batches of all kinds are applied in order (control batches only advance the
                 version); no other records are applied. LoadState replaces the state.
     snapshots   the caller stores a snapshot of its applied state together with
@@ -67,7 +67,7 @@ class QuorumSettings(msgspec.Struct, frozen=True):
 
     @property
     def handover_ns(self) -> int:
-        # how long a named successor waits, so that the other replicas have received EndEpoch, which
+        # how long a named successor waits, so that the other replicas first receive EndEpoch, which
         # releases their promises
         return self.promise_ns // 200
 
@@ -83,8 +83,8 @@ class VoteState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The contents of the disk at the start. A founding voter always has a snapshot, if only at offset 0,
-    which has the voters. A host without a snapshot and batches is joining.
+    """The contents of the disk at the start. A founding voter always has a snapshot with the voters, even
+    if only at offset 0. A host with neither a snapshot nor batches is joining.
     """
 
     vote: VoteState = VoteState()
@@ -263,7 +263,7 @@ class BecameActive(msgspec.Struct, frozen=True):
 
     epoch: int
     next_offset: int
-    before: int = -1  # the last earlier epoch in which a leader can have been active; 0 = none
+    previous_epoch: int = -1  # the last earlier epoch in which a leader may have been active; 0 = none
 
 
 class Deposed(msgspec.Struct, frozen=True):

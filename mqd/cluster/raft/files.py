@@ -147,7 +147,7 @@ def decode_checkpoint(data: bytes) -> CheckpointHead:
             if magic != b"MQDMETA2" or start > len(data):
                 raise ValueError("it is not a metadata checkpoint")
         if native.crc32c(checked) != crc or len(data) - start != size:
-            raise ValueError(f"checksum or length ({len(data) - start} bytes, {size} announced) does not match")
+            raise ValueError(f"checksum or length ({len(data) - start} bytes, {size} expected) does not match")
         if data[:8] == b"MQDMETA2":
             meta = _meta_decoder.decode(data[_CHECKPOINT_2.size : start])
     except (StructError, msgspec.MsgspecError) as error:

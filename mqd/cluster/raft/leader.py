@@ -4,8 +4,8 @@ resigns otherwise.
 Invariants (check())
     D1  a replica's position is the offset that it reported as durable in this epoch, if it matches
         this log; it does not fall
-    D2  the high watermark moves to the offset up to which a majority of the newest voter set is
-        durable, and only beyond the first record of this epoch (Raft, section 5.4.2)
+    D2  the high watermark moves to the offset up to which a majority of the newest voter set has
+        durable records, and only beyond the first record of this epoch (Raft, section 5.4.2)
     D3  at most one Fetch is parked per replica; it is answered when there are new records or a
         new high watermark for it, or after fetch_wait
     D4  a leader that resigns stops using its lease first, then informs all its followers
@@ -110,7 +110,7 @@ class Leadership:
             self._respond_to(next(iter(self._parked)), now_ns)
         if now_ns >= self._retry_after_ns:
             self._announce(now_ns)
-        if self.misses_quorum(now_ns):
+        if self.has_lost_quorum(now_ns):
             self.resign("a majority of the voters has stopped fetching", now_ns)
             return
         if now_ns >= self._stalled_until_ns:
@@ -130,7 +130,7 @@ class Leadership:
             )
         self._maybe_transfer(now_ns)
 
-    def misses_quorum(self, now_ns: int) -> bool:
+    def has_lost_quorum(self, now_ns: int) -> bool:
         return now_ns >= self._majority_contact_ns(now_ns) + self.core.settings.check_quorum_ns
 
     def _announce(self, now_ns: int) -> None:
@@ -254,7 +254,7 @@ class Leadership:
             self._respond_to(fetch.replica, now_ns)
 
     def note_stamp(self, replica: Replica, stamp_ns: int, now_ns: int) -> None:
-        """Stores the time at which the response was sent that the replica has accepted."""
+        """Stores the send time of the response that the replica has accepted."""
         if replica.stamp_ns < stamp_ns <= now_ns:
             replica.stamp_ns = stamp_ns
 
@@ -346,9 +346,8 @@ class Leadership:
         """Refuses proposals from now on; when the successor has all records, gives up the lease."""
         others = [voter.node_id for voter in self.core.voters if voter.key != self.core.key]
         if not others or (to is not None and to not in others):
-            self.core.emit(
-                Note("the leadership of the metadata quorum stays here", (("reason", "there is no such other voter"),))
-            )
+            reason = f"no other voter has the id {to}" if others else "there is no other voter"
+            self.core.emit(Note("the leadership of the metadata quorum stays here", (("reason", reason),)))
             return
         self._transfer = (to, now_ns + self.core.settings.promise_ns)
         self._maybe_transfer(now_ns)
@@ -385,7 +384,7 @@ class Leadership:
         for node in sorted(nodes):
             core.send(node, EndEpoch(core.generation, self.epoch, core.key, tuple(successors)))
         settings = core.settings
-        core.unattach(
+        core.become_unattached(
             now_ns,
             now_ns
             + (0 if campaign_again else settings.promise_ns // 2 if core.is_alone else settings.promise_ns)

@@ -4,9 +4,9 @@ disk writes, the committed and delivered offsets, the outgoing messages.
 raft/core.py is the replica itself and lists the invariants. This module ensures
     I1  a vote is durable before it is sent: send() holds back all messages until then
     I2  truncate() refuses to remove committed records
-    I4  persist_vote() never regresses
+    I4  persist_vote() never replaces a vote with an older one
     I5  Committed is delivered only for records that are both committed and durable here
-The disk works in the order of the sequence numbers; `_disk` has the writes without a result.
+The disk works in the order of the sequence numbers; `_disk` holds the pending writes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from mqd.cluster.raft.log_memory import MemoryLog
 from mqd.cluster.raft.messages import Batch, Fetch, QuorumMessage, ReplicaKey, SnapshotMeta, Voters
 
 OUTBOX_MAX = 10_000  # messages that wait for the vote to be durable; the oldest is dropped
+_NEVER_WRITTEN = (1 << 63) - 1  # a sequence number that no write reaches
+_NO_LIMIT = (1 << 63) - 1  # bytes
 
 _DISK = (events.PersistVote, events.AppendLog, events.TruncateLog, events.InstallSnapshot)
 
@@ -33,8 +35,8 @@ class QuorumBroken(AssertionError):
 
 
 def _rank(effect: Effect) -> int:
-    """Sorts disk effects before all others: these may cause proposals immediately, and the writes must
-    have the order of the log.
+    """Sorts disk effects before all others except ControlAppended. The others may cause proposals
+    immediately, whose writes must come after those already queued.
     """
     return 0 if isinstance(effect, events.ControlAppended) else 1 if isinstance(effect, _DISK) else 2
 
@@ -80,8 +82,8 @@ class QuorumReplica:
 
     @property
     def may_stand(self) -> bool:
-        """Whether this replica may be a candidate: it is a voter, or its removal is in its log but may not
-        be committed. In the latter case it may be the only one that can win (Raft dissertation 4.2.2).
+        """Whether this replica may be a candidate: it is a voter, or its removal is in its log but
+        possibly not committed yet. In the latter case it may be the only one that can win (Raft dissertation 4.2.2).
         """
         log = self.log
         if self.is_voter:
@@ -231,7 +233,7 @@ class QuorumReplica:
         if any(what == "install" for _, what, _ in self._disk):
             self._installing = None
         if any(what == "vote" for _, what, _ in self._disk):
-            self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, NO_DEADLINE
+            self._retry_vote_ns, self._vote_sequence = now_ns + self.settings.promise_ns // 2, _NEVER_WRITTEN
         self._disk.clear()
         return min([self.durable_offset, *truncated]), bool(truncated)
 
@@ -253,7 +255,7 @@ class QuorumReplica:
     def _apply(self) -> None:
         offset = min(self.high_watermark, self.durable_offset)
         if offset > self.applied_offset:
-            batches = self.log.read(self.applied_offset, offset, NO_DEADLINE)
+            batches = self.log.read(self.applied_offset, offset, _NO_LIMIT)
             self.applied_offset = batches[-1].next_offset if batches else self.applied_offset
             if batches:
                 self.emit(events.Committed(batches))
@@ -292,7 +294,7 @@ class QuorumTransitions(QuorumReplica, abc.ABC):
     election: object
 
     @abc.abstractmethod
-    def unattach(self, now_ns: int, election_deadline_ns: int) -> None: ...
+    def become_unattached(self, now_ns: int, election_deadline_ns: int) -> None: ...
 
     @abc.abstractmethod
     def campaign(self, now_ns: int) -> None: ...

@@ -237,7 +237,7 @@ class ControllerProcess:
     def _became_active(self, effect: events.BecameActive) -> None:
         self.kernel.report("active", self.host.node, effect.epoch, effect.next_offset)
         self.active_epoch = effect.epoch
-        self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.before))
+        self.on_metadata(metadata_core.BecameActive(effect.epoch, effect.next_offset, effect.previous_epoch))
         self._lease_ms = 0
         self._publish_lease()
         self._leave_instructions()

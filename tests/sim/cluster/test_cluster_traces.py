@@ -313,7 +313,7 @@ def test_a_proof_sent_to_another_controller(off: frozenset[str]) -> None:
     state = cluster(in_sync=(0, 1, 2))
 
     def fences(epoch: int, led: bool) -> bool:
-        active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, before=CONTROLLER - 2)
+        active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, previous_epoch=CONTROLLER - 2)
         return bool(active.proof_of_death(state, peer.ProofOfDeath(1, 11, epoch, 70, led), 80))
 
     assert fences(CONTROLLER, False) and fences(CONTROLLER - 2, True), "a majority has no use for the session's end"
@@ -322,7 +322,7 @@ def test_a_proof_sent_to_another_controller(off: frozenset[str]) -> None:
 
 def test_a_proof_that_the_controller_died_with_its_broker_which_is_back() -> None:
     state = cluster(in_sync=(0, 1, 2))
-    active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, before=CONTROLLER - 1)
+    active = ActiveController(CONTROLLER, state, OPTIONS, 0, clustered=True, previous_epoch=CONTROLLER - 1)
     active.heartbeat(state, state, heartbeat(71), 90, True)
     assert active.proof_of_death(state, peer.ProofOfDeath(1, 11, CONTROLLER - 1, 70, True), 95) == []
 

@@ -475,7 +475,7 @@ def test_reassignments_waiting_for_a_deleted_partition_end() -> None:
     state.apply(PartitionsChanged(entry.topic_id, (PartitionChange(1, retiring=3),)))
     move(state, 1, 5)
     assert in_sync_by(state, 1, 2, 3, 4, 5).removing_replicas == (2, 3, 4)
-    assert do(state, retire_rules.vanish(View(state), state.topics["t"])).replicas == (1, 5)
+    assert do(state, retire_rules.remove(View(state), state.topics["t"])).replicas == (1, 5)
     assert len(state.topics["t"].partitions) == 1
 
 

@@ -30,7 +30,7 @@ def test_one_voter_elects_itself_and_commits_with_its_own_flush_alone() -> None:
     assert [type(effect) for effect in driver.effects[:1]] == [events.PersistVote]
     assert not of(driver(events.DiskDone(1)), events.BecameActive)
     effects = driver(events.DiskDone(2))
-    assert of(effects, events.BecameActive) == [events.BecameActive(1, 1, before=0)]
+    assert of(effects, events.BecameActive) == [events.BecameActive(1, 1, previous_epoch=0)]
     effects = driver(events.Propose("p", (b"a", b"b"), 1))
     assert [type(effect) for effect in effects] == [events.AppendLog]
     effects = driver(events.DiskDone(3))

@@ -126,7 +126,7 @@ def test_hung_lookups_delay_neither_instructions_nor_gossips_input(
             (lambda: fed.append("seeds")),
             (lambda: fed.append("load")),
         )  # type: ignore[method-assign]
-        feeding = asyncio.create_task(one._feed())
+        feeding = asyncio.create_task(one._update_periodically())
         await until(lambda: fed and instructions)
         assert (
             fed[:2] == ["seeds", "load"]

@@ -211,7 +211,7 @@ def hide(view: View, topic: TopicState) -> list[Record]:
     return _step(view, topic, retiring_from(topic), RETIRE_HIDDEN) if phase(topic) == RETIRE_REDIRECTED else []
 
 
-def vanish(view: View, topic: TopicState) -> list[Record]:
+def remove(view: View, topic: TopicState) -> list[Record]:
     """Removes the retired partitions, and ends reassignments that waited for them."""
     if phase(topic) != RETIRE_HIDDEN:
         return []

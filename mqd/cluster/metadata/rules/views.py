@@ -41,7 +41,8 @@ def create(
         _refuse(f"{base.name} is an internal topic")
     if is_view(base):
         _refuse(
-            f"{base.name} is itself a view, of {base.config[VIEW_OF]}; make a view of that topic, with both conditions"
+            f"{base.name} is itself a view, of {base.config[VIEW_OF]}; create a view of {base.config[VIEW_OF]} instead,"
+            " whose filter combines the two conditions"
         )
     if change.name in INTERNAL_TOPICS:
         _refuse("internal topics cannot be views")
