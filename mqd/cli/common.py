@@ -203,7 +203,7 @@ def complete_topic(bootstrap: str) -> Iterable[str]:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def print_note(text: str) -> None:
+def print_line(text: str) -> None:
     """Prints a line of output. Raises OutputClosedError."""
     try:
         click.echo(text)

@@ -27,7 +27,7 @@ _API_VERSIONS = 18
 _CORRELATION_ID = 0x6D7164  # no other protocol's response begins with it
 _HEAD = struct.Struct(">ii")  # header of a response: its size, the request's correlation id
 _RESPONSE_BYTES_MAX = 1 << 20
-_OUTPUT_BYTES = 1024
+_RECEIVE_BYTES = 1024
 
 _UNREACHABLE = frozenset(
     {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT}
@@ -108,32 +108,32 @@ def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None
     client = b"mqd-cli"
     request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
     deadline = time.monotonic() + timeout_s
-    output = b""
+    received = b""
     try:
         connection.sendall(struct.pack(">i", len(request)) + request)
-        while len(output) < _HEAD.size:
+        while len(received) < _HEAD.size:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            got = connection.recv(_OUTPUT_BYTES)
+            got = connection.recv(_RECEIVE_BYTES)
             if not got:
                 break
-            output += got
+            received += got
     except TimeoutError:
-        if not output:
+        if not received:
             return f"it accepts connections, but sent nothing within {timeout_s:g} s"
     except OSError:
         pass  # a reset; bytes received before it still count
-    if len(output) >= _HEAD.size:
-        size, number = _HEAD.unpack_from(output)
+    if len(received) >= _HEAD.size:
+        size, number = _HEAD.unpack_from(received)
         if 4 <= size <= _RESPONSE_BYTES_MAX and number == _CORRELATION_ID:
             return None
-    if not output:
+    if not received:
         return (
             "it closed the connection without a response (if it speaks TLS, give the client's settings with"
             " --client-config FILE)"
         )
-    if output.startswith(b"\x15\x03"):
+    if received.startswith(b"\x15\x03"):
         return "a TLS server answered (give the client's settings with --client-config FILE)"
-    line = output.splitlines()[0][:60].decode("ascii", "backslashreplace")
+    line = received.splitlines()[0][:60].decode("ascii", "backslashreplace")
     return f"it answered {line!r}"
 
 
@@ -151,7 +151,7 @@ def base_config(
         "client.id": "mqd-cli",
         "broker.address.family": "any",
         "socket.nagle.disable": True,
-        # half of this also delays the second connection of every client
+        # librdkafka also waits half of this before a client's second connection
         "reconnect.backoff.ms": 20,
         "reconnect.backoff.max.ms": 1000,
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqd.cli.common import CliError
-from mqd.cli.machine.settings import Setting, chosen
+from mqd.cli.machine.settings import Setting, selected_value
 from mqd.cli.machine.storage import text
 
 JOURNAL = Path("/var/lib/mqd-tune/journal.json")
@@ -24,7 +24,7 @@ _ALLOWED = ("/sys/", "/proc/sys/", "/proc/irq/")
 
 
 class Entry(NamedTuple):
-    """`path`: as on a machine whose root is /."""
+    """`path`: absolute, without the prefix `root`, which only tests use."""
 
     path: str
     before: str
@@ -87,7 +87,7 @@ class Journal:
         self.write()
 
 
-def _place(root: Path, path: str) -> Path:
+def _resolve(root: Path, path: str) -> Path:
     """Raises CliError (C4)."""
     if not path.startswith(_ALLOWED) or ".." in Path(path).parts:
         raise CliError(f"the journal names {path}, which is not a setting of the kernel: it is left alone")
@@ -101,7 +101,7 @@ def _write(path: Path, value: str) -> str:
             file.write(value)
     except OSError as error:
         return error.strerror or str(error)
-    now = chosen(text(path) or "")
+    now = selected_value(text(path) or "")
     return "" if now == value else f"it is {now} now"
 
 
@@ -110,10 +110,10 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
     for setting in settings:
         for file, value in setting.writes.items():
             path = "/" + str(file.relative_to(root))
-            place = _place(root, path)
-            before = chosen(text(place) or "")
+            target = _resolve(root, path)
+            before = selected_value(text(target) or "")
             journal.note(path, before, value)  # C1
-            failed = _write(place, value)
+            failed = _write(target, value)
             outcomes.append(Outcome(path, not failed, failed or f"{before} -> {value}"))
     return outcomes
 
@@ -124,15 +124,15 @@ def undo(root: Path, journal: Journal) -> list[Outcome]:
     """
     outcomes, kept = [], []
     for entry in reversed(journal.entries):
-        place = _place(root, entry.path)
-        now = chosen(text(place) or "")
+        target = _resolve(root, entry.path)
+        now = selected_value(text(target) or "")
         if now == entry.before:
             outcomes.append(Outcome(entry.path, True, f"is {now} already"))
-        elif now != entry.after and text(place) is not None:  # C3
+        elif now != entry.after and text(target) is not None:  # C3
             outcomes.append(
                 Outcome(entry.path, True, f"left at {now}: it was changed after mqd tune set {entry.after}")
             )
-        elif failed := _write(place, entry.before):
+        elif failed := _write(target, entry.before):
             kept.append(entry)
             outcomes.append(Outcome(entry.path, False, failed))
         else:

@@ -41,8 +41,8 @@ class Setting(NamedTuple):
     is_risk: bool = False
 
 
-def chosen(found: str) -> str:
-    """The choice in brackets, where the kernel lists several: "none" of "[none] mq-deadline"."""
+def selected_value(found: str) -> str:
+    """The value in brackets, if the kernel lists several: "none" of "[none] mq-deadline"."""
     return found.split("[", 1)[1].split("]", 1)[0] if "[" in found and "]" in found else found
 
 
@@ -144,10 +144,10 @@ def _device(device: Device) -> Iterator[Setting]:
     if found is not None and found != "none":
         good = ("mq-deadline",) if rotates else ("none", "mq-deadline")
         possible = [one for one in good if one in found.replace("[", " ").replace("]", " ").split()]
-        is_good = chosen(found) in good
+        is_good = selected_value(found) in good
         yield Setting(
             f"{device.name}: I/O scheduler",
-            chosen(found),
+            selected_value(found),
             good[0],
             is_good,
             "a spinning disk needs its requests sorted, with a deadline for each"
@@ -273,10 +273,10 @@ def _memory(root: Path) -> Iterator[Setting]:
     huge = root / "sys/kernel/mm/transparent_hugepage/enabled"
     pages = text(huge)
     if pages is not None:
-        is_good = chosen(pages) != "always"
+        is_good = selected_value(pages) != "always"
         yield Setting(
             "transparent huge pages",
-            chosen(pages),
+            selected_value(pages),
             "madvise",
             is_good,
             "with always, the kernel stalls processes while it makes them",

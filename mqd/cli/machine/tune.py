@@ -109,7 +109,7 @@ def command(
     Exit status: 0 all is as it should be, 1 something is not.
     """
     if is_apply and is_undo:
-        raise click.UsageError("--apply and --undo exclude each other")
+        raise click.UsageError("--apply and --undo are mutually exclusive")
     as_json = output_format == "json"
     if is_undo:
         written = Journal(journal)

@@ -27,13 +27,13 @@ _Key = tuple[str, frozenset[tuple[str, str]]]
 
 
 class Conversion:
-    """Converts the successive pages of one broker. Keeps the start time of each counter: the time of
-    the first page, or, when the value has fallen because the broker restarted, of the previous page.
+    """Converts the successive scrapes of one broker. Keeps the start time of each counter: the time of
+    the first scrape, or, when the value has fallen because the broker restarted, of the previous one.
     """
 
     def __init__(self) -> None:
         self._counts: dict[_Key, tuple[int, float]] = {}  # since when, and the last value
-        self._before_ns = 0  # the time of the last page
+        self._before_ns = 0  # the time of the last scrape
 
     def metrics(self, page: str, now_ns: int) -> list[Metric]:
         """Raises ValueError if the page cannot be parsed."""
@@ -46,9 +46,9 @@ class Conversion:
         if family.type == "histogram":
             data = Histogram(self._histograms(family, now_ns), AggregationTemporality.CUMULATIVE)
         elif family.type == "counter":
-            data = Sum(self._numbers(family, now_ns, counts=True), AggregationTemporality.CUMULATIVE, True)
+            data = Sum(self._numbers(family, now_ns, is_counter=True), AggregationTemporality.CUMULATIVE, True)
         else:
-            data = Gauge(self._numbers(family, now_ns, counts=False))
+            data = Gauge(self._numbers(family, now_ns, is_counter=False))
         unit = next((unit for end, unit in _UNITS.items() if family.name.endswith(end)), "")
         # the parser strips _total from the name of a counter
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -62,11 +62,11 @@ class Conversion:
         self._counts[key] = (since_ns, value)
         return since_ns
 
-    def _numbers(self, family: Family, now_ns: int, counts: bool) -> list[NumberDataPoint]:
+    def _numbers(self, family: Family, now_ns: int, is_counter: bool) -> list[NumberDataPoint]:
         return [
             NumberDataPoint(
                 sample.labels,
-                self._since_ns(sample.name, sample.labels, sample.value, now_ns) if counts else 0,
+                self._since_ns(sample.name, sample.labels, sample.value, now_ns) if is_counter else 0,
                 now_ns,
                 float(sample.value),
             )
@@ -86,7 +86,7 @@ class Conversion:
         return [self._histogram(family.name, now_ns, one) for one in series.values() if one["buckets"]]
 
     def _histogram(self, name: str, now_ns: int, one: Mapping[str, Any]) -> HistogramDataPoint:
-        """Prometheus' buckets include those below them, OpenTelemetry's do not."""
+        """Prometheus' buckets include those below them; OpenTelemetry's do not."""
         buckets = sorted(one["buckets"])
         counts = [0.0, *(count for _, count in buckets)]
         total = counts[-1]

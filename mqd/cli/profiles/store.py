@@ -44,7 +44,7 @@ def read() -> dict[str, Profile]:
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CliError(f"{file} is not a file of profiles: {error}; repair it, or move it away") from error
+        raise CliError(f"{file} is not a valid profiles file: {error}; repair it, or move it away") from error
     return dict(sorted(found.items()))
 
 

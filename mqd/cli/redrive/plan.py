@@ -96,7 +96,7 @@ def group_of(topic: str, chosen: Filter) -> str:
 
 
 def filter_of(group: str, topic: str) -> Filter | None:
-    """The filter of a redrive of `topic`, from the name of its group. None: it is no such group."""
+    """The filter of a redrive of `topic`, from the name of its group. None if the group does not belong to one."""
     name, _, query = group.partition("?")
     if name != GROUP_PREFIX + topic:
         return None
@@ -110,7 +110,7 @@ def filter_of(group: str, topic: str) -> Filter | None:
 
 
 def origin_of(letter: StoredRecord) -> Origin | None:
-    """None: it is not a dead letter."""
+    """None if the record is not a dead letter."""
     found = {name.removeprefix(PREFIX): value or b"" for name, value in letter.headers if name.startswith(PREFIX)}
     try:
         partition, offset = int(found["partition"]), int(found["offset"])
@@ -121,7 +121,7 @@ def origin_of(letter: StoredRecord) -> Origin | None:
 
 
 def is_moved(letter: StoredRecord, origin: Origin, earlier: Iterable[EarlierRedrive]) -> bool:
-    """Whether another redrive has handled it."""
+    """Whether another redrive has handled the letter."""
     return any(
         letter.offset < one.positions.get(letter.partition, 0) and one.filter.selects(letter, origin) for one in earlier
     )

@@ -97,7 +97,7 @@ def _batch_text(batch: Any, records: list[Any] | None) -> str:
 
 
 def _reports(paths: tuple[Path, ...], deep: bool, progress: Any) -> Iterator[tuple[Path, list[Any], bool]]:
-    """(path, segment reports, damaged) of each file or partition; of a directory without segments, for
+    """(path, segment reports, damaged) for each file or partition; for a directory without segments, for
     each partition in it.
     """
     from mqd.log.dump import verify_directory, verify_segment
@@ -127,7 +127,7 @@ def verify(settings: Settings, paths: tuple[Path, ...], deep: bool) -> int:
 
     Exit status 1 when stored records are unreadable, or an index of aborted transactions disagrees
     with the log. A truncated last batch (after a crash, or while a broker is writing) does not
-    count as damage, nor does any other index: it is rebuilt.
+    count as damage, nor does a damaged index of another kind, because it is rebuilt.
     """
     results = []
     damaged_count = 0
@@ -166,7 +166,7 @@ def _show(path: Path, segments: list[Any], damaged: bool) -> None:
 
 
 class _Progress:
-    """One line on stderr while it takes long and stderr is a terminal."""
+    """A progress line on stderr during long runs, if stderr is a terminal."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()

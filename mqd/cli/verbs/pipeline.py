@@ -16,7 +16,7 @@ from mqd.cli.common import (
     CliError,
     OutputClosedError,
     error_line,
-    print_note,
+    print_line,
     stop_when_interrupted,
 )
 
@@ -66,7 +66,7 @@ def run(
         raise CliError(str(error), EXIT_USAGE) from None
 
     def report(progress: Progress) -> None:
-        print_note(msgspec.json.encode(progress).decode() if as_json else _line(progress))
+        print_line(msgspec.json.encode(progress).decode() if as_json else _line(progress))
 
     stop = threading.Event()
     stop_when_interrupted(stop)

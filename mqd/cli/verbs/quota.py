@@ -1,4 +1,4 @@
-"""`mqd quota`: list, set, delete the quotas of clients: by client id, user, both, or address."""
+"""`mqd quota`: list, set and delete client quotas, by client id, user, both, or address."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _entity(
     named = {"user": (user, default_user), "client-id": (client, default), "ip": (ip, default_ip)}
     for kind, (name, is_default) in named.items():
         if name is not None and is_default:
-            raise click.UsageError(f"a {access.ENTITY_NOUNS[kind][0]} and the default for all exclude each other")
+            raise click.UsageError(f"a {access.ENTITY_NOUNS[kind][0]} and the default for all are mutually exclusive")
         if name is not None or is_default:
             found[kind] = name
     if "ip" in found and len(found) > 1:
@@ -98,20 +98,23 @@ def list_(settings: Settings, **named: Any) -> None:
     """Show the quotas that are set: all of them, or those of the client, user or address."""
     from mqd.cli import access
 
-    entity = _entity(**named)
-    found = access.quotas(settings, entity)
+    requested = _entity(**named)
+    found = access.quotas(settings, requested)
     if settings.json:
         emit_json(
-            [{"entity": of, **{key: quotas.get(key) for key in access.QUOTA_KEYS.values()}} for of, quotas in found]
+            [
+                {"entity": entity, **{key: quotas.get(key) for key in access.QUOTA_KEYS.values()}}
+                for entity, quotas in found
+            ]
         )
     elif found:
         rows = [
-            (_short(of), *(access.quota_text(key, quotas.get(key)) for key in access.QUOTA_KEYS.values()))
-            for of, quotas in found
+            (_short(entity), *(access.quota_text(key, quotas.get(key)) for key in access.QUOTA_KEYS.values()))
+            for entity, quotas in found
         ]
-        emit_table(("OF", *(name.upper() for name in access.QUOTA_KEYS)), rows)
+        emit_table(("ENTITY", *(name.upper() for name in access.QUOTA_KEYS)), rows)
     else:
-        click.echo(f"no quota is set{' for ' + access.entity_text(entity) if entity else ''}")
+        click.echo(f"no quota is set{' for ' + access.entity_text(requested) if requested else ''}")
 
 
 @command.command("set")
@@ -127,7 +130,7 @@ def list_(settings: Settings, **named: Any) -> None:
     "--requests",
     type=click.FloatRange(0, min_open=True),
     metavar="PERCENT",
-    help="Time that its requests may take, 100 is one worker.",
+    help="Time that its requests may take; 100 means one whole worker.",
 )
 @click.option(
     "--changes",
@@ -136,7 +139,7 @@ def list_(settings: Settings, **named: Any) -> None:
     help="Partitions that it may create and delete each second.",
 )
 @click.option("--connections", type=click.IntRange(1), metavar="N/S", help="Connections that an address may open.")
-@click.option("--dry-run", is_flag=True, help="Let the broker check, change nothing.")
+@click.option("--dry-run", is_flag=True, help="Have the broker check the request without changing anything.")
 def set_(
     settings: Settings,
     produce: int | None,
@@ -164,7 +167,7 @@ def set_(
             for name, key in access.QUOTA_KEYS.items()
             if key in requested
         )
-        click.echo(f"{access.entity_text(entity)} {'could be' if dry_run else 'is'} limited: {words}")
+        click.echo(f"{access.entity_text(entity)} {'would be' if dry_run else 'is'} limited: {words}")
 
 
 @command.command()

@@ -16,7 +16,7 @@ from mqd.cli.common import (
     error_line,
     options,
     pairs,
-    print_note,
+    print_line,
     stop_when_interrupted,
 )
 
@@ -105,13 +105,13 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
     """
     if as_json and max_rows is None:
         for row in _lines(frame).toLocalIterator():
-            print_note(row[0])
+            print_line(row[0])
         return 0
     most = max_rows or _ROWS_MAX
     found = (_lines(frame) if as_json else frame).limit(most + 1).collect()
     if as_json:
         for row in found[:most]:
-            print_note(row[0])
+            print_line(row[0])
     else:
         _table(frame.columns, found[:most])
     if len(found) > most:
@@ -122,25 +122,25 @@ def _show(frame: DataFrame, as_json: bool, max_rows: int | None) -> int:
 def _follow(frame: DataFrame, as_json: bool) -> int:
     from pyspark.errors import AnalysisException
 
-    stop, unread = threading.Event(), threading.Event()
+    stop, output_closed = threading.Event(), threading.Event()
 
     def show(batch: DataFrame, _number: int) -> None:
         try:
             if as_json:
                 for line in batch.toJSON().toLocalIterator():
-                    print_note(line)
+                    print_line(line)
             elif found := batch.collect():
                 _table(batch.columns, found)
             sys.stdout.flush()
         except (OutputClosedError, BrokenPipeError):  # raised here, it would make the query fail
-            unread.set()
+            output_closed.set()
             stop.set()
 
     def started(mode: str):
         return frame.writeStream.outputMode(mode).foreachBatch(show).start()
 
     try:
-        query = started("update")  # of an aggregation: rows as they change
+        query = started("update")  # an aggregation emits rows as they change
     except AnalysisException:
         query = started("append")
     stop_when_interrupted(stop)
@@ -149,13 +149,13 @@ def _follow(frame: DataFrame, as_json: bool) -> int:
             pass
     finally:
         query.stop()
-    if unread.is_set():
+    if output_closed.is_set():
         raise OutputClosedError
     return 0
 
 
 def _table(columns: list[str], found: list) -> None:
-    """Raises OutputClosedError. Written by print_note(), because rich's Console raises SystemExit
+    """Raises OutputClosedError. Writes the table by print_line(), because rich's Console raises SystemExit
     when the pipe is closed, in any thread.
     """
     from rich.console import Console
@@ -167,4 +167,4 @@ def _table(columns: list[str], found: list) -> None:
     console = Console(soft_wrap=True)
     with console.capture() as captured:
         console.print(shown)
-    print_note(captured.get().removesuffix("\n"))
+    print_line(captured.get().removesuffix("\n"))

@@ -251,12 +251,12 @@ def test_the_quota_command(mqd) -> None:
     )
     assert mqd("quota", "set", "--default", "--fetch", "1MiB", "--dry-run") == (
         0,
-        "the default for all clients could be limited: fetch 1.0 MB/s\n",
+        "the default for all clients would be limited: fetch 1.0 MB/s\n",
         "",
     )
     assert mqd("quota", "set", "--default", "--fetch", "500k")[0] == 0
     assert mqd("quota", "list")[1].splitlines() == [
-        "OF                PRODUCE    FETCH       REQUESTS  CHANGES  CONNECTIONS",
+        "ENTITY            PRODUCE    FETCH       REQUESTS  CHANGES  CONNECTIONS",
         "client app        10.0 MB/s  -           50 %      -        -",
         "client <default>  -          500.0 KB/s  -         -        -",
     ]

@@ -185,7 +185,7 @@ def test_apply_and_undo(machine: Machine) -> None:
     undone = machine.tune("--undo")
     assert undone.exception is None and not (machine.root / "journal.json").exists()
     for path, text in before.items():
-        assert settings.chosen(path.read_text().strip()) == settings.chosen(text.strip()), path
+        assert settings.selected_value(path.read_text().strip()) == settings.selected_value(text.strip()), path
     again = machine.tune("--undo")
     assert isinstance(again.exception, CliError) and "has no entry" in str(again.exception)
 

@@ -137,5 +137,5 @@ def test_a_damaged_file_is_named_and_kept(text: str) -> None:
     store.path().write_text(text)
     for words in (["profile", "list"], ["profile", "add", "x", "-b", "t:9092"]):
         done = call(*words)
-        assert isinstance(done.exception, CliError) and "is not a file of profiles" in str(done.exception)
+        assert isinstance(done.exception, CliError) and "is not a valid profiles file" in str(done.exception)
     assert store.path().read_text() == text
