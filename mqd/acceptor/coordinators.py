@@ -61,7 +61,7 @@ class SteadyClock:
 
 
 class BrokerPartitions:
-    """log.Partitions: the targets of appends."""
+    """Implements log.Partitions: where appends go."""
 
     def __init__(self, broker: BrokerState) -> None:
         self._broker = broker
@@ -165,7 +165,7 @@ class Coordinators:
             self.log,
             self.clock.now_ms,
             carry_out=self._carry_out,
-            after_load=self._deleted_meanwhile,
+            after_load=self._find_missed_deletions,
             budget=self.budget,
             turn=broker.turn,
         )
@@ -175,7 +175,7 @@ class Coordinators:
             InternalPartitions(broker, SHARE_GROUP_STATE),
             self.log,
             self.clock.now_ms,
-            after_load=self._topic_deleted_meanwhile,
+            after_load=self._forget_if_topic_deleted,
             turn=broker.turn,
         )
         self.cluster = BrokerCluster(broker, self._count_members)
@@ -245,13 +245,13 @@ class Coordinators:
     def on_metadata(self, message: object) -> None:
         """Call it after the metadata has been updated."""
         parts = message.parts if isinstance(message, messages.Several) else [message]
-        for (topic, partition), leader_epoch in self._broker.metadata.take_led_elsewhere().items():
+        for (topic, partition), leader_epoch in self._broker.metadata.take_partitions_led_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
                 coordinator.on_led_elsewhere(partition, leader_epoch)
-        for name, left in self._broker.metadata.take_gone().items():
+        for name, remaining_count in self._broker.metadata.take_gone().items():
             if not self._gone:
                 asyncio.get_running_loop().call_soon(self._forget_gone)
-            self._gone[name] = min(left, self._gone.get(name, left))
+            self._gone[name] = min(remaining_count, self._gone.get(name, remaining_count))
         if self._gone and any(isinstance(part, messages.TopicPut | messages.Image) for part in parts):
             self._forget_gone()  # before a client commits for a topic that was created again
         if any(self._concerns(part) for part in parts):
@@ -279,19 +279,21 @@ class Coordinators:
         self.share.post_all(Forget(), self._is_gone)
 
     def _is_gone(self, core: Core) -> bool:
-        """Whether the share-partition's topic was deleted. Its writer knew the topic before this host
-        became leader of its log, so this host knows it too, unless it was deleted or is withheld.
+        """Whether the share-partition's topic was deleted. The broker that wrote the state knew the topic
+        before this host became leader of that log. So this host's metadata has the topic, unless it
+        was deleted or is withheld. Withheld topics are known by name only: while there are any, no
+        topic counts as deleted.
         """
         metadata = self._broker.metadata
         return isinstance(core, SharePartition) and not metadata.withheld and metadata.by_id(core.topic_id) is None
 
-    def _topic_deleted_meanwhile(self, core: Core) -> Forget | None:
+    def _forget_if_topic_deleted(self, core: Core) -> Forget | None:
         return Forget() if self._is_gone(core) else None
 
-    def _deleted_meanwhile(self, core: Core) -> PartitionsGone | None:
-        """Finds deletions that happened while no coordinator was active. The writer of the offsets knew those
-        partitions before this host became leader of their log. So this host knows them too, unless
-        it reports them as withheld, or they were deleted. A topic that was created again under the
+    def _find_missed_deletions(self, core: Core) -> PartitionsGone | None:
+        """Finds deletions that happened while no coordinator was active. The broker that wrote the offsets knew
+        those partitions before this host became leader of that log. So this host's metadata has
+        them, unless they were deleted or are withheld. A topic that was created again under the
         same name is not recognized, because the record of an offset has no topic id.
         """
         assert isinstance(core, Group)

@@ -188,7 +188,7 @@ class Link:
             os.read(self._eventfd, 8)
         except BlockingIOError:
             pass
-        self._endpoint.awake()
+        self._endpoint.end_sleep()
         if self._next_turn is None:
             self._on_turn()
 

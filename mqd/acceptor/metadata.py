@@ -55,7 +55,7 @@ class Metadata:
         # Existing topics that this host's processes do not receive, or receive without some partitions.
         self.withheld: frozenset[str] = frozenset()
         self._node_id = -1  # this host
-        # the result of the next take_led_elsewhere()
+        # the result of the next take_partitions_led_elsewhere()
         self._elsewhere: dict[tuple[str, int], int] = {}
         self.election_count = 0  # elections of partition leaders in the cluster, since this process started
         self.unclean_count = 0  # how many of them were unclean
@@ -131,7 +131,7 @@ class Metadata:
         gone, self._gone = self._gone, {}
         return gone
 
-    def take_led_elsewhere(self) -> dict[tuple[str, int], int]:
+    def take_partitions_led_elsewhere(self) -> dict[tuple[str, int], int]:
         """(internal topic, index) of each partition that another host leads, or may have led, since
         the last call -> the newest leader epoch in which it does. Includes a partition that this host
         leads again, even if both changes came in one message.

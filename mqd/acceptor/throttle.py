@@ -45,7 +45,7 @@ class TimedAwaitable:
             send = raised = None
             try:
                 send = yield waits_for
-            # A cancellation, or the error of what it awaited: the handler deals with it.
+            # A cancellation, or an error from the awaited future: the handler deals with it.
             except BaseException as error:
                 raised = error
 

@@ -177,12 +177,12 @@ class Endpoint:
         return lib.mqd_endpoint_free_count(self._endpoint, to)
 
     def prepare_sleep(self) -> bool:
-        """Prepares to block on this endpoint's eventfd. False: descriptors have arrived meanwhile, drain
-        them first.
+        """Prepares to block on this endpoint's eventfd. False: descriptors have arrived meanwhile;
+        drain them first.
         """
         return check(lib.mqd_endpoint_prepare_sleep(self._endpoint)) == 0
 
-    def awake(self) -> None:
+    def end_sleep(self) -> None:
         lib.mqd_endpoint_end_sleep(self._endpoint)
 
     def close(self) -> None:

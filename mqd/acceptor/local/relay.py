@@ -1,5 +1,5 @@
-"""Relays requests of local clients that another host answers: those to coordinators, and
-ListOffsets of partitions that the other host leads. A client attached through shared memory knows only
+"""Relays those requests of local clients that another host must answer: requests to coordinators,
+and ListOffsets of partitions that other hosts lead. A client attached through shared memory knows only
 this broker, so this broker sends the request on its behalf.
 
     entry host     respond(): the coordinator of the group or transactional id is on another host, so
@@ -60,8 +60,8 @@ log = logging.get("acceptor.relaying")
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """The client's identity: according to the entry host's kernel, and the principal and address
-    that the entry host uses for its access checks. `is_host`: not a client's request, but that
+    """The client's identity: uid and pid as reported by the entry host's kernel, and the principal and
+    address that the entry host uses for its access checks. `is_host`: not a client's request, but that
     host's own.
     """
 

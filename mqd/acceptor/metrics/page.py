@@ -37,7 +37,7 @@ SIZES_CACHE_S = 10.0
 WAITING_CACHE_S = 1.0
 
 _HELP = {
-    "LOOPS": "Turns of the worker's loop",
+    "LOOPS": "Turns (iterations) of the worker's event loop",
     "BYTES_IN": "Bytes received from clients",
     "BYTES_OUT": "Bytes sent to clients",
     "REQUESTS_PRODUCE": "Produce requests",
@@ -60,22 +60,22 @@ _HELP = {
     "SYNC_FAILURES": "Flushes that failed",
     "ROLLS": "Segments begun",
     "CONNECTIONS_ACCEPTED": "Connections accepted",
-    "CONNECTIONS_CLOSED": "Connections ended",
+    "CONNECTIONS_CLOSED": "Connections closed",
     "CONNECTIONS_REFUSED": "Connections refused (max.connections)",
-    "PROTOCOL_ERRORS": "Connections ended for a malformed request",
-    "ARENA_STALLS": "Times receiving waited for arena space",
-    "LINK_STALLS": "Times sending to another process waited for ring space",
-    "THROTTLED": "Times a connection was left unread because its client was over a quota",
+    "PROTOCOL_ERRORS": "Connections closed because of a malformed request",
+    "ARENA_STALLS": "Number of times that a receive had to wait for arena space",
+    "LINK_STALLS": "Number of times that a send to another process had to wait for ring space",
+    "THROTTLED": "Number of times that a connection was left unread because its client was over a quota",
     "LOCAL_ATTACHED": "Local clients attached through shared memory",
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
     "LOCAL_LOOKUPS": "Look-ups of file positions by local clients",
     "REPLICA_BYTES": "Bytes appended as a follower",
     "RELAYED_BATCHES": "Record batches of local clients forwarded to leaders on other hosts",
-    "RELAYED_BYTES": "Bytes of the requests that forwarded them",
+    "RELAYED_BYTES": "Bytes of the requests that forwarded record batches of local clients",
     "RELAY_FAILURES": (
-        "Record batches of local clients whose leader on another host could not be reached, or did not answer: tried"
-        " again"
+        "Record batches of local clients whose leader on another host could not be reached, or did not answer; they"
+        " are retried"
     ),
     "BATCHES_REDIRECTED": "Record batches for retired partitions, redirected to the partitions that take their records",
     "IN_SYNC_SHRINKS": "Replicas that left the in-sync set of a partition led here",
@@ -86,29 +86,31 @@ _HELP = {
     "ARENA_EXTENTS_TOTAL": "Extents of the receive arena",
     "HEAP_BYTES": "Memory kept for requests and connections",
     "LARGE_REQUEST_BYTES": "Memory set aside for large requests (large.request.memory.bytes)",
-    "LARGE_STALLS": "Large requests that found this memory in use and waited",
+    "LARGE_STALLS": "Large requests that waited because the memory for large requests was in use",
     "SESSIONS": "Incremental fetch sessions",
     "SHARE_SESSIONS": "Sessions of members of share groups",
     "PRODUCERS": "Idempotent producers known",
     "VIEW_FILTERED_BYTES": "Bytes of base topics that were read and filtered for readers of views",
-    "VIEW_PIECES_USED": "Pieces of base topics (1 MiB) that were not read again, because their selection was cached",
-    "VIEW_PIECES_EVICTED": "Cached selections that were evicted (a worker caches 64 MiB)",
-    "VIEW_CACHE_BYTES": "Selections cached for the next readers of views (at most 64 MiB per worker)",
+    "VIEW_PIECES_USED": (
+        "Pieces of base topics (1 MiB) that were not read again, because their filtered records were cached"
+    ),
+    "VIEW_PIECES_EVICTED": "Pieces whose filtered records were evicted from the cache (64 MiB per worker)",
+    "VIEW_CACHE_BYTES": "Filtered records cached for the next readers of views (at most 64 MiB per worker)",
 }
 _TIMES = {
     "PRODUCE": "From a Produce request's arrival to its response",
-    "FETCH": "From a Fetch request's arrival to its response, waiting for records included",
-    "LOOP": "One turn of the worker's loop: how long everything else on this worker waits",
+    "FETCH": "From a Fetch request's arrival to its response, including the wait for records",
+    "LOOP": "One turn of the worker's event loop: how long everything else on this worker waits",
     "SYNC": "One flush to disk",
     "CONTROL": "From the arrival of a request for the acceptor to its response",
 }
 # measured with worker.loop.causes; each counts only the turns in which it occurred
 _LOOP_CAUSES = {
-    "LOOP_WRITE": "Writing to segments within one turn of the worker's loop",
+    "LOOP_WRITE": "Writing to segments within one turn of the worker's event loop",
     "LOOP_ALLOCATION": "Writing to segments within one turn, beyond the space reserved ahead",
     "LOOP_FLUSH": "Starting flushes within one turn",
-    "LOOP_LOCK": "Blocked within one turn, neither by a disk nor for a CPU: locks",
-    "LOOP_FAULT": "Blocked within one turn in which a page was read from a disk",
+    "LOOP_LOCK": "Blocked on locks within one turn: time spent waiting neither for a disk nor for a CPU",
+    "LOOP_FAULT": "Blocked within a turn that had a major page fault (a page was read from a disk)",
     "LOOP_SCHEDULING": "Waiting for a CPU before and within one turn",
 }
 _POWERS = 32
@@ -123,7 +125,7 @@ class _Directory(NamedTuple):
 
 class _Reports(NamedTuple):
     """The reports of other processes in the run directory. `damage`: with the worker's index.
-    `compaction`: by worker. `by_process`: restarts; None under another supervisord.
+    `compaction`: by worker. `by_process`: restarts; None if the supervisord is not the broker's own.
     """
 
     damage: list[tuple[int, damage.Damage]]
@@ -216,7 +218,7 @@ class Metrics:
 
     def _requests(self) -> Iterator[Any]:
         times = HistogramMetricFamily(
-            "mqd_handler_seconds", "Time the acceptor took for a request, waiting included", labels=["api"]
+            "mqd_handler_seconds", "Time the acceptor took for a request, including waits", labels=["api"]
         )
         failed = CounterMetricFamily(
             "mqd_handler_failures", "Requests after which the connection was closed", labels=["api"]
@@ -230,7 +232,7 @@ class Metrics:
 
     def _deaths(self) -> CounterMetricFamily:
         found = CounterMetricFamily(
-            "mqd_process_deaths", "Times that a process of this broker ended and was started again", labels=["process"]
+            "mqd_process_deaths", "Number of times that a process of this broker has died", labels=["process"]
         )
         names = [*(f"worker-{worker}" for worker in range(self._worker_count)), "acceptor", "controller"]
         for endpoint, name in enumerate(names):
@@ -240,7 +242,7 @@ class Metrics:
     def _restarts(self) -> CounterMetricFamily:
         found = CounterMetricFamily(
             "mqd_process_restarts",
-            "Times that a process of this broker ended and was started again: "
+            "Number of times that a process of this broker was restarted, by the reason for its end: "
             + ", ".join(f"{name} ({about})" for name, about in restarts.REASONS.items()),
             labels=["process", "reason"],
         )
@@ -262,7 +264,7 @@ class Metrics:
     def _certificates(self) -> GaugeMetricFamily:
         found = GaugeMetricFamily(
             "mqd_certificate_expiry_timestamp_seconds",
-            "When the certificate of a listener, or between hosts, expires: seconds since 1970",
+            "When the certificate of a listener, or the one used between hosts, expires: seconds since 1970",
             labels=["listener"],
         )
         for name, ends_s in self._observer.certificate_ends().items():

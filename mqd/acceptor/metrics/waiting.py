@@ -1,10 +1,11 @@
-"""How long the first record that a group has not read, or a share group has not finished, has waited,
-by its timestamp.
+"""The age, by timestamp, of the first record that a group has not read yet (or that a share group has
+not finished yet).
 
 Timestamps are read from the files of this host's replicas, for each log directory in the thread that
 measures the directory (see directories.py): if a directory hangs, only the ages of its own groups
-are missing. Bound: LOOKUPS_MAX reads in each measurement, for the oldest results first. Until then
-a group's earlier age is shown, which is too high if the group has read on.
+are missing. Bound: each measurement reads at most LOOKUPS_MAX timestamps and replaces the oldest
+results first. Until its turn comes, a group keeps its previous age, which is too high if the group
+has read on.
 """
 
 from collections.abc import Iterator
@@ -23,11 +24,11 @@ GroupPartition = tuple[str, str, int]  # group, topic, partition
 
 
 class Waiting(NamedTuple):
-    """`turn`: number of the measurement that read it. `since_ms`: the timestamp of the first record
-    at or after `offset`; -1 = it cannot be read.
+    """`round_number`: of the measurement that read the timestamp. `since_ms`: the timestamp of the
+    first record at or after `offset`; -1 = it cannot be read.
     """
 
-    turn: int
+    round_number: int
     topic_id: bytes
     offset: int
     since_ms: int
@@ -46,11 +47,11 @@ class WaitingTimes:
     def __init__(self, broker: Broker, log_dir: int) -> None:
         self._broker, self._log_dir = broker, log_dir
         self._known: dict[GroupPartition, Waiting] = {}
-        self._turn = 0
+        self._round_number = 0
 
     def measure(self) -> dict[GroupPartition, Waiting]:
         """Blocks until the directory responds."""
-        self._turn += 1
+        self._round_number += 1
         unread = dict(self._unread())
         known = {
             key: position
@@ -58,10 +59,10 @@ class WaitingTimes:
             if key in unread and position.topic_id == unread[key].topic_id
         }
         moved = [key for key, position in unread.items() if key not in known or known[key].offset != position.offset]
-        moved.sort(key=lambda key: known[key].turn if key in known else 0)
+        moved.sort(key=lambda key: known[key].round_number if key in known else 0)
         for key in moved[:LOOKUPS_MAX]:
             position = unread[key]
-            known[key] = Waiting(self._turn, position.topic_id, position.offset, self._since_ms(key, position))
+            known[key] = Waiting(self._round_number, position.topic_id, position.offset, self._since_ms(key, position))
         self._known = known
         return known
 

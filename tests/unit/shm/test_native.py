@@ -187,9 +187,9 @@ def test_a_sleeper_is_woken_once_and_a_late_arrival_forbids_sleep(ends):
     sender.send(2, native.Descriptor(kind=1))
     sender.flush()
     assert os.eventfd_read(eventfds[2]) == 1
-    receiver.awake()
+    receiver.end_sleep()
     assert not receiver.prepare_sleep()  # the message is still there
-    receiver.awake()
+    receiver.end_sleep()
     assert len(receiver.drain()) == 1
     sender.send(2, native.Descriptor(kind=1))
     sender.flush()

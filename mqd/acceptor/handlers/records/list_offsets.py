@@ -2,8 +2,8 @@
 
 The reactor handles requests that ask only for earliest and latest offsets. All others come here,
 for example those with a timestamp or for the highest timestamp. Without tiered storage the earliest
-local offset is the log start, and nothing was ever uploaded: offset -1 without an error, as in
-Kafka.
+local offset is the log start, and since nothing was ever uploaded, requests for the latest tiered
+offset or the earliest pending upload get offset -1 without an error, as in Kafka.
 """
 
 from collections import Counter
@@ -21,11 +21,11 @@ from mqd.protocol.messages import ListOffsetsRequest, ListOffsetsResponse
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD = -1, -2, -3, -4, -5, -6
 _SINCE = {LATEST: 0, EARLIEST: 0, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
-# these need no search for a record
-_AT_LOG_START = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
+# these do not depend on the end of the log
+_NEEDS_NO_FLUSH = (EARLIEST, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING_UPLOAD)
 READ_COMMITTED = 1
 CONSUMER_REPLICA_ID = -1
-OFFSET_NOT_AVAILABLE_SINCE = 5
+OFFSET_NOT_AVAILABLE_VERSION_MIN = 5
 
 
 async def handle(context: Context, header: RequestHeader, request: ListOffsetsRequest) -> ListOffsetsResponse:
@@ -36,7 +36,7 @@ async def handle(context: Context, header: RequestHeader, request: ListOffsetsRe
         (topic.name, requested.partition_index)
         for topic in request.topics
         for requested in topic.partitions
-        if requested.timestamp not in _AT_LOG_START
+        if requested.timestamp not in _NEEDS_NO_FLUSH
     )
     # As in Kafka, only a consumer gets the last stable offset; any other replica id gets the high
     # watermark.
@@ -85,7 +85,9 @@ async def _partition(
     if view.latest_pending and timestamp in (LATEST, MAX_TIMESTAMP):  # KIP-207
         return _result(
             index,
-            ErrorCode.OFFSET_NOT_AVAILABLE if version >= OFFSET_NOT_AVAILABLE_SINCE else ErrorCode.LEADER_NOT_AVAILABLE,
+            ErrorCode.OFFSET_NOT_AVAILABLE
+            if version >= OFFSET_NOT_AVAILABLE_VERSION_MIN
+            else ErrorCode.LEADER_NOT_AVAILABLE,
         )
     end_offset = view.last_stable_offset if committed else view.high_watermark
     if timestamp == LATEST:
@@ -107,12 +109,12 @@ async def _partition(
 
 
 async def first_since(broker: Broker, topic_id: bytes, index: int, since_ms: int) -> tuple[int, int]:
-    """(offset of the first record at that time or later, -1: there is none; error code)."""
+    """Returns the offset of the first record at or after `since_ms`, or -1 if there is none, and an error code."""
     image = broker.metadata.by_id(topic_id)
     if image is None:
         return -1, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     requested = ListOffsetsRequest.Partition(partition_index=index, current_leader_epoch=-1, timestamp=max(since_ms, 0))
-    found = await _partition(broker, OFFSET_NOT_AVAILABLE_SINCE, False, image.name, requested, set())
+    found = await _partition(broker, OFFSET_NOT_AVAILABLE_VERSION_MIN, False, image.name, requested, set())
     return found.offset, found.error_code
 
 
