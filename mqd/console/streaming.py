@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-AHEAD_MAX = 4  # steps that wait for the reader
+AHEAD_MAX = 4  # items queued for a slow reader
 STREAMS_MAX = 12
 STREAMS_PER_USER_MAX = 6
 POLL_S = 0.5

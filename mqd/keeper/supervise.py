@@ -44,7 +44,8 @@ TIMER = "mqd-timer"
 START_FAILURE_COUNT_MAX = 5
 _SOON_S = 0.005
 _STARTING_S = 0.01
-# turns of the loop from an ended child to its successor: read its output, reap, note its state, start
+# turns of the loop from the end of a child to the start of its successor: read its output, reap it,
+# note its state, start
 _QUICK_POLL_COUNT = 4
 
 
@@ -190,8 +191,8 @@ class BrokerSupervisor(Supervisor):
         options.fork = _fork
         options.execve = forking.execve
         self._manager = systemd.Manager.take(os.environ, os.getpid())
-        self._feeder = systemd.Feeder(self._manager, layout.keeper_socket, options.get_socket_map())
-        self._is_stopping_notified = False
+        self._watchdog = systemd.Feeder(self._manager, layout.keeper_socket, options.get_socket_map())
+        self._has_notified_stopping = False
 
     def runforever(self) -> None:
         waker = _Waker()
@@ -216,9 +217,9 @@ class BrokerSupervisor(Supervisor):
         if not self._is_ready and not self.stopping:
             self._check_ready()
         if self._is_ready:
-            self._feeder.tick()
-        if self.options.mood < SupervisorStates.RUNNING and not self._is_stopping_notified:
-            self._is_stopping_notified = True
+            self._watchdog.tick()
+        if self.options.mood < SupervisorStates.RUNNING and not self._has_notified_stopping:
+            self._has_notified_stopping = True
             self._manager.notify("STOPPING=1")
         if self._quick_polls:
             self._quick_polls -= 1
@@ -280,7 +281,7 @@ class BrokerSupervisor(Supervisor):
             self._end()
             return
         if name == TIMER:
-            return  # the timer ends when there is no schedule any more, and the broker starts without it
+            return  # the timer ends when no schedules remain, and the broker starts without it
         if self.options.mood < SupervisorStates.RUNNING or not isinstance(event, events.ProcessStateExitedEvent):
             return
         status = self._status()

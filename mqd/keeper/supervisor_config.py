@@ -1,8 +1,9 @@
 """`mqd up --print-supervisord`: the shipped supervisord.conf with its variables filled in.
 
     whole      for a supervisord that runs this broker and nothing else, and ends with it
-    include    the programs alone, for a supervisord that runs others too. The broker never ends it;
-               it starts the keeper again, and the other processes with it (KeeperClient.exit_status)
+    include    the programs alone, for a supervisord that runs others too. The broker never stops that
+               supervisord, which restarts the keeper and with it the other processes
+               (KeeperClient.exit_status)
 
 Programs are groups of their own: supervisord stops groups one after the other, the keeper first,
 so that a host in a cluster hands over its leaderships before its processes end.
@@ -33,11 +34,11 @@ class Unprintable(ValueError):
 def _quote(name: str, value: str) -> str:
     """NAME="value" in supervisord's syntax, which has no escapes."""
     mark = "'" if '"' in value else '"'
-    # supervisord takes everything after a blank and a semicolon for a comment
+    # supervisord takes everything after a space and a semicolon for a comment
     if mark in value or value.strip("'\"") != value or "\n" in value or " ;" in value:
         raise Unprintable(
             f"{name}: supervisord's configuration cannot hold this value because of a quotation mark, a line break or a"
-            " semicolon after a blank; set it in a file (--config)"
+            " semicolon after a space; set it in a file (--config)"
         )
     return f"{name}={mark}{value.replace('%', '%%')}{mark}"
 
@@ -54,16 +55,20 @@ def render_configuration(
     """
     filled = configparser.RawConfigParser(strict=True)
     filled.read_string(_VARIABLE.sub(lambda found: variables[found[1]], shipped.read_text(encoding="utf-8")))
-    places = {"MQD_DATA_DIR": variables["MQD_DATA_DIR"]}
-    keepers = {"MQD_CONFIG": variables["MQD_CONFIG"], "MQD_WORKERS": variables["MQD_WORKERS"], **properties}
+    common_environment = {"MQD_DATA_DIR": variables["MQD_DATA_DIR"]}
+    keeper_environment = {"MQD_CONFIG": variables["MQD_CONFIG"], "MQD_WORKERS": variables["MQD_WORKERS"], **properties}
     out = configparser.RawConfigParser()
     for section in filled.sections():
         rows = dict(filled[section])
         if section.startswith("program:"):
             role = section.removeprefix("program:mqd-")
-            environment = places
+            environment = common_environment
             if role == "keeper":
-                environment = {**places, **keepers, "MQD_RUN_SUPERVISOR": "own" if kind == "whole" else "other"}
+                environment = {
+                    **common_environment,
+                    **keeper_environment,
+                    "MQD_RUN_SUPERVISOR": "own" if kind == "whole" else "other",
+                }
             if kind == "include":
                 section = f"program:{prefix}-{role}"
                 rows |= {"user": user, **(_KEEPER if role == "keeper" else {})}
@@ -74,7 +79,8 @@ def render_configuration(
     text = io.StringIO()
     text.write(_HEAD.format(kind=kind))
     if kind == "include":
-        others = f"{prefix}-controller {prefix}-worker:* {prefix}-acceptor"  # which starts the timer when it is needed
+        # without the timer, which the acceptor starts when it is needed
+        others = f"{prefix}-controller {prefix}-worker:* {prefix}-acceptor"
         text.write(_START_AND_STOP.format(keeper=f"{prefix}-keeper", others=others))
     text.write("\n")
     out.write(text)

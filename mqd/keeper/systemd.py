@@ -2,7 +2,7 @@
 
     READY=1       every process serves
     WATCHDOG=1    the keeper responds, and every process has responded to it within RESPONSE_S
-    STOPPING=1    the broker ends
+    STOPPING=1    the broker is shutting down
 
 The watchdog is fed by supervisord's process and through its loop, so a hang there is noticed as well.
 Only processes that serve are probed: supervisord watches those that start or recover.
@@ -55,8 +55,9 @@ class Manager:
 
 
 class Feeder:
-    """Feeds the watchdog from supervisord's loop, whose dispatcher it is while it waits for the
-    keeper. tick() is called in every turn. `dispatchers`: supervisord's, by descriptor.
+    """Feeds the watchdog from supervisord's loop. tick() is called in every turn. While a Feeder waits
+    for the keeper, it is registered with that loop as a dispatcher. `dispatchers`: supervisord's,
+    by descriptor.
     """
 
     def __init__(

@@ -182,7 +182,7 @@ def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Ent
 def open_directory(directory: Path, worker: int, worker_count: int, files: Files) -> InitialCheckpoints:
     """Reads the files, then durably removes the worker's own clean-shutdown marker and those of
     workers that no longer exist: from here on a crash counts as a crash. Nothing else may be
-    written in the directory before. Raises OSError.
+    written to the directory before this call. Raises OSError.
     """
     found = InitialCheckpoints()
     found.clean = _marker(directory, worker).exists()
@@ -232,7 +232,7 @@ def write_clean_shutdown(directory: Path, worker: int, generation: int, files: F
 
 
 class CheckpointWriter:
-    """The two files of one worker in one log directory. Not thread-safe: one caller at a time."""
+    """The checkpoint files of one worker in one log directory. Not thread-safe: one caller at a time."""
 
     def __init__(self, directory: Path, worker: int, files: Files, found: InitialCheckpoints):
         self.directory = directory

@@ -212,9 +212,9 @@ def _pointer(client: object) -> object:
 
 
 class CompressedBatch(msgspec.Struct):
-    """The needed header fields of a compressed batch; `data` is a copy of the whole batch."""
+    """The needed header fields of a compressed batch; `header` is a copy of the whole header."""
 
-    data: bytes
+    header: bytes
     leader_epoch: int
     timestamp_type: int
     record_count: int
@@ -253,7 +253,7 @@ def fill_from_records(block: Block, start: int, header: bytes | memoryview, reco
 
 def batches_extent(batches: bytes | bytearray | memoryview) -> tuple[int, int | None]:
     """The complete batches at the start of a Fetch response's records: (their size in bytes, the
-    offset after them; None without any). Raises NativeError (E_CORRUPT).
+    offset after them or None if there are no complete batches). Raises NativeError (E_CORRUPT).
     """
     next_offset = ffi.new("int64_t *", -1)
     pointer = ffi.from_buffer("uint8_t[]", batches)
@@ -315,4 +315,4 @@ def _bytes(base: memoryview) -> object:
 def _check_bounds(base: memoryview, positions: np.ndarray, sizes: np.ndarray) -> None:
     """Checks again: the arrays belong to the caller, which may have written to them."""
     if len(sizes) and (int(positions.min()) < 0 or int((positions + np.maximum(sizes, 0)).max()) > len(base)):
-        raise ValueError("a position is outside of the bytes that it counts from")
+        raise ValueError("a position lies outside the buffer")

@@ -107,5 +107,5 @@ def local_rules(config: Mapping[str, str]) -> tuple[MappingRule, ...]:
 
 
 def mapped(rules: tuple[MappingRule, ...], name: str) -> str | None:
-    """The name after the first rule that matches; None: none does."""
+    """The name as rewritten by the first rule that matches; None if none does."""
     return next((result for rule in rules if (result := rule.apply(name)) is not None), None)

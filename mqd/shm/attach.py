@@ -37,7 +37,7 @@ from mqd.base.crash_on_error import crash_on_error
 from mqd.base.paths import trusts
 from mqd.shm import segments
 from mqd.shm.keeper_messages import (
-    STARTED_AGAIN,
+    KEEPER_LOST,
     Alive,
     Death,
     FromKeeper,
@@ -175,7 +175,7 @@ class KeeperClient:
     listeners           acceptor: the listening sockets, in the order of welcome.listeners
     local_listener      acceptor: where clients of this host request shared memory; None = nowhere
     cluster_sockets     controller: TCP listener and UDP socket for other hosts; acceptor: the
-                        inter-broker listener; [] on a host that listens for no others
+                        inter-broker listener; [] on a host that accepts no other hosts
     lock_fds            held open, so that the directory locks last as long as this process
     """
 
@@ -360,7 +360,7 @@ class KeeperClient:
                 if self.welcome.supervisor_is_own:
                     self._end_supervisor()
                 else:
-                    self.exit_status = STARTED_AGAIN
+                    self.exit_status = KEEPER_LOST
                 on_parent_death(reason)
 
         @crash_on_error

@@ -9,9 +9,9 @@ long as the process lives; its end, together with the pidfd, is the keeper's pro
 
 import msgspec
 
-# Exit statuses of processes. CANNOT_START: a restart would fail in the same way. STARTED_AGAIN: the
-# keeper has died, and supervisord starts it and this process again.
-CANNOT_START, STARTED_AGAIN = 2, 3
+# Exit statuses of processes. CANNOT_START: a restart would fail in the same way. KEEPER_LOST: the
+# keeper has died; supervisord restarts the keeper and this process.
+CANNOT_START, KEEPER_LOST = 2, 3
 
 
 class Hello(msgspec.Struct, tag=True, frozen=True):
@@ -24,16 +24,16 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 class Welcome(msgspec.Struct, tag=True, frozen=True):
     """Descriptors that follow, in this order: one eventfd per endpoint; for a worker its end of the
     hand-off socket; for the acceptor its end of the hand-off socket of every worker, then the
-    listening sockets; for all but the acceptor and the controller the locked directory descriptors;
-    for the acceptor the client socket of local clients; last, on a host that listens for others:
-    for the controller its TCP listener and its UDP socket, for the acceptor the inter-broker
-    listener.
+    listening sockets; for a worker the descriptors of the locked directories; for the acceptor the
+    socket of local clients; on a host that accepts connections from other hosts: for the controller
+    its TCP listener and its UDP socket, for the acceptor the inter-broker listener; last, the shared
+    memory segments.
     """
 
     endpoint: int
     generation: int
     worker_count: int
-    control_name: str  # POSIX shared memory name, from which this broker's semaphores are named
+    control_name: str  # POSIX shared memory name, after which this broker's semaphores are named
     arena_bytes: list[int]  # by endpoint
     keeper_pid: int
     supervisor_pid: int

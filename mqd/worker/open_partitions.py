@@ -87,10 +87,10 @@ class OpenPartitions:
     # -- closing and deleting ----------------------------------------------------------------------
 
     async def _take_back(self, opened: OpenPartition, with_files_lock: bool = False) -> native.Partition | None:
-        """`with_files_lock`: waits until no task is changing its files."""
+        """`with_files_lock`: waits until no task is changing the partition's files."""
         opened.closing = True
         if self.before_close is not None:
-            # first: the code that must release it may be waiting for the lock
+            # before taking the lock: compaction, which must release the files, may be waiting for the lock
             await self.before_close(opened)
         if not with_files_lock:
             return await self._from_reactor(opened.owned)
@@ -109,7 +109,7 @@ class OpenPartitions:
             self.failures.pop(owned.slot, None)
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
-        """Closes it cleanly, so that its files are complete. False: it is closed, but not cleanly."""
+        """Closes the partition cleanly, so that its files are complete. False: it is closed, but not cleanly."""
         partition = await self._take_back(opened, with_files_lock=True)
         return partition is not None and await self._close(opened.owned, partition, clean=True) >= 0
 

@@ -4,7 +4,7 @@ those that cannot be read. Sans-I/O.
 A response has whole batches and the offsets that the member has acquired; other offsets of the same
 batches belong to other members. An acquired offset without a record (a control record, an aborted
 record, or one removed by compaction) is a gap. Offsets in a batch that cannot be read are rejected:
-otherwise they would be delivered again without end.
+otherwise they would be redelivered forever.
 """
 
 from __future__ import annotations

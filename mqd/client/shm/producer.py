@@ -143,8 +143,8 @@ class ShmProducer(ProducerDriver):
         if partition >= stage.partition_count and stage.number >= 0:
             raise failure(
                 KafkaError._UNKNOWN_PARTITION,
-                f"Unable to produce message: {stage.topic} has {stage.partition_count} partitions, not one numbered"
-                f" {partition}",
+                f"Unable to produce message: {stage.topic} has {stage.partition_count} partitions; there is"
+                f" none numbered {partition}",
             )
         on_delivery = on_delivery or self._on_delivery
         began = 0.0
@@ -170,7 +170,7 @@ class ShmProducer(ProducerDriver):
 
     def _make_room(self, stage: Stage) -> None:
         """Passes on a stage that has reached its limit, and raises the limit. Raises BufferError, or the
-        exception for the reason why nothing may be produced.
+        exception that says why producing is not allowed.
         """
         self.require_usable()
         with self.attachment.lock:
@@ -271,7 +271,7 @@ class ShmProducer(ProducerDriver):
             with self.attachment.lock:
                 for stage in self.stages.values():
                     if stage.entries:
-                        self._stage_turn(stage, time.monotonic())
+                        self._hand_over_if_due(stage, time.monotonic())
                 if self.held is None:
                     self._send(True)
             while True:

@@ -180,14 +180,15 @@ class ProducerDriver:
                 self.resolve(stage)  # it may have more partitions
         due = min(self.identity.on_turn(now), self.outcomes.on_turn(now), self.statistics.on_turn(now))
         for stage in list(self.active):
-            due = min(due, self._stage_turn(stage, now))
+            due = min(due, self._hand_over_if_due(stage, now))
         self._turn_due = NEVER
         if self.held is None and self.attachment.attached:
             self._send(self._flushing > 0)
             self._turn_due = self._next_send()
         return min(due, self._turn_due)
 
-    def _stage_turn(self, stage: Stage, now: float) -> float:
+    def _hand_over_if_due(self, stage: Stage, now: float) -> float:
+        """Returns when the stage is due next."""
         if stage.entries and self.transactions.is_broken:  # the transaction failed meanwhile
             self.fail_entries(stage, len(stage.entries), local_error(KafkaError._PURGE_QUEUE))
         if stage.number < 0 and not self.resolve(stage):

@@ -253,8 +253,8 @@ class PartitionReader:
         kind: tuple[int, int] | None = None
         limit, found_in = min(records_max, block.capacity), block
         while state.stop == ReadStop.COMPRESSED and count < limit and size < bytes_max:
-            header, payload = compressed_batch(found_in, state)
-            batch_kind, record_count = (header.leader_epoch, header.timestamp_type), header.record_count
+            batch, payload = compressed_batch(found_in, state)
+            batch_kind, record_count = (batch.leader_epoch, batch.timestamp_type), batch.record_count
             if count and (batch_kind != kind or count + record_count > limit):
                 break
             # compaction leaves batches without records
@@ -271,7 +271,7 @@ class PartitionReader:
             if record_count > block.capacity:  # only possible for the first batch
                 block = self._pool.take(record_count)
             try:
-                taken = fill_from_records(block, count, header.data, data, self._reader.position)
+                taken = fill_from_records(block, count, batch.header, data, self._reader.position)
             except NativeError as error:
                 self._problem = Problem("corrupt", CORRUPT_MESSAGE, str(error.strerror))
                 break

@@ -1,6 +1,6 @@
 """The common part of consumer groups (KIP-848), share groups and streams groups, Kafka's "modern
 groups": a group epoch that changes with members, subscriptions and topics, a target assignment for
-an epoch, and records of both with the same structure.
+an epoch, and the same structure of the records of epoch and assignment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ModernGroup:
         self.described_bytes = 0  # size of all members' descriptions
         self.is_persisted = False
         self.pending: list[KeyValue] = []  # records of the event in progress
-        self.needs_new_epoch = False  # a change other than that of topics requires a new epoch
+        self.needs_new_epoch = False  # something other than a topic change requires a new epoch
         self._armed_ms: int | None = None
         # member id -> (description, current)
         self._loading: dict[str, tuple[Any, Any]] = {}
@@ -77,7 +77,7 @@ class ModernGroup:
     # -- loading -----------------------------------------------------------------------------------
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Applies one record of the log. Raises ValueError and then changes nothing."""
+        """Applies one record of the log. Raises ValueError, in which case nothing is changed."""
         records = self.records
         kind, name = records.decode_key(key)
         description, current = self._loading.get(name, (None, None))

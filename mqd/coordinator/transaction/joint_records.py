@@ -5,11 +5,13 @@ Kafka's tools and older brokers skip them.
     9100       JointTransaction    transactional id: its current or last transaction, and the last
                                    committed batch
     9101       JointChild          transactional id and producer id: the transaction in which it was
-                                   enlisted last, and the partitions that it wrote to there
+                                   enlisted last, and the partitions that it wrote to in that
+                                   transaction
 
 A child's record is rewritten when the child is enlisted and when partitions are added to it. The
 end of its transaction, which bumps its epoch by one, follows from the transaction's own record (its
 serial and state). A transaction of a thousand children therefore begins and ends with one record.
+`winners`: the producer ids of the children that a commit covers; the others are aborted.
 """
 
 import msgspec
@@ -49,8 +51,8 @@ topics: [Topic] 0+
 
 
 class Child(msgspec.Struct):
-    """The content of its record: the last transaction it was enlisted in, its epoch there, and the
-    partitions it wrote to.
+    """The content of a JointChild record: the last transaction that the child was enlisted in, its
+    epoch in that transaction, and the partitions that it wrote to.
     """
 
     serial: int

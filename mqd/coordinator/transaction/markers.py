@@ -1,5 +1,5 @@
-"""Carries out WriteMarkers: writes a control batch to every partition of a transaction until all
-are below their high watermarks, then posts MarkersWritten to the core.
+"""Carries out WriteMarkers: writes a control batch to every partition of a transaction, waits until
+all these batches are below the high watermarks, then posts MarkersWritten to the core.
 
 Invariants
     M1  MarkersWritten goes only to the core object that requested the markers, and only when every
@@ -11,8 +11,8 @@ Invariants
         restart the log shows which markers remain
     M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that
         died, or its response was lost) and is done: any open transaction in that partition is the
-        producer's next one. The partition's owner refuses it only once that marker is below the
-        high watermark
+        producer's next one. The partition's owner refuses the repetition only once the first marker
+        is below the high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
         writes the markers and may have finished: a late marker would then end the producer's next
         transaction, which has the same epoch if the client is older than KIP-890
@@ -46,7 +46,7 @@ log = logging.get("transaction.markers")
 Append = Callable[[str, int, int, int, int, bool, bool], "asyncio.Future[object]"]
 
 
-class Coordinating(Protocol):
+class MarkerCoordinator(Protocol):
     """The part of runtime.Coordinator for transactional ids that is needed here."""
 
     def core(self, name: str) -> Core | None: ...
@@ -112,18 +112,18 @@ class _Job:
 
 
 class Markers:
-    """`exists(topic, partition)`: whether the partition exists, or the partition that takes its
-    records. Only then can an open transaction remain in it.
+    """`exists(topic, partition)`: whether the partition, or the one that takes its records, exists.
+    Only then can an open transaction remain in it.
     """
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:
         self._append = append
         self._exists = exists
         self._offset_commits = offset_commits
-        self._coordinator: Coordinating | None = None
+        self._coordinator: MarkerCoordinator | None = None
         self.job_count = 0
 
-    def attach(self, coordinator: Coordinating) -> None:
+    def attach(self, coordinator: MarkerCoordinator) -> None:
         self._coordinator = coordinator
 
     def carry_out(self, name: str, effect: Effect, coordinator_epoch: int) -> None:
@@ -152,7 +152,7 @@ class Markers:
             self._write(job, partition)
 
     def _write(self, job: _Job, partition: Partition) -> None:
-        if self._is_gone(job):
+        if self._drop_if_gone(job):
             return
         effect = job.effect
         try:
@@ -203,14 +203,15 @@ class Markers:
             if job.effect.is_bumped:
                 return True  # M4
             log.warning(
-                "a partition has a newer epoch of a producer than its marker: it has ended that transaction",
+                "a partition has a newer epoch of the producer than a marker: the transaction has ended there already",
                 transactional_id=job.name,
                 partition=_partition_name(partition),
             )
             return True
         return False
 
-    def _is_gone(self, job: _Job) -> bool:
+    def _drop_if_gone(self, job: _Job) -> bool:
+        """Whether the core that requested the markers is gone; if so, the job is no longer counted."""
         if self._core(job.name) is job.core:
             return False
         self.job_count -= job.remaining_count > 0
@@ -228,7 +229,7 @@ class Markers:
 
     def _retry(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         job.tries += 1
-        if self._is_gone(job):
+        if self._drop_if_gone(job):
             return
         if job.tries % WARN_AFTER == 0:
             reason = error_name(_code(failure))

@@ -48,7 +48,7 @@ class Source(_Strict, frozen=True, kw_only=True):
 
 
 class Value(_Strict, frozen=True, kw_only=True):
-    """How values are decoded: JSON by a schema in Spark's DDL, e.g. "carrier STRING, dep_delay INT,
+    """How values are decoded: JSON according to a schema in Spark DDL, e.g. "carrier STRING, dep_delay INT,
     time_hour TIMESTAMP".
     """
 
@@ -110,7 +110,7 @@ class Archive(_Pipeline, frozen=True, kw_only=True, tag="archive"):
     file_mb: int = 128
     """Size that small files are compacted to, MB."""
     compact_from_files: int = 16
-    """Number of small files of a topic's day from which they are compacted; 0: never."""
+    """A topic's files of one day are compacted when at least this many of them are small; 0: never."""
 
     def problems(self) -> list[str]:
         wrong = [] if self.file_mb > 0 else ["file_mb has to be at least 1"]
@@ -130,8 +130,8 @@ class Replay(_Pipeline, frozen=True, kw_only=True, tag="replay"):
     topics: list[str] = []
     """Topics of the archive; all by default."""
     to: dict[str, str] = {}
-    """Archived topic to topic; the same name by default. The topics must exist, with as many
-    partitions."""
+    """Archived topic to topic; the same name by default. The topics must exist, with the same
+    number of partitions."""
     starting_timestamp: str = ""
     """ISO 8601, UTC by default. Records from this time on; all by default."""
     ending_timestamp: str = ""
@@ -155,7 +155,8 @@ class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
     """SQL expression: the event's time."""
     window: str
     slide: str = ""
-    """Distance of sliding windows; equal to the window by default (each event is in one window)."""
+    """Interval between the starts of successive windows; equal to the window by default (each event is
+    in one window)."""
     watermark: str
     """How late an event may arrive. A window is emitted when the watermark has passed it; later
     events are dropped."""
@@ -171,7 +172,7 @@ class Aggregate(_Pipeline, frozen=True, kw_only=True, tag="aggregate"):
 
 
 class Dedup(_Pipeline, frozen=True, kw_only=True, tag="dedup"):
-    """Keeps the first of equal records within a time."""
+    """Keeps the first of equal records within a period."""
 
     source: Source
     sink: Sink
@@ -253,8 +254,8 @@ KINDS: dict[str, type[_Pipeline]] = {
 
 
 def load(path: Path, changes: Mapping[str, Any] | None = None, defaults: Mapping[str, Any] | None = None) -> Pipeline:
-    """The pipeline of a TOML file, with top-level fields changed, and with defaults for missing
-    ones (None: not changed, no default). Raises SettingsError.
+    """The pipeline of a TOML file. `changes` replace top-level fields, `defaults` fill in missing ones;
+    None values in either are ignored. Raises SettingsError.
     """
     try:
         raw = tomllib.loads(path.read_text())

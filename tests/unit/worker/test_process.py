@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from mqd.shm.attach import STARTED_AGAIN
+from mqd.shm.attach import KEEPER_LOST
 
 pytest.importorskip("mqd._native")
 
@@ -415,7 +415,7 @@ def test_the_end_of_the_keeper_ends_workers_cleanly(tmp_path: Path) -> None:
         topic = host.create("t", 1)
         host.produce(topic, 0, [1, 2])
         host.stop("keeper", signal.SIGKILL)
-        assert host.processes["worker-0"].wait(WAIT_S) == STARTED_AGAIN, host.log("worker-0")
+        assert host.processes["worker-0"].wait(WAIT_S) == KEEPER_LOST, host.log("worker-0")
         found = checkpoints.parse_checkpoint((host.places.log_dir / f"{checkpoints.RECOVERY_POINT}.0").read_bytes())
         assert [entry.offset for entry in found] == [2]
 
