@@ -179,6 +179,8 @@ static bool may_send(const struct mqd_producer *producer, const struct mqd_produ
         return false;
     if (!is_idempotent(producer) || partition->inflight == 0)
         return true;
+    if (!producer->transactional_id && partition->acknowledged_identity != producer->identity)
+        return false;
     return batch->sequence_identity != producer->identity && !BATCH_OF(partition->closed.next)->resent;
 }
 
@@ -287,6 +289,8 @@ static void handle_outcome(struct mqd_producer *producer, struct mqd_producer_ba
     partition->inflight--;
     producer->sent_count--;
     batch->maybe_written = still_maybe_written(batch, error);
+    if (!error || error == MQD_KAFKA_DUPLICATE_SEQUENCE_NUMBER)
+        partition->acknowledged_identity = batch->sequence_identity;
     mark_ready(producer, partition);
     if (batch->abandoned) {
         mqd_list_remove(&batch->node);

@@ -12,6 +12,9 @@
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
  *       and keeps it. So dropping a batch that was never sent leaves no gap. It is sent again
  *       alone: no other batch of its partition is in flight with it.
+ *       The first batch of an identity is sent alone too: a leader takes any sequence from a producer
+ *       that it does not know, so if the first batch is refused and the next one is not, the first is
+ *       out of order forever. (A transaction is aborted then.)
  *   P4  a response for a SENT batch that is not the first of its list means that an earlier one has
  *       failed. If the producer is idempotent, an error of this batch is a consequence, or will
  *       occur again: the batch goes back to QUEUED unreported.
@@ -86,6 +89,7 @@ struct mqd_producer_partition {
     struct mqd_producer_batch *next; /* the first that is not SENT; NULL also while it must wait (P1) */
     bool reordered;                  /* a SENT batch follows one that is not SENT, or that was sent later */
     struct mqd_node ready;           /* in the producer's `ready` when a batch may be sent */
+    uint32_t acknowledged_identity;  /* a batch of this identity is in the log: the leader knows the producer */
     int32_t next_sequence;           /* of the next batch that is sent for the first time */
     int32_t planned_sequence;        /* of the next batch to be closed, if all earlier ones are sent */
 };

@@ -329,6 +329,16 @@ bool mqd_partition_refused_before(const struct mqd_partition *partition, const s
            !mqd_producers_has_sequences(&partition->producers, batch);
 }
 
+bool mqd_partition_may_overtake(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms)
+{
+    if (mqd_producers_has_sequences(&partition->producers, batch))
+        return false;
+    const struct mqd_verification *refused = mqd_verifications_find_producer(&partition->verifications, batch);
+    if (!refused)
+        mqd_partition_note_refused(partition, batch, now_ms);
+    return !refused || batch->base_sequence > refused->lowest_sequence;
+}
+
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id)
 {
     return mqd_producers_in_transaction(&partition->producers, producer_id);

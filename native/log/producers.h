@@ -15,7 +15,8 @@
  *   - higher epoch: must begin with sequence 0, otherwise 45; also after a marker that has bumped
  *     the epoch (KIP-890).
  *   - unknown producer id: any sequence is accepted. Its state may have expired or been deleted
- *     with old segments, which the client cannot know (Kafka since 2.x).
+ *     with old segments, which the client cannot know (Kafka since 2.x). See also may_overtake in
+ *     server/owner.c.
  *
  * Sequences wrap from 2^31-1 to 0. Batches of a coordinator (committed offsets) have no sequences;
  * only their epochs are checked.

@@ -18,6 +18,10 @@
 #include "server/redirect.h"
 #include "server/slow/slow.h"
 #include "server/slow/turn.h"
+#include "wire/record_scan.h"
+
+#define OVERTAKING_MS 5000 /* batches that were sent before their producer knew of a refusal arrive within this time   \
+                            */
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
 {
@@ -72,6 +76,21 @@ static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owne
     await_write(r, owned, append);
 }
 
+/* A client sends several batches without waiting for responses. While the partition has no owner,
+ * the first of them is refused, and a later one may arrive when it has one. If the log does not know
+ * the producer, it takes any sequence; the first batch would then be out of order forever. So for a
+ * while after a refusal, an unknown producer's later batches are refused too. Kafka closes the
+ * connection when a broker restarts, so its clients send all of them again. */
+static bool may_overtake(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_append *append,
+                         const struct mqd_batch *batch)
+{
+    if (batch->base_sequence <= 0 || append->control || batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL)
+        return false;
+    int64_t refused_ms = mqd_load_relaxed(&mqd_control_partition(r->options.control, append->slot)->refused_ms);
+    return refused_ms && r->now_ms - refused_ms < OVERTAKING_MS &&
+           mqd_partition_may_overtake(owned->partition, batch, r->wall_ms);
+}
+
 void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch, uint8_t *bytes,
                      bool patch_in_place)
 {
@@ -98,6 +117,12 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
                               ? "a log directory has failed"
                               : "the disk is full; space must be freed (retention, DeleteRecords, DeleteTopics)";
         mqd_append_done(r, append, MQD_KAFKA_STORAGE_ERROR);
+        return;
+    }
+    if (may_overtake(r, owned, append, batch)) {
+        mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
+        append->message = "an earlier batch of the producer may have been refused: send it first";
+        mqd_append_done(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS);
         return;
     }
     error = mqd_partition_stage(owned->partition, batch, bytes, patch_in_place, append->control, append->guard,

@@ -363,11 +363,21 @@ void mqd_append_unpin(struct mqd_reactor *r, struct mqd_append *append)
     }
 }
 
+/* For mqd_owner_stage: see may_overtake there. */
+static void note_refused(struct mqd_reactor *r, uint32_t slot, int16_t error)
+{
+    if (slot < MQD_PARTITION_SLOT_COUNT && (error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
+                                            error == MQD_KAFKA_STORAGE_ERROR || error == MQD_KAFKA_NOT_ENOUGH_REPLICAS))
+        mqd_store_relaxed(&mqd_control_partition(r->options.control, slot)->refused_ms, r->now_ms);
+}
+
 void mqd_append_done(struct mqd_reactor *r, struct mqd_append *append, int16_t error)
 {
     if (append->done)
         return;
     append->done = 1;
+    if (__builtin_expect(error != 0, 0))
+        note_refused(r, append->slot, error);
     append->error = __builtin_expect(append->sent_to_target && error, 0) ? mqd_redirect_outcome(append, error) : error;
     mqd_list_remove(&append->node);
     struct mqd_request *request = append->request;

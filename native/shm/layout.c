@@ -134,6 +134,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, records_in),
         FIELD(mqd_partition_slot, bytes_in),
         FIELD(mqd_partition_slot, bytes_out),
+        FIELD(mqd_partition_slot, refused_ms),
         sizeof(struct mqd_partition_slot),
         MQD_PARTITION_SLOT_COUNT,
         MQD_SLOT_DELETING,

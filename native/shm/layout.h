@@ -160,7 +160,9 @@ struct mqd_partition_slot {
     uint64_t records_in;
     uint64_t bytes_in;
     uint64_t bytes_out;
-    uint8_t pad4[MQD_CACHE_LINE - 24];
+    /* any worker writes: when it last refused a batch that the producer will send again; 0 = never */
+    int64_t refused_ms; /* CLOCK_MONOTONIC */
+    uint8_t pad4[MQD_CACHE_LINE - 32];
 };
 
 _Static_assert(sizeof(struct mqd_control_header) == 4096, "header is one page");

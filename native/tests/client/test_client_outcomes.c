@@ -10,6 +10,15 @@
 
 enum { NOT_LEADER_OR_FOLLOWER = 6, OUT_OF_ORDER_SEQUENCE_NUMBER = 45, DUPLICATE_SEQUENCE_NUMBER = 46 };
 
+/* The first batch of an identity is sent alone; afterwards several may be in flight. */
+static void acknowledge_first(struct setup *s, int32_t topic)
+{
+    struct mqd_delivery d;
+    one(s, topic, 0);
+    answer_next(s, 0, 0, 0);
+    CHECK_EQUAL(mqd_producer_deliveries(s->producer, &d, 1), 1);
+}
+
 TEST(acks_0_succeeds_when_the_request_is_taken)
 {
     struct setup s;
@@ -47,32 +56,55 @@ TEST(retry_in_the_original_order)
     CHECK(begin(&s, "retry", &options));
     int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
     uint64_t number[4];
+    acknowledge_first(&s, topic);
     for (int i = 0; i < 3; i++)
         number[i] = one(&s, topic, 0);
-    answer_next(&s, 0, NOT_LEADER_OR_FOLLOWER, 0);
+    answer_next(&s, 1, NOT_LEADER_OR_FOLLOWER, 0);
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
     CHECK_EQUAL(d[0].batch, number[0]);
     CHECK_EQUAL(d[0].error, NOT_LEADER_OR_FOLLOWER);
-    answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
+    answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
     number[3] = one(&s, topic, 0); /* stays after them */
     CHECK_EQUAL(mqd_producer_retry(s.producer, number[0]), 0);
     CHECK(mqd_producer_retry(s.producer, number[0]) < 0);
     CHECK_EQUAL(mqd_client_poll(s.client), 0);
-    answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* to the first attempt */
+    answer_next(&s, 3, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* to the first attempt */
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 0);
     for (int i = 0; i < 4; i++)
-        answer_next(&s, i, 0, 50 + i);
+        answer_next(&s, 1 + i, 0, 50 + i);
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 4);
     for (int i = 0; i < 4; i++) {
         CHECK_EQUAL(d[i].batch, number[i]);
         CHECK_EQUAL(d[i].base_offset, 50 + i);
     }
     number[0] = one(&s, topic, 0);
-    answer_next(&s, 4, DUPLICATE_SEQUENCE_NUMBER, 0); /* it has been written */
+    answer_next(&s, 5, DUPLICATE_SEQUENCE_NUMBER, 0); /* it has been written */
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
     CHECK_EQUAL(d[0].error, 0);
     CHECK_EQUAL(d[0].base_offset, -1);
     CHECK_EQUAL(mqd_client_free_bytes(s.client), s.free_bytes);
+    end(&s);
+}
+
+TEST(the_first_batch_of_an_identity_is_sent_alone)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    struct mqd_delivery d[8];
+    options.producer_id = 9;
+    options.producer_epoch = 0;
+    CHECK(begin(&s, "first", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
+    uint64_t a = one(&s, topic, 0);
+    one(&s, topic, 0);
+    one(&s, topic, 0);
+    answer_next(&s, 0, NOT_LEADER_OR_FOLLOWER, 0);
+    CHECK(!fake_next(&s.fake)); /* the second batch cannot overtake it */
+    CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
+    CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
+    CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
+    answer_next(&s, 0, 0, 0);
+    CHECK(fake_next(&s.fake) && fake_next(&s.fake)); /* both others */
     end(&s);
 }
 
@@ -116,10 +148,11 @@ TEST(a_new_identity_begins_at_sequence_0)
     options.producer_epoch = 0;
     CHECK(begin(&s, "identity", &options));
     int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM);
+    acknowledge_first(&s, topic);
     uint64_t a = one(&s, topic, 0), b = one(&s, topic, 0);
     CHECK(mqd_producer_set_identity(s.producer, 9, 1) < 0 && mqd_error_code() == MQD_E_INVALID);
-    answer_next(&s, 0, NOT_LEADER_OR_FOLLOWER, 0);
-    answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
+    answer_next(&s, 1, NOT_LEADER_OR_FOLLOWER, 0);
+    answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0);
     CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
     CHECK_EQUAL(mqd_producer_drop(s.producer, a), 0);
     CHECK_EQUAL(mqd_producer_set_identity(s.producer, 9, 1), 0);
@@ -146,9 +179,10 @@ TEST(a_new_identity_waits_for_unknown_outcomes)
         options.producer_epoch = 0;
         CHECK(begin(&s, "maybe", &options));
         int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
+        acknowledge_first(&s, topic);
         uint64_t a = one(&s, topic, 0), b = one(&s, topic, 0), hole = one(&s, topic, 1);
-        answer_next(&s, 0, open_ended[i], 0);
-        answer_next(&s, 1, open_ended[i], 0); /* this one too, although it is not reported: P4 */
+        answer_next(&s, 1, open_ended[i], 0);
+        answer_next(&s, 2, open_ended[i], 0); /* this one too, although it is not reported: P4 */
         CHECK(fake_next(&s.fake));
         fake_answer(&s.fake, 32, 0); /* INVALID_TIMESTAMP, of the other partition */
         CHECK_EQUAL(mqd_client_poll(s.client), 0);
@@ -157,14 +191,14 @@ TEST(a_new_identity_waits_for_unknown_outcomes)
         CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
         CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
         CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
-        answer_next(&s, 0, 19, 0); /* refused this time: the outcome of the first attempt stays unknown */
+        answer_next(&s, 1, 19, 0); /* refused this time: the outcome of the first attempt stays unknown */
         CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 1);
         CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
         CHECK_EQUAL(mqd_producer_retry(s.producer, a), 0);
         CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
-        answer_next(&s, 0, 0, 4); /* a repetition: it had been written */
+        answer_next(&s, 1, 0, 4); /* a repetition: it had been written */
         CHECK(mqd_producer_set_identity(s.producer, 10, 0) < 0);
-        answer_next(&s, 1, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* it had not been written */
+        answer_next(&s, 2, OUT_OF_ORDER_SEQUENCE_NUMBER, 0); /* it had not been written */
         CHECK_EQUAL(mqd_producer_deliveries(s.producer, d, 8), 2);
         CHECK_EQUAL(d[0].batch, a);
         CHECK_EQUAL(d[1].batch, b);

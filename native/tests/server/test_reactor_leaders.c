@@ -1,7 +1,7 @@
 /* tsan: long */
 /* Leaders of partitions: what a worker returns to clients it cannot serve (KIP-951), and which
  * waiters it wakes when the leader changes. */
-#include "mqd_reactor_test.h"
+#include "mqd_check_test.h"
 
 #include "server/topics.h"
 
@@ -189,6 +189,53 @@ BOTH(a_retiring_partition_takes_no_records_and_is_read)
                  &requested, 1, fetched);
     CHECK_EQUAL(fetched->batch_count, 1);
     free(fetched);
+    client_close(&client);
+    bench_stop(b);
+}
+
+static struct outcome produce_sequenced(struct client *client, int32_t sequence)
+{
+    struct raw raw = raw_noise(
+        (struct log_batch){.producer_id = 5, .base_sequence = sequence, .record_count = 1, .mark = (uint64_t)sequence});
+    CHECK_OR(client_produce_one(client, sequence, NULL, -1, LIMIT_MS, 0, raw), abort());
+    struct outcomes out = client_take(client);
+    return out.of[0];
+}
+
+/* The partition of worker 0 has no owner for a moment; a producer that it does not know has two
+ * batches in flight, through its owner's worker or through the other one. */
+BOTH(a_batch_does_not_overtake_the_one_that_was_refused_before_it)
+{
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        struct bench *b = bench_start(backend, NULL);
+        struct client client = client_open(b, worker);
+        bench_partition_close(b, 0);
+        /* NOT_LEADER_OR_FOLLOWER by its owner, KAFKA_STORAGE_ERROR by the other worker */
+        CHECK_EQUAL(produce_sequenced(&client, 0).error, worker == 0 ? 6 : 56);
+        bench_partition_open(b, 0, 0);
+        for (int32_t sequence = 1; sequence < 4; sequence++)
+            CHECK_EQUAL(produce_sequenced(&client, sequence).error, 19); /* NOT_ENOUGH_REPLICAS */
+        for (int32_t sequence = 0; sequence < 5; sequence++) {
+            struct outcome out = produce_sequenced(&client, sequence);
+            CHECK_EQUAL(out.error, 0);
+            CHECK_EQUAL(out.base_offset, sequence);
+        }
+        client_close(&client);
+        bench_stop(b);
+    }
+}
+
+/* Its state has expired: it has nothing earlier to send, and continues after one refusal. */
+BOTH(an_unknown_producer_without_earlier_batches_continues)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client client = client_open(b, 1);
+    bench_partition_close(b, 0);
+    CHECK_EQUAL(produce_sequenced(&client, 70).error, 56);
+    bench_partition_open(b, 0, 0);
+    CHECK_EQUAL(produce_sequenced(&client, 70).error, 19);
+    for (int32_t sequence = 70; sequence < 75; sequence++)
+        CHECK_EQUAL(produce_sequenced(&client, sequence).error, 0);
     client_close(&client);
     bench_stop(b);
 }
