@@ -172,7 +172,7 @@ struct mqd_fetcher_options {
     uint32_t wait_ms; /* replica.fetch.wait.max.ms */
     /* replica.fetch.response.max.bytes: the size requested; one batch may make a response larger */
     uint32_t response_bytes_max;
-    uint32_t response_bytes_limit; /* a larger response ends the connection */
+    uint32_t response_bytes_limit; /* the connection is closed after a larger response */
     uint32_t partition_bytes_max;  /* replica.fetch.max.bytes */
     /* without a response for this long beyond wait_ms the connection is considered dead
      * (replica.socket.timeout.ms) */
@@ -185,11 +185,11 @@ struct mqd_fetcher_options {
 };
 /* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
  * the socket (non-blocking or not), even if the command fails. It replaces a connection with the
- * same (leader_node, leader_worker, lane). MQD_EVENT_FETCHER_ENDED carries the connection's
- * `token`. The command itself is answered by MQD_EVENT_DONE, as usual. */
+ * same (leader_node, leader_worker, lane). MQD_EVENT_FETCHER_ENDED carries the
+ * command's `token`. The command itself is answered by MQD_EVENT_DONE, as usual. */
 int mqd_reactor_fetcher_put(struct mqd_reactor *reactor, uint64_t token, int fd,
                             const struct mqd_fetcher_options *options);
-/* Ends the connection, without MQD_EVENT_FETCHER_ENDED. */
+/* Closes the connection, without MQD_EVENT_FETCHER_ENDED. */
 int mqd_reactor_fetcher_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node, uint32_t leader_worker,
                                uint32_t lane);
 /* for all throttled lanes together */
@@ -204,18 +204,18 @@ struct mqd_relay_options {
     int32_t leader_node;
     uint32_t leader_worker;
     uint32_t lane;
-    /* put: a response later than this ends the connection. refuse: for this long batches are
+    /* put: the connection is closed if a response takes longer. refuse: for this long batches are
      * refused immediately and no connection is requested */
     uint32_t timeout_ms;
     uint8_t tls; /* as in mqd_fetcher_options */
 };
 /* A mutually authenticated connection to a worker of another host. The reactor takes ownership of
  * the socket, even if the command fails. It replaces a connection with the same (leader_node,
- * leader_worker, lane). MQD_EVENT_RELAY_ENDED carries its `token`. */
+ * leader_worker, lane). MQD_EVENT_RELAY_ENDED carries the command's `token`. */
 int mqd_reactor_relay_put(struct mqd_reactor *reactor, uint64_t token, int fd, const struct mqd_relay_options *options);
 /* No connection is available: batches that wait for one are refused. */
 int mqd_reactor_relay_refuse(struct mqd_reactor *reactor, uint64_t token, const struct mqd_relay_options *options);
-/* Ends all connections to that host, without events. */
+/* Closes all connections to that host, without events. */
 int mqd_reactor_relay_remove(struct mqd_reactor *reactor, uint64_t token, int32_t leader_node);
 
 /* The rights that MQD_EVENT_SUBJECT_REQUESTED requested (token = `subject`), or new ones for an
@@ -228,7 +228,7 @@ int mqd_reactor_subject_put(struct mqd_reactor *reactor, uint64_t token, uint64_
                             const struct mqd_rights_tables *tables);
 
 /* Rights on the partitions in these slots have been revoked: active segments that local clients of
- * this worker have mapped are rolled. An empty one is rolled after the next write. */
+ * this worker have mapped are rolled. An empty segment is rolled after the next write. */
 int mqd_reactor_revoke(struct mqd_reactor *reactor, uint64_t token, const uint32_t *slots, uint32_t count);
 
 struct mqd_replica_proposal;

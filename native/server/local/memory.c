@@ -1,11 +1,12 @@
-/* Counts the memory of attachments until it is freed. A client, or a process that received its
- * descriptor, can keep the memfd open or mapped, and thereby its pages, as long as it likes after
- * its attachment has ended. Until it is released, the memory counts toward local_bytes; otherwise a
- * client that attaches repeatedly could use any amount. The kernel reports through inotify when the last
- * reference to a memfd is released; the worker's own is released in local_free.
+/* Counts the memory of attachments until it is freed. A client, or a process that received the
+ * memfd from it, can keep the memfd open or mapped, and so keep its pages, as long as it likes
+ * after the attachment has ended. Until the memory is released it counts toward local_bytes;
+ * otherwise a client that attaches repeatedly could use any amount. The kernel reports through
+ * inotify when the last reference to a memfd is released; local_free releases the worker's own
+ * reference.
  *
- * If inotify has no room (fs.inotify.max_user_instances, max_user_watches) memory counts only while
- * its attachment exists; this is logged once. */
+ * If inotify has no room (fs.inotify.max_user_instances, max_user_watches), memory counts only
+ * while the attachment exists; this is logged once. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
