@@ -41,7 +41,7 @@ _REMEDIES = {
     KafkaError.MSG_SIZE_TOO_LARGE: (
         "raise the topic's max.message.bytes (mqd config set topic/NAME), or the client's message.max.bytes (-X)"
     ),
-    KafkaError._MSG_TIMED_OUT: "the broker did not acknowledge in time; mqd status shows whether it runs",
+    KafkaError._MSG_TIMED_OUT: "the broker did not acknowledge in time; mqd status shows whether it is running",
 }
 
 
@@ -102,8 +102,8 @@ def require_broker(
 
 
 def _foreign_response(connection: socket.socket, timeout_s: float) -> str | None:
-    """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None: it is
-    a Kafka broker. One time limit for all of it.
+    """How a peer that is not a Kafka broker answers an ApiVersions request, version 0; None if it is
+    a Kafka broker. The time limit covers the whole exchange.
     """
     client = b"mqd-cli"
     request = struct.pack(">hhih", _API_VERSIONS, 0, _CORRELATION_ID, len(client)) + client
@@ -174,7 +174,7 @@ def note_error(error: KafkaError) -> None:
 
 
 def unresolved() -> CliError | None:
-    """None: every advertised address has been resolved so far."""
+    """None if every advertised address has been resolved so far."""
     admin = _admin()
     if admin is not None:
         admin.poll(0)  # there is no other access to an admin client's errors

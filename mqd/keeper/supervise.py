@@ -55,7 +55,7 @@ _roll_over = loggers.RotatingFileHandler.doRollover
 def _roll_over_or_keep(handler: Any) -> None:
     try:
         _roll_over(handler)
-    # no space for another file; or there was none earlier, and the stream is closed
+    # no space for another file; or there was no space earlier, and the stream is closed
     except (OSError, ValueError):
         with contextlib.suppress(OSError):
             handler.stream = open(handler.baseFilename, "ab")
@@ -86,7 +86,7 @@ class BrokerStatus(msgspec.Struct):
 
 
 def _fork() -> int:
-    """os.fork() for a child that becomes another program: a signal ends it from the first moment on.
+    """os.fork() for a child that becomes another program: a signal ends the child from the first moment on.
     The handlers of this process would only record a SIGTERM, and execve would lose the record.
     """
     handled = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
@@ -286,9 +286,9 @@ class BrokerSupervisor(Supervisor):
             return
         status = self._status()
         if status is not None and status.ending is not None:
-            process.exitstatus = 0  # the keeper would only refuse its successor
+            process.exitstatus = 0  # the keeper would only refuse a new process
         elif event.expected and status is not None:
-            # not a real exit status: supervisord restarts the process after it
+            # not a real exit status: it makes supervisord restart the process
             process.exitstatus = -1
         elif not event.expected and not self._is_ready:
             self._failures[name] = self._failures.get(name, 0) + 1

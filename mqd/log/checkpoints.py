@@ -24,7 +24,7 @@ C1  recovery point: the lowest of all files. A low value costs a scan; a high on
 C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come
     back.
 C3  clean: this worker's own marker existed, its own file names the partition, and no other file
-    does (that one may have been written since).
+    does (another worker's file may have been written since).
 C4  a file keeps its entries for partitions that moved to another worker until every worker has
     written its own file (`drop_carried`).
 C5  an offset is written only after the flush that makes it true (the caller passes durable offsets,
@@ -173,7 +173,7 @@ def _read(directory: Path, stem: str, problems: list[str]) -> dict[str, list[Ent
                 raise CheckpointError(f"{path}: larger than any checkpoint ({path.stat().st_size} bytes)")
             found[suffix] = parse_checkpoint(path.read_bytes(), str(path))
         except FileNotFoundError:
-            continue  # its owner has just replaced or removed it
+            continue  # its owner has just replaced or removed the file
         except (OSError, CheckpointError) as error:
             problems.append(str(error))
     return found

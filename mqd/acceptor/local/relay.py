@@ -87,7 +87,7 @@ class Relaying:
         frame: bytes,
         respond_locally: Callable[[object], Awaitable[object | None]],
     ) -> bytes | object | None:
-        """The other host's response frame or, for ListOffsets, the response. None: this host must
+        """The other host's response frame or, for ListOffsets, the response. None if this host must
         answer. `respond_locally(request)`: this host's response.
         """
         if address.listener_id != LISTENER_LOCAL or header.api_key not in RELAYED:
@@ -110,8 +110,8 @@ class Relaying:
     # -- coordinators ------------------------------------------------------------------------------
 
     def _coordinator_of(self, header: RequestHeader, request: object) -> int:
-        """The other host that coordinates the requested names; -1: this host does, or none, or
-        several.
+        """The other host that coordinates the requested names; -1 if this host, no host or more than one
+        host coordinates them.
         """
         names = coordinated_names(header, request)
         of_groups = header.api_key in GROUP_APIS or header.api_key == OFFSET_FETCH
@@ -217,8 +217,8 @@ def _unknown(index: int) -> ListOffsetsResponse.PartitionResponse:
 
 
 def split_by_leader(broker: BrokerState, request: ListOffsetsRequest) -> dict[int, ListOffsetsRequest]:
-    """The request's parts by the other host that leads. Key -1: this host leads, or none does, or the
-    partition does not exist.
+    """The parts of the request by leader, for other hosts. Key -1: partitions that this host leads, or
+    that have no leader or do not exist.
     """
     parts: dict[int, dict[str, list[ListOffsetsRequest.Partition]]] = {}
     for topic in request.topics:
@@ -276,8 +276,8 @@ def _open(frame: bytes) -> tuple[int, EnvelopeRequest]:
 
 
 async def serve(frame: bytes, respond: Callable[[Address, bytes], Awaitable[bytes | None]]) -> bytes | None:
-    """Serves another host's request on behalf of a client. Returns the response's frame; None: the
-    connection must end. `respond(address, frame)` -> the response's frame.
+    """Serves another host's request on behalf of a client. Returns the response's frame, or None
+    if the connection must be closed. `respond(address, frame)` -> the response's frame.
     """
     try:
         correlation_id, envelope = _open(frame)

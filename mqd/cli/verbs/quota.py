@@ -58,7 +58,7 @@ def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
 def _entity(
     client: str | None, default: bool, user: str | None, default_user: bool, ip: str | None, default_ip: bool
 ) -> Entity:
-    """{}: none is named. Raises click.UsageError."""
+    """Returns {} if no entity is named. Raises click.UsageError."""
     from mqd.cli import access
 
     found: Entity = {}

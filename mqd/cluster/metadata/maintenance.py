@@ -185,7 +185,7 @@ class Maintenance:
         return records
 
     def _is_unused(self, topic: TopicState, now_ms: int) -> bool:
-        """Whether each leader of its hidden partitions has recently reported that no client has
+        """Whether each leader of the topic's hidden partitions has recently reported that no client has
         written there for the grace period. A missing report counts as no.
         """
         reported = self._unused.get(topic.topic_id, {})

@@ -143,7 +143,7 @@ class Markers:
         try:
             return self._coordinator.core(name)
         except CoordinatorError:
-            return None  # unloaded by now; the next load starts it again
+            return None  # unloaded by now; the next load starts the job again
 
     def _begin(self, job: _Job, partition: Partition) -> None:
         if partition[0] == GROUPS:
@@ -187,7 +187,7 @@ class Markers:
         self.job_count -= 1
         if self._core(job.name) is job.core:  # M1
             assert self._coordinator is not None
-            # the lease has ended since; the next load starts it again
+            # the lease has ended since; the next load starts the job again
             with contextlib.suppress(CoordinatorError):
                 self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 
@@ -219,7 +219,7 @@ class Markers:
         return True
 
     def _log_failure(self, job: _Job, partition: Partition, failure: BaseException) -> None:
-        """Logs a failure that only a bug can cause. It is retried too: the transaction must be ended."""
+        """Logs a failure that only a bug can cause. The write is still retried: the transaction must be ended."""
         log.error(
             "a transaction's marker failed; retrying",
             transactional_id=job.name,
