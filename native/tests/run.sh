@@ -27,11 +27,11 @@ tally_of() {
     */tsan/*) wrapper=$steady ;;
     esac
     # timeout has a process group of its own, which an interrupt from the terminal does not reach.
+    # Set before the program runs: an interrupt in between would leave it running.
+    trap 'kill $!; wait $!; rm -f "$program.log"; exit 130' HUP INT TERM
     # shellcheck disable=SC2086
     timeout "$limit" $wrapper "$program" $argument >"$program.log" 2>&1 &
-    running=$!
-    trap 'kill $running; wait $running; rm -f "$program.log"; exit 130' HUP INT TERM
-    wait $running
+    wait $!
     code=$?
     trap - HUP INT TERM
     tally=$(grep -E '^[^ ]+: [0-9]+ passed, [0-9]+ failed$' "$program.log" | tail -n 1)
