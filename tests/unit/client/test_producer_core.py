@@ -273,7 +273,7 @@ def test_a_hole_is_filled_by_a_new_identity(make) -> None:
 
 
 @pytest.mark.parametrize("unknown", [ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.REQUEST_TIMED_OUT])
-def test_batches_with_an_open_outcome_are_sent_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
+def test_batches_with_an_unknown_outcome_are_sent_again_before_the_identity_changes(make, unknown: ErrorCode) -> None:
     """After a leader change one batch has an open outcome while another is refused permanently (a
     wrong timestamp): under the new identity the broker would not recognize the first one, and write
     it twice.
