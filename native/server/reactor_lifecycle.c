@@ -54,7 +54,7 @@ static bool init_memory(struct mqd_reactor *r)
     r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base,
                                       MQD_CONTROL_EXTENT_BYTES);
     r->large_base = bytes;
-    /* including its length word */
+    /* of a frame, with its length word */
     r->run_bytes_max = bytes / 2 + 4 < UINT32_MAX ? (uint32_t)(bytes / 2 + 4) : UINT32_MAX;
     if (o->large_bytes && !(r->large = mqd_arena_open(o->arenas[o->self] + bytes, o->large_bytes, MQD_EXTENT_BYTES)))
         return false;
@@ -83,8 +83,8 @@ struct mqd_reactor *mqd_reactor_create(const struct mqd_reactor_options *options
         arena_bytes < 1 << 20 || arena_bytes % MQD_EXTENT_BYTES ||
         (options->request_bytes_max > arena_bytes / 2 && options->request_bytes_max + 4ull > options->large_bytes)) {
         mqd_error_set(MQD_E_INVALID,
-                      "socket.request.max.bytes=%u fits neither half of the receive arena (%llu bytes) nor the memory "
-                      "of large requests (%llu)",
+                      "socket.request.max.bytes=%u does not fit in half of the receive arena (%llu bytes), nor in the "
+                      "memory for large requests (%llu)",
                       options->request_bytes_max, (unsigned long long)arena_bytes,
                       (unsigned long long)options->large_bytes);
         return NULL;
@@ -135,7 +135,8 @@ int mqd_reactor_backend(struct mqd_reactor *r)
     return r->backend;
 }
 
-/* Requests whose clients have disconnected and that never got a response from the acceptor. */
+/* Frees the requests that are left after all clients have disconnected: their appends still wait,
+ * here or at another worker, or the acceptor has not answered them. */
 static void destroy_requests(struct mqd_reactor *r)
 {
     for (uint32_t i = 0; i < MQD_PARTITION_SLOT_COUNT; i++)

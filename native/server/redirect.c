@@ -65,10 +65,10 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
     return true;
 }
 
-/* D4. If p has no records of the transaction, no marker is needed; a marker would only keep p from
- * becoming empty. p may have an earlier marker that ended the transaction, which is safe once
- * everything in p is below the high watermark. So this marker is acknowledged like a batch at the
- * log's end. */
+/* D4. If p has no records of the transaction, p needs no marker, which would only keep it from
+ * becoming empty. But an earlier marker in p may have ended the transaction, and it is safe only
+ * once it is below the high watermark. So this marker is acknowledged like a batch at the log's
+ * end. */
 static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -140,7 +140,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
         if (batch->producer_id >= 0)
             mqd_partition_note_refused(owned->partition, batch, r->wall_ms);
         return refuse(r, append, MQD_KAFKA_NOT_ENOUGH_REPLICAS,
-                      "the partition is retired: the partition that takes its records is not here");
+                      "the partition is retired, and the partition that takes its records cannot take them yet");
     }
     if (batch->producer_id >> MQD_REDIRECT_SHIFT > 0)
         return refuse(r, append, MQD_KAFKA_INVALID_PRODUCER_ID_MAPPING, "no broker has allocated this producer id");
@@ -155,7 +155,7 @@ static bool hand_over(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd
     }
     append->base_offset = offset;
     append->log_append_time_ms = verdict;
-    append->home_slot = owned->redirect_slot; /* the response's `offset` */
+    append->home_slot = owned->redirect_slot; /* `offset` in the response */
     mqd_append_done(r, append, MQD_STAGE_REDIRECT);
     return true;
 }
@@ -216,5 +216,5 @@ int16_t mqd_redirect_outcome(struct mqd_append *append, int16_t error)
     if (error != MQD_KAFKA_NOT_LEADER_OR_FOLLOWER)
         return error;
     append->message = "the partition is retired: the partition that takes its records is led elsewhere";
-    return MQD_KAFKA_NOT_ENOUGH_REPLICAS; /* the partition that the client knows is led here */
+    return MQD_KAFKA_NOT_ENOUGH_REPLICAS; /* not the original error: the client's partition is led here */
 }

@@ -8,8 +8,10 @@
  *
  *   step        coordinator's marker for p
  *   sealed      is written
- *   redirected  is written in p only if p has records of the transaction; always written in the
- *   (or hidden) target too, under the rewritten producer id
+ *   redirected  is written in p only if p has records of the transaction; is always written in the
+ *               target too, under the rewritten producer id
+ *
+ * The last step, hidden, is the same as redirected here.
  *
  * Up to three workers take part: the receiver of the batch, the owner of p and the owner of the
  * target.
@@ -30,8 +32,8 @@
  * takes precedence because p's state no longer changes, and sequences wrap.
  *
  * Invariants
- *   D1  no batch is redirected before everything that p appended is below its high watermark
- *       (sealed_end) and this owner leads p in the epoch of the step or a later one. From then on
+ *   D1  no batch is redirected before everything that p appended (up to sealed_end) is below its
+ *       high watermark and this owner leads p in the epoch of the step or a later one. From then on
  *       p's data do not change, so a verdict stays valid permanently, whichever replica leads p or
  *       the target afterwards.
  *   D2  a producer's first batch in the target is the next after its last one in p. Where p does

@@ -34,8 +34,8 @@ static struct mqd_relay *find(struct mqd_relays *relays, int32_t leader_node, ui
     return relay;
 }
 
-/* Removes an unused relay from its bucket, for reuse; NULL: all are in use. Its generation
- * increases, so that events of its former connection find no match. */
+/* Removes an unused relay from its bucket, for reuse; NULL: all are in use. The relay's next
+ * connection gets a higher generation, so events of former connections find no match. */
 static struct mqd_relay *take_unused(struct mqd_relays *relays)
 {
     for (uint32_t i = 0; i < relays->count; i++) {
@@ -46,7 +46,7 @@ static struct mqd_relay *take_unused(struct mqd_relays *relays)
         while (*link != relay)
             link = &(*link)->hash_next;
         *link = relay->hash_next;
-        mqd_buffer_free(&relay->out); /* has the rest of a request that did not fit */
+        mqd_buffer_free(&relay->out); /* memory of a request that could not be queued */
         return relay;
     }
     return NULL;
@@ -336,11 +336,11 @@ void mqd_relay_on_topic_changed(struct mqd_reactor *r, const struct mqd_topic *t
             struct mqd_append *append = entry->append;
             if (!append || memcmp(entry->topic_id, topic->topic_id, sizeof entry->topic_id) != 0)
                 continue;
-            bool there = (uint32_t)entry->partition_index < topic->partition_count;
-            if (there && topic->partitions[entry->partition_index].leader == entry->relay->leader_node)
+            bool exists = (uint32_t)entry->partition_index < topic->partition_count;
+            if (exists && topic->partitions[entry->partition_index].leader == entry->relay->leader_node)
                 continue;
             mqd_relay_untrack(r, append);
-            mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, "another host leads the partition by now");
+            mqd_relay_done(r, append, MQD_KAFKA_NOT_LEADER_OR_FOLLOWER, "another host leads the partition now");
         }
 }
 

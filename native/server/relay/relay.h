@@ -15,22 +15,22 @@
  * lane of their own, because the leader reads nothing after a batch whose transaction it verifies.
  *
  * Invariants
- *   L1  batches for one partition are sent in the order of their arrival, and their
- *       outcomes arrive in that order.
- *   L2  the outcome is: the leader's response; NOT_LEADER_OR_FOLLOWER when the request was not
- *       given to the socket completely, so that it was not written; REQUEST_TIMED_OUT when it was,
- *       and the connection ended without a response. The client retries both errors with the same
- *       sequence.
+ *   L1  batches for one partition are sent in the order of their arrival, and their outcomes
+ *       arrive in that order.
+ *   L2  the outcome is: the leader's response; NOT_LEADER_OR_FOLLOWER if the request was not given
+ *       to the socket completely, and therefore not written; REQUEST_TIMED_OUT if it was given to
+ *       the socket completely and the connection ended without a response. The client retries both
+ *       errors with the same sequence.
  *   L3  when the metadata name another leader, batches that still wait for the old leader's
  *       response are completed with NOT_LEADER_OR_FOLLOWER.
  *   L4  memory: only bytes not yet given to the socket, counted in heap_bytes. While a relay has
- *       more than MQD_RELAY_UNSENT_BYTES of them, each connection adds at most one request and is
- *       not read until that is sent. Sent requests keep no bytes here,
- *       except those that TLS has sealed (MQD_TLS_SCRATCH_BYTES).
+ *       more than MQD_RELAY_UNSENT_BYTES of them, each client's connection adds at most one request
+ *       and is not read until that request is sent. Sent requests keep no bytes here, except those
+ *       that TLS has encrypted (MQD_TLS_SCRATCH_BYTES).
  *   L5  a response is untrusted until checked: anything except a response to the oldest request,
  *       about its partition, ends the connection.
- *   L6  acks=0 is sent as acks=1, because on an error the leader would end the connection, which
- *       others use. Its outcome is reported to no client.
+ *   L6  acks=0 is sent as acks=1: on an error the leader would otherwise end the connection, which
+ *       other clients use too. The outcome of such a batch is not reported to its client.
  *   L7  a batch that waits for another host does not hold up other responses to its client
  *       (respond_past_relays in server/request.c).
  * Concurrency: the reactor's thread.
@@ -90,10 +90,10 @@ struct mqd_relay_response {
     int64_t base_offset, log_append_time_ms, log_start_offset;
     uint32_t record_error_count; /* at most MQD_RECORD_ERROR_COUNT_MAX are kept */
     int32_t record_errors[MQD_RECORD_ERROR_COUNT_MAX];
-    struct mqd_text record_message, message; /* -1 = none */
+    struct mqd_text record_message, message; /* size_bytes -1 = none */
 };
-/* Parses a Produce response for one partition, without its length word. -1 and
- * mqd_error_message. */
+/* Parses a Produce response for one partition, without its length word. -1: it is malformed; the
+ * reason is in mqd_error_message. */
 int mqd_relay_parse(const uint8_t *frame, uint32_t size_bytes, int16_t version, struct mqd_relay_response *out);
 
 #endif

@@ -15,7 +15,7 @@ struct mqd_relayed {
     struct mqd_append *append; /* NULL: its outcome is no longer awaited */
     struct mqd_relay *relay;
     uint64_t end;        /* stream position after the request's frame */
-    int64_t deadline_ms; /* deadline of the response, set once the request is the oldest */
+    int64_t deadline_ms; /* plus timeout_ms: deadline of the response, checked while the request is the oldest */
     uint32_t frame_bytes;
     int32_t correlation_id;
     int32_t partition_index;

@@ -79,7 +79,8 @@ void mqd_followed_queue_change(struct mqd_followed *followed)
     mqd_list_append(&followed->fetcher->changes, &followed->change);
 }
 
-/* The waiting times of one fetcher are nearly equal, so the list is searched from its end. */
+/* One fetcher's partitions are put off for nearly equal times, so the list is searched from its
+ * end. */
 void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, int64_t ms)
 {
     followed->put_off_ms = r->now_ms + ms;
@@ -95,7 +96,7 @@ void mqd_followed_put_off(struct mqd_reactor *r, struct mqd_followed *followed, 
     while (after != &followed->fetcher->put_off &&
            MQD_CONTAINER(after, struct mqd_followed, change)->put_off_ms > followed->put_off_ms)
         after = after->previous;
-    mqd_list_append(after->next, &followed->change); /* appending to this node's list inserts before it */
+    mqd_list_append(after->next, &followed->change); /* inserts before after->next */
 }
 
 static void set_storing(struct mqd_followed *followed, bool storing)
@@ -113,7 +114,7 @@ void mqd_followed_update_storing(struct mqd_followed *followed)
                                      replica->durable < replica->log_end));
 }
 
-static void untrack(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
+static void append_forgotten(struct mqd_fetcher *fetcher, const struct mqd_fetch_key *key)
 {
     if (fetcher->forgotten_count == fetcher->forgotten_capacity) {
         uint32_t capacity = fetcher->forgotten_capacity ? fetcher->forgotten_capacity * 2 : 16;
@@ -134,7 +135,7 @@ void mqd_followed_leave_session(struct mqd_followed *followed)
         return;
     followed->in_session = 0;
     followed->fetcher->session_count--;
-    untrack(followed->fetcher, &followed->key);
+    append_forgotten(followed->fetcher, &followed->key);
 }
 
 /* Moves the partition from its fetcher (or none) to `fetcher` (or none). */
@@ -153,7 +154,7 @@ static void move_to(struct mqd_fetchers *fetchers, struct mqd_followed *followed
     followed->is_put_off = 0;
     followed->storing = 0;
     /* another leader's log may begin lower: after an unclean election it may have older records.
-     * The response to a new session has its log start */
+     * The first response of a new session has that leader's log start */
     followed->leader_log_start = followed->pending_log_start = 0;
     followed->fetcher = fetcher;
     mqd_list_append(fetcher ? &fetcher->members : &fetchers->unserved, &followed->member);
@@ -275,7 +276,7 @@ void mqd_fetcher_end(struct mqd_reactor *r, struct mqd_fetcher *fetcher, int err
         mqd_poll_remove(r->poll, fetcher->socket.fd, poll_token(fetcher));
     mqd_outgoing_close(&fetcher->socket);
     fetchers->fetcher[fetcher->index] = fetchers->fetcher[--fetchers->count];
-    if (fetcher->index < fetchers->count) { /* the last fetcher moves to its index, so its events need the new index */
+    if (fetcher->index < fetchers->count) { /* the last fetcher moves to this index, so its events need another token */
         struct mqd_fetcher *moved = fetchers->fetcher[fetcher->index];
         mqd_poll_remove(r->poll, moved->socket.fd, poll_token(moved));
         moved->index = fetcher->index;
@@ -471,7 +472,7 @@ void mqd_fetcher_on_step(struct mqd_reactor *r, uint64_t value)
 }
 
 /* Makes room at the end of the buffer: bytes not yet taken move to its beginning; if they are part
- * of a batch larger than the buffer, it grows. Nothing is staged. */
+ * of a batch larger than the buffer, the buffer grows. No batch in the buffer may be staged. */
 static bool make_room(struct mqd_fetcher *fetcher)
 {
     uint32_t left = fetcher->in_end - fetcher->in_begin;
@@ -498,7 +499,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     return true;
 }
 
-/* false: the fetcher has ended, or has no more bytes now. */
+/* false: the fetcher has ended, or is not read again in this turn. */
 static bool receive(struct mqd_reactor *r, struct mqd_fetcher *fetcher, uint32_t *budget)
 {
     if (!make_room(fetcher)) {

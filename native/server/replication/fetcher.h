@@ -9,21 +9,21 @@
  *   wait      at the leader, until it has records or a new high watermark
  *   response  received into a buffer of bounded size and parsed as it arrives; untrusted until
  *             checked. Records are staged in place (mqd_partition_follow) and written once a turn
- *   storing   the records of the response are written, and flushed with flush_on_ack; only then
+ *   storing   the records of the response are written and, with flush_on_ack, flushed; only then
  *             does the next request state the new position
  *
  * mqd_replica_step decides what the log of a partition must do (append, truncate, restart, wait).
  * Truncations run on a helper thread; meanwhile the partition is not fetched.
  *
  * Invariants
- *   G1  a request states a fetch offset only when the log below it is written, and with
- *       flush_on_ack flushed.
+ *   G1  a request states a fetch offset only when the log below it is written and, with
+ *       flush_on_ack, flushed.
  *   G2  a response affects a partition only if the request that it answers named the partition
  *       under the leader epoch that is still current (otherwise it is dropped).
  *   G3  a partition is fetched by at most one fetcher; while it is truncated, or put off after an
  *       error, it is in no session.
  *   G4  a partition's share of a response is at most partition_bytes_max (one batch may be larger);
- *       partitions that it served come last in the next request.
+ *       partitions that the response served come last in the next request.
  *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition; over TLS
  *       also MQD_TLS_UNSENT_BYTES_MAX.
  * Concurrency: the reactor's thread.
@@ -59,7 +59,7 @@ void mqd_fetchers_run(struct mqd_reactor *r);
 /* when there is work to do without an event, on the clock of r->now_ms; -1 = only on events, 0 =
  * immediately */
 int64_t mqd_fetchers_next_ms(const struct mqd_reactor *r);
-/* called once a second: sends events again that did not fit in the event queue */
+/* called once a second: reports the leaders' log starts that could not be reported before */
 void mqd_fetchers_adopt_log_starts(struct mqd_reactor *r);
 void mqd_fetchers_close(struct mqd_reactor *r);   /* when the reactor stops: closes the connections */
 void mqd_fetchers_destroy(struct mqd_reactor *r); /* frees the rest */

@@ -39,7 +39,7 @@ static bool reserve_items(struct mqd_fetchers *fetchers, uint32_t count)
 }
 
 /* Handles one changed partition: adds it to the request, removes it from the session, or puts it
- * off. Returns the number of items. */
+ * off. Returns the new number of items in the request. */
 static uint32_t handle_change(struct mqd_reactor *r, struct mqd_fetcher *fetcher, struct mqd_followed *followed,
                               uint32_t count)
 {

@@ -39,9 +39,9 @@ static void put_off_refused(struct mqd_reactor *r, struct mqd_followed *followed
     mqd_followed_put_off(r, followed, ms);
 }
 
-/* The leader's log begins after this log's start: Python must move the log start and delete files.
- * The leader reports its log start only once, so an event for which the queue has no room, or an
- * offset that this replica does not know to be committed yet, is remembered and sent later. */
+/* If the leader's log begins after this log's start, tells Python to move the log start and delete
+ * files. The leader states its log start only once, so the offset is remembered and reported later
+ * if the event queue is full, or if this replica does not know yet that the offset is committed. */
 static void adopt_log_start(struct mqd_reactor *r, struct mqd_followed *followed, int64_t log_start_offset)
 {
     if (log_start_offset <= followed->leader_log_start)
@@ -196,11 +196,11 @@ static uint32_t on_records(struct mqd_reactor *r, struct mqd_fetcher *fetcher, c
         if (error == MQD_FOLLOW_OK)
             break;
         if (error == MQD_FOLLOW_FULL)
-            mqd_owner_write_all(r); /* a failure removes it from `filling` */
+            mqd_owner_write_all(r); /* a failed write sets `filling` to NULL */
         else
             refuse(r, fetcher, error, &follow);
     }
-    /* the rest is skipped, or is an incomplete batch at the end of the records */
+    /* all bytes, if they are skipped, or if the records end with an incomplete batch */
     return fetcher->filling && size_bytes < fetcher->parser.records_left ? taken : size_bytes;
 }
 
@@ -309,18 +309,18 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
 {
     for (;;) {
-        uint32_t taken, there = fetcher->in_end - fetcher->in_begin;
+        uint32_t taken, available = fetcher->in_end - fetcher->in_begin;
         if (!fetcher->in_frame) {
-            if (there < 4)
+            if (available < 4)
                 return true;
             if (!begin_frame(r, fetcher))
                 return false;
             continue;
         }
         enum mqd_parsed_step step =
-            mqd_response_parser_next(&fetcher->parser, fetcher->in + fetcher->in_begin, there, &taken);
+            mqd_response_parser_next(&fetcher->parser, fetcher->in + fetcher->in_begin, available, &taken);
         fetcher->in_begin += taken;
-        there -= taken;
+        available -= taken;
         switch (step) {
         case MQD_PARSED_MORE:
             return true;
@@ -332,11 +332,11 @@ bool mqd_fetcher_take(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
             on_partition(r, fetcher);
             break;
         case MQD_PARSED_RECORDS:
-            there = there < fetcher->parser.records_left ? there : fetcher->parser.records_left;
-            taken = on_records(r, fetcher, fetcher->in + fetcher->in_begin, there);
+            available = available < fetcher->parser.records_left ? available : fetcher->parser.records_left;
+            taken = on_records(r, fetcher, fetcher->in + fetcher->in_begin, available);
             fetcher->in_begin += taken;
             mqd_response_parser_records_taken(&fetcher->parser, taken);
-            if (taken < there)
+            if (taken < available)
                 return true; /* waits for the rest of a batch */
             break;
         case MQD_PARSED_PARTITION_END:

@@ -45,7 +45,7 @@ struct mqd_fetcher {
      * due */
     uint8_t outstanding;
     uint8_t awaits_urgent;  /* the next response is for the urgent request */
-    uint8_t urgent;         /* a request must be sent before the leader's response arrives */
+    uint8_t urgent;         /* a request must not wait for the leader's delayed response */
     uint8_t starts_session; /* the next request creates a new session */
     uint8_t in_frame;
     struct mqd_node members, changes, put_off; /* put_off is ordered by time */

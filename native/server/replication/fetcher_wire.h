@@ -16,7 +16,7 @@
  * Invariants
  *   A1  nothing beyond the frame is read; counts and lengths are checked against the rest of the
  *       frame before use.
- *   A2  a step is returned completely or not at all: MORE consumes nothing.
+ *   A2  a step is returned completely or not at all: MORE consumes nothing of an incomplete step.
  */
 #ifndef MQD_FETCHER_WIRE_H
 #define MQD_FETCHER_WIRE_H
@@ -43,7 +43,7 @@ struct mqd_fetch_item {
     int64_t fetch_offset, log_start_offset;
 };
 /* Appends a complete frame with its length word to `out`. Adjacent items of one topic become one
- * entry. buffer->failed when out of memory. */
+ * entry. out->failed: there is no memory. */
 void mqd_fetch_request_encode(struct mqd_buffer *out, const struct mqd_fetch_request_head *head,
                               const struct mqd_fetch_item *items, uint32_t item_count,
                               const struct mqd_fetch_key *forgotten, uint32_t forgotten_count);
@@ -60,7 +60,7 @@ struct mqd_parsed_partition {
 };
 
 enum mqd_parsed_step {
-    MQD_PARSED_MORE,      /* the next step is incomplete: call again with more bytes from the same position */
+    MQD_PARSED_MORE,      /* the next step, after *taken bytes, is incomplete: call again with more bytes */
     MQD_PARSED_HEAD,      /* correlation_id, error, session_id, throttle_ms are known */
     MQD_PARSED_PARTITION, /* partition is known except for the fields after the records */
     MQD_PARSED_RECORDS,   /* the partition's records begin or continue here */

@@ -1,5 +1,5 @@
-/* Replicated partitions that are led here: refuses clients' requests, answers followers, sends
- * proposals to the controller.
+/* Replicated partitions that are led here: checks whether clients may be served, answers followers,
+ * sends proposals to the controller.
  *
  * Followers fetch only over connections between hosts (connection->peer_node), which the acceptor
  * passes on after mutual authentication. Their fetches go to the owner of the partition, which

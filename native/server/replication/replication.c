@@ -20,7 +20,7 @@
 
 #include "server/reactor.h"
 
-/* Reports the log's positions to the core and applies the resulting changes. Does not publish. */
+/* Reports the log's positions to the core. Returns the resulting changes, without applying them. */
 static int report_log(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_positions positions;
@@ -35,7 +35,8 @@ void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
 }
 
-/* Applies the core's high watermark to the log, the slot and the waiters. */
+/* Applies the core's changes: a new high watermark to the log, the slot and the waiters; too few
+ * replicas in sync to the waiting producers. */
 void mqd_replication_apply_changes(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK &&
@@ -53,8 +54,8 @@ static int create_replica(struct mqd_reactor *r, struct mqd_owned *owned)
         return -1;
     r->replicated_count++;
     mqd_replica_init(owned->replica);
-    /* Proposal numbers must be higher than those before the partition was closed: they start from the
-     * clock, or after the last ones in the same millisecond. */
+    /* Proposal numbers must be higher than those before the partition was closed: they start from
+     * the clock, or after the last ones in the same millisecond. */
     uint64_t by_clock = (uint64_t)r->now_ms << 12;
     r->proposals_from = by_clock > r->proposals_from ? by_clock : r->proposals_from + (1 << 12);
     mqd_replica_number_above(owned->replica, r->proposals_from);
