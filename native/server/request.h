@@ -62,7 +62,7 @@ struct mqd_append {
     /* owner's side: the coordinator must write the same marker to partition redirect_index */
     uint8_t marker_redirected;
     int16_t verdict;    /* with sent_to_target: verdict of the retired partition's owner, with verdict_offset */
-    uint32_t home_slot; /* of the retired partition; on its owner's side, the slot that the response names */
+    uint32_t home_slot; /* of the retired partition; on its owner's side the target's, for the response */
     uint32_t redirect_index;
     int64_t verdict_offset;
 };
@@ -88,7 +88,7 @@ struct mqd_check {
     uint64_t offset;              /* of the payload in our mapping */
     uint64_t connection;          /* id, for logs */
     uint32_t size_bytes;
-    uint32_t control_bytes, frame_bytes; /* its share of the bounds on both arenas */
+    uint32_t control_bytes, frame_bytes; /* counted against the bounds of checks in the control and receive arenas */
     uint32_t count;                      /* entries of the payload */
     uint32_t slot;
     uint32_t sequence, next_free;
@@ -293,7 +293,7 @@ struct mqd_connection {
      * overtake theirs (mqd_connection_respond) */
     uint32_t relaying;
     uint32_t blocked;    /* requests that later ones may not overtake; the connection is not read while there are any */
-    uint64_t held_bytes; /* sum of the heap_bytes of these requests */
+    uint64_t held_bytes; /* sum of its requests' heap_bytes */
     /* requests for the acceptor (server/control_request.c) */
     struct mqd_node control_waiting; /* not sent yet, in order */
     struct mqd_node control_turn;    /* in reactor->control_turns */

@@ -3,9 +3,9 @@
  *
  * A request is never refused and its response never delayed because of a quota: it is charged,
  * answered immediately with throttle_time_ms, and the connection is then not read (muted) until the
- * debt is paid. Until then the client's requests stay in its socket. So later requests do not delay
- * a response, clients that know KIP-219 wait by themselves, and older clients are slowed by their
- * own full sockets. Memory is bounded as for any other connection.
+ * debt is paid. Until then the client's requests stay in its socket. Clients that know KIP-219 wait
+ * by themselves; older clients are slowed down by their own full sockets. Memory is bounded as for
+ * any other connection.
  *
  * All connections of the clients that a rule counts together (shm/quota.h) share its buckets, on
  * all workers. A connection's debt is checked before it is read and before each frame, so a new
@@ -18,8 +18,8 @@
  * charged as usual.
  *
  * The produce and fetch kinds count bytes. The request kind counts nanoseconds of this thread spent
- * on a request (the acceptor charges its own). Internal writes of brokers (coordinators, followers)
- * are not charged.
+ * on a request (the acceptor charges its own time). Internal writes of brokers (coordinators,
+ * followers) are not charged.
  *
  * Muted connections are in a timer wheel of 256 ticks of 4 ms. A longer wait is checked again about
  * once a second, so that a raised quota releases the connection. Without quotas the cost is one
@@ -91,8 +91,8 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)
-        /* the other host has charged the client: a debt would delay all clients that the host
-         * serves */
+        /* if c belongs to another host: that host has charged the client, and a debt of c would
+         * delay all clients that it serves */
         return false;
     int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)

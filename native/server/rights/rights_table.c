@@ -49,7 +49,7 @@ bool mqd_rights_table_valid(const uint8_t *table, uint64_t size_bytes)
     return true;
 }
 
-/* compares like memcmp; a proper prefix is less than the name */
+/* Compares the entry's name with `name`, like memcmp; an entry that is a proper prefix is less. */
 static int compare(const uint8_t *table, struct entry entry, const void *name, uint32_t name_bytes)
 {
     uint32_t common = entry.name_bytes < name_bytes ? entry.name_bytes : name_bytes;

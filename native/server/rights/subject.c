@@ -85,7 +85,7 @@ static struct mqd_subject *find_or_create(struct mqd_reactor *r, const char *nam
     return subject;
 }
 
-static void unused_end(struct mqd_reactor *r, struct mqd_subject *subject)
+static void remove_from_unused(struct mqd_reactor *r, struct mqd_subject *subject)
 {
     if (!mqd_list_linked(&subject->unused_node))
         return;
@@ -100,7 +100,7 @@ static void subject_free(struct mqd_reactor *r, struct mqd_subject *subject)
     while (*at != subject)
         at = &(*at)->next;
     *at = subject->next;
-    unused_end(r, subject);
+    remove_from_unused(r, subject);
     free(subject->tables);
     free(subject);
 }
@@ -158,7 +158,7 @@ bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c)
         mqd_connection_fail(r, c, "out of memory for its principal's rights");
         return false;
     }
-    unused_end(r, subject);
+    remove_from_unused(r, subject);
     c->subject = subject;
     subject->connection_count++;
     mqd_list_append(&subject->connections, &c->subject_node);
@@ -204,7 +204,7 @@ static void apply_tables(struct mqd_reactor *r, struct mqd_connection *c)
 static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t *tables, const uint32_t sizes[3])
 {
     free(subject->tables);
-    unused_end(r, subject);
+    remove_from_unused(r, subject);
     subject->tables = tables;
     subject->topics = tables;
     subject->transactional_ids = tables + sizes[0];
@@ -237,7 +237,7 @@ void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *comman
     while (subject && subject->id != id)
         subject = subject->next;
     if (!subject) {
-        mqd_command_done(r, command->token, MQD_E_STALE, UINT32_MAX, 0, NULL, "the subject has no connection any more");
+        mqd_command_done(r, command->token, MQD_E_STALE, UINT32_MAX, 0, NULL, "the subject no longer exists");
         return;
     }
     uint8_t *tables = malloc(tables_bytes);
@@ -305,8 +305,8 @@ int mqd_reactor_subject_put(struct mqd_reactor *r, uint64_t token, uint64_t subj
 /* ---- decisions ---- */
 
 /* Reports a denial; equal denials (same resource and operation) are counted and reported once per
- * denied_interval_ms. A different denial whose hash has the same entry is reported immediately and
- * replaces it. */
+ * denied_interval_ms. A different denial that falls into the same entry is reported immediately and
+ * replaces the earlier one. */
 static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum mqd_resource type, const void *name,
                    uint32_t name_bytes, enum mqd_operation operation)
 {

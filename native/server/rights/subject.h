@@ -10,8 +10,8 @@
  *
  * Invariants
  *   S1  without tables nothing is allowed: no subject, no service.
- *   S2  a cached mask belongs to the subject's present tables and to the topic with that serial
- *       number; a serial number is never used for another topic.
+ *   S2  a cached mask belongs to the subject's present tables and to the topic with the serial
+ *       number stored beside it; a serial number is never used for another topic.
  *   S3  when the tables are replaced, fetches that wait are evaluated again, and responses cached
  *       for the old tables are no longer found (`version`).
  *   S4  a host that has lost its lease may have missed a change of rules: clients can read nothing
@@ -19,9 +19,8 @@
  *       it (S5).
  *   S5  connections of other hosts of the cluster have no subject and may do everything; requests
  *       that they forward for clients were checked by the host that received them.
- *   S6  an active segment that a local client has mapped, perhaps from before this worker was
- *       started, is rolled by mqd_reactor_revoke: a mapping also shows later appends, and cannot be
- *       revoked.
+ *   S6  mqd_reactor_revoke rolls an active segment that a local client has mapped, perhaps before
+ *       this worker was started: a mapping also shows later appends, and cannot be revoked.
  * Bounds: subjects with connections are bounded by the number of connections; unused ones by
  * UNUSED_COUNT_MAX and UNUSED_BYTES_MAX. Cost without an authorizer: one predictable branch.
  * Concurrency: the reactor's thread.

@@ -1,11 +1,13 @@
-/* The parts into which the time of a slow request is divided; they add up to the total:
+/* The parts into which the time of a slow request is divided, with the time stamps (begun, flushed,
+ * completed) that separate them. The parts add up to the total:
  *
  *   Produce          queue (a check, or a large batch)  begun  disk | owner  flushed  replicas  completed  turn
  *   Fetch            wait (for records) begun disk completed turn
  *   for the acceptor queue                              begun acceptor completed turn
  *
- * `turn` is the time spent waiting for earlier requests of the connection. `throttle` is added by
- * quotas: the connection is not read for that long after the response.
+ * `turn` is the time spent waiting for earlier requests of the connection. With quotas, `throttle`
+ * is reported too, in addition to the total: the time after the response for which the connection
+ * is not read.
  */
 #include "server/slow/slow.h"
 

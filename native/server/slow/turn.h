@@ -18,8 +18,8 @@ void mqd_turn_close(struct mqd_reactor *r);
 void mqd_turn_begin(struct mqd_reactor *r);
 void mqd_turn_end(struct mqd_reactor *r);
 
-/* A part of the turn that may wait for a disk, so that its waits are not attributed to locks. Parts
- * are not nested. */
+/* Called around a part of the turn that may wait for a disk, so that its waits are not attributed
+ * to locks. Parts are not nested. */
 void mqd_turn_part_begin(struct mqd_reactor *r);
 void mqd_turn_part_end(struct mqd_reactor *r);
 

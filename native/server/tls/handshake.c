@@ -106,8 +106,7 @@ bool mqd_secure_established(const struct mqd_connection *c)
 
 void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
 {
-    /* the client has not received all handshake bytes yet; when the last is sent, c becomes
-     * readable again */
+    /* some handshake bytes have not been sent yet; once they are sent, c becomes readable again */
     if (c->encrypted_bytes) {
         c->readable = 0;
         return;
@@ -131,7 +130,7 @@ void mqd_secure_handshake(struct mqd_reactor *r, struct mqd_connection *c)
     }
     MQD_ASSERT(!c->encrypted_bytes && !mqd_tls_link(c->tls)->lent, "T2: connection %llu is lent with %u bytes unsent",
                (unsigned long long)c->id, c->encrypted_bytes);
-    c->blocked++; /* c is not read until the answer arrives */
+    c->blocked++; /* c is not read until the pool returns the session */
     mqd_tls_pool_submit(r->secure->pool, c->tls);
 }
 

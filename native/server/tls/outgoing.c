@@ -112,7 +112,7 @@ static ssize_t set_broken(int error, const char *what)
     return -1;
 }
 
-static ssize_t receive_sealed(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity)
+static ssize_t receive_encrypted(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity)
 {
     bool drained;
     ssize_t n = mqd_tls_read(outgoing->tls, at, capacity, &drained);
@@ -138,7 +138,7 @@ static ssize_t receive_sealed(struct mqd_outgoing *outgoing, uint8_t *at, uint32
 ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_t capacity)
 {
     if (outgoing->tls)
-        return receive_sealed(outgoing, at, capacity);
+        return receive_encrypted(outgoing, at, capacity);
     ssize_t n;
     do
         n = recv(outgoing->fd, at, capacity, 0);
@@ -150,8 +150,8 @@ ssize_t mqd_outgoing_receive(struct mqd_outgoing *outgoing, uint8_t *at, uint32_
     return n;
 }
 
-static ssize_t send_sealed(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
-                           uint32_t size_bytes)
+static ssize_t send_encrypted(struct mqd_reactor *r, struct mqd_outgoing *outgoing, const uint8_t *bytes,
+                              uint32_t size_bytes)
 {
     uint32_t count = size_bytes < MQD_TLS_WRITE_BYTES_MAX ? size_bytes : MQD_TLS_WRITE_BYTES_MAX;
     int flushed = mqd_tls_flush(outgoing->tls);
@@ -168,7 +168,7 @@ ssize_t mqd_outgoing_send(struct mqd_reactor *r, struct mqd_outgoing *outgoing, 
                           uint32_t size_bytes)
 {
     if (outgoing->tls)
-        return send_sealed(r, outgoing, bytes, size_bytes);
+        return send_encrypted(r, outgoing, bytes, size_bytes);
     ssize_t n;
     do
         n = send(outgoing->fd, bytes, size_bytes, MSG_NOSIGNAL);

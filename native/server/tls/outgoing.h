@@ -1,5 +1,5 @@
 /* A connection that this host has opened to another host's worker: plain text, or TLS with this
- * host as the client. Its owner (a fetcher, a relay) reads and writes it as a socket.
+ * host as the client. Its owner (a fetcher, a relay) reads and writes it like a socket.
  *
  *   plain   ready immediately
  *   TLS     lent to the pool -> taken back -> ... -> established: ready; mqd_outgoing_run makes the
@@ -26,14 +26,14 @@ struct mqd_outgoing {
     uint8_t readable, writable;
     /* the end of the stream is signalled only once: the owner must read until it is reached */
     uint8_t hangup;
-    struct mqd_tls *tls; /* NULL: plain text */
-    int64_t established_by_ms;
+    struct mqd_tls *tls;       /* NULL: plain text */
+    int64_t established_by_ms; /* deadline of the TLS handshake */
 };
 
 /* Begins TLS as the client of `node`; events of the connection have this token. -1 with the
  * reason. */
 int mqd_outgoing_begin(struct mqd_reactor *r, struct mqd_outgoing *outgoing, int32_t node, uint64_t token);
-/* the connection's events have another token from now on */
+/* from now on the connection's events have this token */
 void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token);
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */
 /* the pool has carried out a step of its handshake; -1: it has failed */

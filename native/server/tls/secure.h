@@ -3,8 +3,9 @@
  *
  *   opened -> bytes arrive -> lent to the pool -> taken back -> ... -> established -> closed
  *
- * A client that has authenticated by a certificate waits until the worker's Python has mapped its
- * name to a principal (`awaits_principal`), unless the listener has SASL, which provides the principal.
+ * A client that has authenticated by a certificate waits until the worker's Python has mapped the
+ * certificate's name to a principal (`awaits_principal`), unless the listener has SASL, which
+ * provides the principal.
  *
  * Invariants
  *   T1  the reactor's thread computes no public-key operation: handshakes run on the pool.
@@ -13,7 +14,8 @@
  *       If the connection closes meanwhile, the session is freed when the pool returns it.
  *   T3  no byte of a frame is read before the handshake has ended and the principal is known.
  *   T4  plain text is encrypted only when everything encrypted before it has been sent; what the
- *       socket did not take (`encrypted_bytes`) counts as the connection's output and in heap_bytes.
+ *       socket did not take (`encrypted_bytes`) counts as the connection's output and in
+ *       heap_bytes.
  * Bounds: 10 s for the handshake (checked once a second), max.connections, see
  * tls/session.h. Concurrency: the reactor's thread.
  */
@@ -39,7 +41,8 @@ bool mqd_secure_watch(struct mqd_reactor *r);
 /* MQD_COMMAND_TLS_PRINCIPAL */
 void mqd_secure_principal(struct mqd_reactor *r, const struct mqd_command *command);
 void mqd_secure_destroy(struct mqd_reactor *r);
-/* c was opened for a client of a TLS listener, or for another host (c->peer_node); false: c is closed */
+/* c was opened for a client of a TLS listener, or for another host (c->peer_node). False: c is
+ * closed. */
 bool mqd_secure_begin(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_secure_established(const struct mqd_connection *c);
 /* c is readable, and its handshake has not ended; may close c */
@@ -51,10 +54,11 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */
 
-/* Like recv: 1 received bytes, 0 none now, -1 closed. The memory must be safe to store to. */
+/* 1: received *got bytes; 0: there are none now; -1: c is closed. Unlike recv, this function stores
+ * to `at`, which must not raise SIGBUS (mqd_large_touch). */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
-/* Encrypts and sends the next part of the output: 1 progress, 0 the socket is full, -1 the connection
- * is broken. */
+/* Encrypts and sends the next part of the output. 1: progress; 0: the socket is full; -1: the
+ * connection is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
 /* updates the count of encrypted and unsent bytes */
 void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c);
