@@ -149,8 +149,8 @@ static int flush_times(struct mqd_index *index, const char *directory, int64_t s
 
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
-    /* Writes the times first: a process killed in between leaves a .timeindex that is ahead, which
-     * mqd_index_load truncates; one that lags could not be detected. */
+    /* Writes the times first: a process killed in between leaves a .timeindex that is ahead, and
+     * mqd_index_load ignores its last entries; one that lags could not be detected. */
     if (flush_times(index, directory, segment_base) == 0 && flush_offsets(index, directory, segment_base) == 0) {
         index->bytes_since_flush = 0;
         return 0;
@@ -169,8 +169,8 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
     return mqd_index_flush(index, directory, segment_base);
 }
 
-/* `sizes` NULL: every file; otherwise those with another size. Opens only these, because there may
- * be no descriptors left. */
+/* Calls `act` for both files, or, unless `sizes` is NULL, for those whose size differs from it.
+ * Opens no other file, because there may be no descriptors left. */
 static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
                      const int64_t *sizes)
 {

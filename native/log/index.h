@@ -12,8 +12,8 @@
  * Invariants
  *   I1  offsets and positions of .index increase strictly; timestamps of .timeindex increase
  *       strictly, offsets never decrease.
- *   I2  a record with a later timestamp than an entry's is after its offset; the first batch of a
- *       segment (position 0) has no .index entry.
+ *   I2  a record with a later timestamp than a .timeindex entry has a higher offset than the entry;
+ *       the first batch of a segment (position 0) has no .index entry.
  *   I3  a file's size is a whole number of entries once a write has returned, also after a failed
  *       one.
  *   I4  a full disk loses entries (every second pending one), never correctness: a coarser index
@@ -85,14 +85,14 @@ int mqd_index_cut_files(struct mqd_index *index, const char *directory, int64_t 
 int mqd_index_sync(const char *directory, int64_t segment_base);
 void mqd_index_close_files(struct mqd_index *index);
 
-/* Loads the trustworthy part of the index files of a segment whose log has log_bytes. Sets the sizes
- * and timestamps in *index. *last is the batch to continue the walk from: the caller adds it and the
- * later ones with mqd_index_add (position 0, offset 0: all batches). Ignores entries at or after
- * `offset_end`, everything from the first entry that violates I1 on, and time entries at or after
- * *last, which the walk creates again. Does not change the files; see mqd_index_cut_files.
- * intact: everything written to the files is in them (no power failure since, or they were flushed).
- * Otherwise the .timeindex may have lost more of its end than the .index; *last is then the batch
- * after which no timestamp is known. -1: disk failure. */
+/* Loads the trustworthy part of the index files of a segment whose log has log_bytes. Sets the
+ * sizes and timestamps in *index. *last is the batch to continue the walk from: the caller adds it
+ * and the later ones with mqd_index_add (position 0, offset 0: all batches). Ignores entries at or
+ * after `offset_end`, everything from the first entry that violates I1 on, and time entries at or
+ * after *last, which the walk creates again. Does not change the files; see mqd_index_cut_files.
+ * intact: everything written to the files is in them (no power failure since, or they were
+ * flushed). Otherwise the .timeindex may have lost more of its end than the .index; *last is then
+ * the batch after which no timestamp is known. -1: disk failure. */
 int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segment_base, int64_t log_bytes,
                    int64_t offset_end, bool intact, struct mqd_index_entry *last);
 

@@ -58,8 +58,8 @@ static int open_for_reading(const char *directory, int64_t segment_base, enum mq
     return fd;
 }
 
-/* Reads the whole file into memory; NULL with *count = 0 if it does not exist, NULL with *count = 1
- * on disk failure. */
+/* Reads the whole file into memory; NULL with *count = 0 if it does not exist or is empty, NULL
+ * with *count = 1 on disk failure. */
 static uint8_t *read_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t entry_bytes,
                           uint32_t *count)
 {
@@ -147,9 +147,9 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
             load_times(index, directory, segment_base, last) < 0)
             return -1;
     }
-    /* Two offset entries imply at least one earlier time entry, unless no batch has a timestamp. So
-     * the time index and the largest timestamp are lost; only a walk over the whole segment finds
-     * that timestamp. */
+    /* Two offset entries imply at least one earlier time entry, unless no batch has a timestamp. If
+     * there is none, the time index is lost, and only a walk over the whole segment finds the
+     * largest timestamp. */
     if (index->file_bytes > (intact ? MQD_INDEX_ENTRY_BYTES : 0) && index->time_file_bytes == 0)
         load_nothing(index, last);
     return 0;

@@ -112,7 +112,8 @@ static int16_t stage_check(const struct mqd_partition *partition, const struct m
     return 0;
 }
 
-/* The CRC covers what follows it: the rest of the header and the records, which are not copied. */
+/* Sets the fields that the CRC covers, then the CRC. It covers all that follows it; the records are
+ * read from `bytes`, because `header` may be a copy of the header alone. */
 static void patch_checked(uint8_t *header, const uint8_t *bytes, const struct mqd_batch *batch)
 {
     uint16_t attributes = htobe16((uint16_t)batch->attributes);
@@ -199,9 +200,9 @@ int mqd_partition_stage_producer(struct mqd_partition *partition, struct mqd_sta
     return 0;
 }
 
-/* Leaves out the records whose ids are known (log/dedup/dedup.h). *rewritten: the rest of the batch
- * (`batch` is its header), if any record was left out. The batch is a duplicate if all records are
- * left out and it has no sequence numbers to keep. */
+/* Leaves out the records whose ids are known (log/dedup/dedup.h). If the batch is
+ * written without them, *rewritten is its new bytes and `batch` their header. The batch is a
+ * duplicate if all records are left out and it has no sequence numbers to keep. */
 static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *batch, const uint8_t *bytes,
                            int64_t now_ms, uint8_t **rewritten, struct mqd_stage_result *result)
 {
@@ -226,7 +227,7 @@ static int16_t stage_dedup(struct mqd_partition *partition, struct mqd_batch *ba
     return 0;
 }
 
-static void forget_ids(struct mqd_partition *partition, uint8_t *rewritten)
+static void undo_dedup(struct mqd_partition *partition, uint8_t *rewritten)
 {
     free(rewritten);
     if (partition->dedup)
@@ -237,30 +238,30 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
                             bool patch_in_place, uint32_t flags, int64_t guard, int64_t now_ms,
                             struct mqd_stage_result *result)
 {
-    struct mqd_batch left;
+    struct mqd_batch rest;
     const struct mqd_batch *batch = sent;
     uint8_t *rewritten = NULL;
     bool coordinator = (flags & MQD_STAGE_COORDINATOR) != 0;
-    struct mqd_marker marker, *is_marker = NULL;
+    struct mqd_marker parsed, *marker = NULL;
     *result = (struct mqd_stage_result){.base_offset = -1, .log_append_time_ms = -1};
     if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
         return MQD_STAGE_FULL;
     int16_t error = stage_check(partition, batch, coordinator, now_ms);
     if (error == 0 && (batch->attributes & ATTRIBUTE_CONTROL)) {
-        is_marker = &marker;
-        error = mqd_marker_parse(bytes, batch, &marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
+        marker = &parsed;
+        error = mqd_marker_parse(bytes, batch, marker) < 0 ? MQD_KAFKA_INVALID_RECORD : 0;
     }
     if (error == 0 && batch->producer_id >= 0)
         error = check_producer(
             partition, batch,
-            (struct mqd_producer_batch_kind){is_marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
+            (struct mqd_producer_batch_kind){marker, coordinator, (flags & MQD_STAGE_MARKER_BUMPED) != 0,
                                              (flags & MQD_STAGE_KNOWN) != 0, (flags & MQD_STAGE_FROM_ZERO) != 0},
             guard, now_ms, result);
     if (error == 0 && !result->duplicate && partition->options.dedup_window_ms > 0 && !coordinator) {
-        left = *sent;
-        error = stage_dedup(partition, &left, bytes, now_ms, &rewritten, result);
+        rest = *sent;
+        error = stage_dedup(partition, &rest, bytes, now_ms, &rewritten, result);
         if (rewritten) {
-            batch = &left;
+            batch = &rest;
             bytes = rewritten;
             patch_in_place = true;
         }
@@ -271,8 +272,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
         return error;
     }
     struct mqd_staged *staged = mqd_partition_stage_next(partition);
-    if (!staged || mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0) {
-        forget_ids(partition, rewritten);
+    if (!staged || mqd_partition_stage_producer(partition, staged, batch, marker, now_ms) < 0) {
+        undo_dedup(partition, rewritten);
         return MQD_KAFKA_STORAGE_ERROR;
     }
     staged->rewritten = rewritten;
@@ -291,8 +292,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
     stage_patch(staged, patch_in_place,
                 partition->options.log_append_time || staged->batch.attributes != batch->attributes ||
                     (flags & MQD_STAGE_REDIRECTED));
-    if (partition->dedup && is_marker)
-        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker.commit, partition->staged_end_offset);
+    if (partition->dedup && marker)
+        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker->commit, partition->staged_end_offset);
     /* a batch that lost all of its records gets the offset of an earlier record with the same id */
     if (!rewritten || batch->record_count)
         result->base_offset = partition->staged_end_offset;
@@ -562,7 +563,7 @@ void mqd_partition_rotate_snapshots(struct mqd_partition *partition, int64_t off
 }
 
 /* A snapshot is due when producers changed, or when a segment was sealed since the last one: even
- * with an empty snapshot recovery need not walk over the log before it. */
+ * an empty snapshot saves recovery a walk over the log before it. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset)
 {
     bool changed = partition->producers.changes != partition->snapshot_changes;

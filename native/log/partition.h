@@ -5,8 +5,8 @@
  *   stage    checks the producer's sequence, assigns the base offset, puts base offset and leader
  *            epoch into the first 16 bytes; nothing is on disk
  *   write    one pwritev of all staged batches; afterwards they are below log_end
- *   sync     begin returns the file descriptors to flush, the backend flushes them off this thread,
- *            done advances durable_offset
+ *   sync     sync_begin returns the file descriptors to flush, the backend flushes them off this
+ *            thread, and sync_done advances durable_offset
  *
  * Invariants
  *   P1  bytes below the published high watermark are never rewritten.
@@ -129,10 +129,10 @@ bool mqd_partition_take_created(struct mqd_partition *partition);
 /* The position up to which the active segment has disk blocks, reserved ahead or written. */
 int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition);
 
-/* Fills in log_start, log_end, durable and their segments. For a single replica also the high
- * watermark: durable (flush_on_ack) or log end. Also the last stable offset: the high watermark,
- * or, if lower, the first offset of the oldest transaction that is ongoing or whose marker is not
- * below the high watermark (but not below the log start). */
+/* The high watermark of a single replica is durable_offset (flush_on_ack) or log end; with several
+ * replicas it is set from outside (log/partition_follow.h). The last stable offset is the high
+ * watermark, or, if lower, the first offset of the oldest transaction that is ongoing or whose
+ * marker is not below the high watermark (but not below the log start). */
 void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_positions *out);
 bool mqd_partition_dirty(const struct mqd_partition *partition); /* written data is not flushed yet */
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition);
@@ -165,9 +165,8 @@ void mqd_partition_preallocate_done(struct mqd_partition *partition, int error);
 
 /* 0; on failure as for write. */
 int mqd_partition_roll(struct mqd_partition *partition, int64_t now_ms);
-/* Sets a new log start, at most log end. Whole segments below it are removed from the list (their
- * files stay; those with names below the returned base offset may be unlinked). Returns 1 when
- * segments were dropped, otherwise 0. */
+/* Sets a new log start, at most log end. Whole segments below it are removed from the list; their
+ * files stay, and the caller may unlink them. Returns 1 when segments were removed, otherwise 0. */
 int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset);
 /* Compaction merged the segments from `first` to `last` (both inclusive) into one, named by
  * `first`: the others are removed from the list. All of them must be sealed and wholly below the
@@ -187,8 +186,8 @@ const char *mqd_partition_path(const struct mqd_partition *partition);
 uint32_t mqd_partition_expire_producers(struct mqd_partition *partition, int64_t now_ms);
 /* A producer snapshot as bytes (malloc'd; the caller frees) and its offset; NULL when nothing
  * changed since the last one. A helper thread writes it (mqd_file_replace, %020d.snapshot). The two
- * newest are kept; the next older one is deleted here. Due at least after each roll: recovery starts
- * from the last one. */
+ * newest are kept; the next older one is deleted here. Due at least after each roll: recovery
+ * starts from the last one. */
 uint8_t *mqd_partition_snapshot(struct mqd_partition *partition, size_t *size_bytes, int64_t *offset);
 void mqd_partition_fence(struct mqd_partition *partition);
 bool mqd_partition_fenced(const struct mqd_partition *partition);

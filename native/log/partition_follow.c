@@ -68,13 +68,13 @@ static int take_batch(const uint8_t *bytes, uint64_t left, struct mqd_batch *bat
 static int stage(struct mqd_partition *partition, const struct mqd_batch *batch, const uint8_t *bytes, int64_t now_ms,
                  struct mqd_follow *out)
 {
-    struct mqd_marker marker, *is_marker = NULL;
+    struct mqd_marker parsed, *marker = NULL;
     int64_t end = partition->staged_end_offset;
     if (partition->staged_count >= MQD_STAGE_COUNT_MAX)
         return MQD_FOLLOW_FULL;
     if (batch->attributes & ATTRIBUTE_CONTROL && batch->size_bytes <= MQD_MARKER_BYTES_MAX &&
-        mqd_marker_parse(bytes, batch, &marker) == 0)
-        is_marker = &marker;
+        mqd_marker_parse(bytes, batch, &parsed) == 0)
+        marker = &parsed;
     struct mqd_staged *staged = mqd_partition_stage_next(partition);
     if (!staged)
         return refuse(out, MQD_FOLLOW_FAILED, "no memory to stage a batch");
@@ -83,13 +83,13 @@ static int stage(struct mqd_partition *partition, const struct mqd_batch *batch,
     staged->aborted.producer_id = -1;
     /* A control batch that is not a marker concerns no producer; recovery skips it in the same
      * way. */
-    bool of_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || is_marker);
-    if (of_producer && mqd_partition_stage_producer(partition, staged, batch, is_marker, now_ms) < 0) {
+    bool of_producer = batch->producer_id >= 0 && (!(batch->attributes & ATTRIBUTE_CONTROL) || marker);
+    if (of_producer && mqd_partition_stage_producer(partition, staged, batch, marker, now_ms) < 0) {
         partition->staged_end_offset = end;
         return refuse(out, MQD_FOLLOW_FAILED, "no memory for another producer");
     }
-    if (partition->dedup && is_marker)
-        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
+    if (partition->dedup && marker)
+        mqd_ids_end(&partition->dedup->ids, batch->producer_id, marker->commit, batch->base_offset);
     else if (partition->dedup)
         mqd_dedup_learn(partition->dedup, batch, bytes);
     staged->rewritten = NULL;

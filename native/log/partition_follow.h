@@ -32,7 +32,8 @@
 
 /* Makes the partition replicated (or not): a replicated partition's high watermark does not follow
  * durable or log end by itself. When it becomes replicated, the high watermark stays unchanged.
- * A partition that is opened as replicated starts with the high watermark in struct mqd_recovery. */
+ * A partition that is opened as replicated starts with the high watermark in struct
+ * mqd_recovery. */
 void mqd_partition_set_replicated(struct mqd_partition *partition, bool replicated);
 bool mqd_partition_replicated(const struct mqd_partition *partition);
 /* Raises the high watermark to `offset`, at most to log end; never lowers it. An offset inside a
@@ -90,8 +91,9 @@ struct mqd_truncation {
  * truncation's mark file, no descriptor or no memory. On disk when it returns. */
 int mqd_partition_truncate(struct mqd_partition *partition, int64_t offset, int64_t now_ms, struct mqd_truncation *out);
 /* Empties the log; it then begins and ends at `offset`, which may be anywhere. Otherwise like
- * mqd_partition_truncate. batch_offset: the base offset, below `offset`, of the batch that contains the leader's
- * log start (MQD_FOLLOW_BEFORE), which may then be appended; otherwise equal to `offset`. */
+ * mqd_partition_truncate. batch_offset: the base offset, below `offset`, of the batch that contains
+ * the leader's log start (MQD_FOLLOW_BEFORE) and may then be appended; without such a batch, equal
+ * to `offset`. */
 int mqd_partition_restart_at(struct mqd_partition *partition, int64_t offset, int64_t batch_offset, int64_t now_ms,
                              struct mqd_truncation *out);
 

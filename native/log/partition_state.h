@@ -55,7 +55,7 @@ struct mqd_staged {
     uint8_t header[MQD_BATCH_HEADER_BYTES];
     uint8_t header_bytes;   /* bytes of `header` that replace the first ones of `bytes`; 0 = patched in place */
     struct mqd_batch batch; /* as it will be in the log */
-    uint8_t *rewritten;     /* malloc'd: `bytes`, where the broker left records out; otherwise NULL */
+    uint8_t *rewritten;     /* malloc'd; the same as `bytes` if the broker left records out, otherwise NULL */
     struct mqd_producer_undo undo;
     /* set for the abort marker of a transaction that has batches here; otherwise producer_id =
      * -1 */
@@ -184,12 +184,12 @@ static inline struct mqd_staged *mqd_partition_staged_at(const struct mqd_partit
 }
 /* Drops the staged batches and undoes their producer changes. */
 void mqd_partition_unstage(struct mqd_partition *partition);
-/* After a commit: frees the entries. */
+/* Empties the staging area, after a commit or an undo. */
 void mqd_partition_stage_reset(struct mqd_partition *partition);
 void mqd_partition_stage_free(struct mqd_partition *partition);
 
-/* Forgets transactions whose markers are below the high watermark, and makes their deduplication ids
- * final. */
+/* Forgets transactions whose markers are below the high watermark, and makes their deduplication
+ * ids final. */
 void mqd_partition_decide_transactions(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* One replica: moves the high watermark to durable_offset or log end. A mark at the end of a

@@ -23,7 +23,7 @@
 #define GATHER_BYTES (64 * 1024)
 #define GATHER_BATCH_BYTES 4096
 
-/* State needed to undo a roll inside a write. */
+/* The state before a write of several steps, to undo them. */
 struct checkpoint {
     bool taken;
     struct mqd_active active;
@@ -317,8 +317,8 @@ static int queue_txn_index(struct mqd_partition *partition)
     return fd < 0 ? -1 : queue_file(partition, fd, MQD_FILE_TXN_INDEX, NULL);
 }
 
-/* A reader up to the last stable offset that these markers permit must find the transactions in the
- * file. */
+/* These markers let the last stable offset advance; readers up to it must find the aborted
+ * transactions in the file. */
 static int write_aborted(struct mqd_partition *partition, uint32_t first, uint32_t count)
 {
     struct mqd_active *active = &partition->active;
@@ -400,12 +400,12 @@ static void queue_restore(struct mqd_partition *partition, const struct checkpoi
 {
     while (partition->sync_queue_count > old->sync_queue_count) {
         const struct mqd_sync_item *item = &partition->sync_queue[--partition->sync_queue_count];
-        bool ours = item->segment == active->base_offset;
-        if (ours && item->kind == MQD_FILE_LOG)
+        bool of_old_segment = item->segment == active->base_offset;
+        if (of_old_segment && item->kind == MQD_FILE_LOG)
             active->fd = item->fd;
-        else if (ours && item->kind == MQD_FILE_INDEX)
+        else if (of_old_segment && item->kind == MQD_FILE_INDEX)
             active->index.fd = item->fd;
-        else if (ours && item->kind == MQD_FILE_TIME_INDEX)
+        else if (of_old_segment && item->kind == MQD_FILE_TIME_INDEX)
             active->index.time_fd = item->fd;
         else
             mqd_file_close(item->fd);
@@ -431,7 +431,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
 {
     struct mqd_active *active = &partition->active;
     struct mqd_active restored = old->active;
-    int left = 0;
+    int delete_error = 0;
     mqd_txn_index_close(&active->txn_index);
     restored.txn_index.fd = restored.txn_index.sum_fd = -1;
     if (partition->segment_count > old->segment_count) {
@@ -439,7 +439,7 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
         mqd_file_close(active->fd);
         while (partition->segment_count > old->segment_count) {
             int error = delete_segment(partition, partition->segments[--partition->segment_count]);
-            left = error ? error : left;
+            delete_error = error ? error : delete_error;
         }
         restored.fd = restored.index.fd = restored.index.time_fd = -1;
         queue_restore(partition, old, &restored);
@@ -458,8 +458,8 @@ static int checkpoint_restore(struct mqd_partition *partition, const struct chec
         return -1;
     if (mqd_index_cut_files(&active->index, partition->path, active->base_offset) < 0)
         return -1;
-    errno = left;
-    return left ? -1 : 0;
+    errno = delete_error;
+    return delete_error ? -1 : 0;
 }
 
 void mqd_partition_drop_epochs(struct mqd_partition *partition)

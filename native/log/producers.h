@@ -139,7 +139,7 @@ int mqd_producers_add(struct mqd_producers *producers, const struct mqd_batch *b
                       int64_t base_offset, int64_t now_ms, struct mqd_producer_undo *undo);
 void mqd_producers_undo(struct mqd_producers *producers, const struct mqd_producer_undo *undo);
 void mqd_producers_trim(struct mqd_producers *producers, uint32_t count_max);
-/* Forgets producers whose last append was earlier. */
+/* Forgets producers whose last append was before this time. */
 void mqd_producers_expire(struct mqd_producers *producers, int64_t before_ms);
 
 /* malloc'd; NULL: no memory. */
@@ -151,6 +151,7 @@ uint32_t mqd_producers_view(const struct mqd_producers *producers, struct mqd_pr
  * one as having an ongoing transaction. */
 uint32_t mqd_producers_insert(struct mqd_producers *producers, int64_t producer_id);
 int mqd_producers_begin(struct mqd_producers *producers, uint32_t index, int64_t first_offset);
+/* The index of the producer's entry; MQD_PRODUCER_NONE: unknown. */
 uint32_t mqd_producers_find(const struct mqd_producers *producers, int64_t producer_id);
 
 /* Decodes into an empty table. -1 MQD_E_CORRUPT (or ENOMEM): the table is empty. */

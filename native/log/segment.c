@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 
-/* A walk that checks only headers reads, in one call, SPAN_READ_BYTES after a batch of at most
- * SMALL_BATCH_BYTES, because reading ahead costs less than a call for each small batch, and
- * HEADER_READ_BYTES after a larger one. */
+/* The size of one read in a walk that checks only headers. After a batch of at most
+ * SMALL_BATCH_BYTES it is SPAN_READ_BYTES, because reading ahead costs less than a call for each
+ * small batch; after a larger one it is HEADER_READ_BYTES. */
 #define SMALL_BATCH_BYTES 8192
 #define HEADER_READ_BYTES 4096
 #define SPAN_READ_BYTES (256 * 1024)

@@ -4,12 +4,12 @@
  * whole batch exists; its base offset follows the previous batch (or is the segment's base), or is
  * higher where gaps are allowed; its last offset is within int32 of the segment's base; and, if
  * requested, its CRC32C is correct. The CRC does not cover the base offset: where there are no
- * gaps, its order verifies it. The walk stops at the first byte where this fails; an all-zero tail
+ * gaps, continuity verifies it. The walk stops at the first byte where this fails; an all-zero tail
  * fails at its first byte (batch length 0).
  *
  * Memory: one buffer, at most MQD_WALK_BUFFER_BYTES; larger batches are checksummed in pieces.
- * Reads with pread only: an I/O error is a value, never SIGBUS. Concurrency: none; several walks of
- * one file may run in parallel.
+ * Reads with pread only: an I/O error is a return value, never SIGBUS. Concurrency: none; several
+ * walks of one file may run in parallel.
  */
 #ifndef MQD_SEGMENT_H
 #define MQD_SEGMENT_H

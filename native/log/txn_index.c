@@ -188,7 +188,7 @@ void mqd_txn_index_close(struct mqd_txn_index *index)
 struct files {
     int fd, sum_fd;
     int64_t segment_base;
-    uint32_t count, entry_count; /* checksums; entries, where those after `count` are not verified yet */
+    uint32_t count, entry_count; /* of checksums; of entries: those from `count` on have no checksum */
 };
 
 static void files_close(struct files *files)
@@ -258,8 +258,8 @@ static int read_items(int fd, uint32_t item_bytes, uint32_t first, uint32_t coun
     return (int)(have / item_bytes);
 }
 
-/* Reads verified entries from index `first` on into the chunk, 0 at the end. -1 with errno;
- * EBADMSG: an entry fails verification. */
+/* Reads entries from index `first` on into `bytes` and verifies them. Returns their number, 0 at
+ * the end; -1 with errno (EBADMSG: an entry fails verification). */
 static int read_chunk(const struct files *files, uint32_t first, uint32_t count, uint8_t *bytes)
 {
     uint8_t sums[(CHUNK_COUNT + 1) * MQD_TXN_SUM_BYTES] = {0};

@@ -7,8 +7,8 @@
  *    2  i64  producer_id
  *   10  i64  first_offset: of the transaction in this partition; may be in an earlier segment
  *   18  i64  last_offset: of the abort marker; in this segment
- *   26  i64  last_stable_offset: first offset of the transactions still ongoing after the marker,
- *       else the offset after it: no later entry begins below
+ *   26  i64  last_stable_offset: the lowest first offset of the transactions still ongoing after
+ *       the marker; if there are none, the offset after the marker. No later entry begins below it
  *
  * A missing file means no aborted transaction. Entries are never changed; the file grows with the
  * active segment and is truncated with it.
@@ -54,25 +54,25 @@ struct mqd_aborted_list {
     uint32_t count, capacity;
 }; /* zeroed = empty; free(entries) */
 int mqd_aborted_add(struct mqd_aborted_list *list, const struct mqd_aborted *entry); /* -1 ENOMEM, mqd_error set */
-/* reads and writes MQD_TXN_INDEX_ENTRY_BYTES of a file */
+/* Writes the entry in its file format: MQD_TXN_INDEX_ENTRY_BYTES. */
 void mqd_aborted_encode(uint8_t *at, const struct mqd_aborted *entry);
 
-/* the checksum of an encoded entry */
+/* The checksum of an encoded entry. before: that of the previous entry; 0 for the first. */
 uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uint8_t *entry);
 
-/* Appends all entries or none. 0; -1 with errno: the file is unchanged (for EIO and other errors the
- * caller fences). */
+/* Appends all entries or none. 0; -1 with errno: the file is unchanged (for EIO and other errors
+ * the caller fences). */
 int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base,
                          const struct mqd_aborted *entries, uint32_t count);
-/* Truncates the file to the size in `index`; deletes it when that is 0. */
+/* Truncates the file to the size in `index`, and the checksums to match. */
 int mqd_txn_index_cut(struct mqd_txn_index *index, const char *directory, int64_t segment_base);
 void mqd_txn_index_close(struct mqd_txn_index *index);
 
 /* Whether the file passes verification. 1, 0, or -1: disk failure. Entries without a checksum are
  * accepted if their markers are at or after sound_below: a crash leaves such entries. */
 int mqd_txn_index_verify(const char *directory, int64_t segment_base, int64_t sound_below);
-/* Loads the verified entries of a file, up to the first that violates X1 or is torn, or whose marker
- * is outside [segment_base, offset_end). No file: none. -1: disk failure. */
+/* Loads the verified entries of a file, up to the first that violates X1 or is torn, or whose
+ * marker is outside [segment_base, offset_end). No file: none. -1: disk failure. */
 int mqd_txn_index_load(const char *directory, int64_t segment_base, int64_t offset_end, struct mqd_aborted_list *out);
 /* Makes the file hold exactly these entries; flushed when `sync` is set; the caller syncs the
  * directory. An empty list removes the file. -1: mqd_error set. */

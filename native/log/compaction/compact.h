@@ -9,8 +9,8 @@
  *   swap   log/compaction/swap.c: the new files replace the old ones
  *
  * What is kept
- *   K1  every record whose key has no later record below `mapped_end`; everything above it, byte
- *       for byte.
+ *   K1  every record whose key has no later record below `mapped_end`; every batch that ends above
+ *       `mapped_end`, byte for byte.
  *   K2  offsets: the base offset and last offset delta of a batch never change. Batches that lose
  *       no record are copied unchanged.
  *   K3  a tombstone, until a delete horizon that is set when a compaction first reads it: now +
@@ -45,7 +45,7 @@ struct mqd_compact_input {
     const int64_t *bases;
     uint32_t number, end_number; /* the segment being read; the first one not to read */
     uint32_t segment_count;
-    int64_t end_position; /* end in the last segment; -1 = the end of its file */
+    int64_t end_position; /* where to stop in the last segment; -1 = at the end of its file */
     int fd;
     int64_t file_end, position, next_offset;
     uint8_t *buffer;
@@ -129,7 +129,7 @@ struct mqd_compact {
     struct mqd_compact_run *runs;
     size_t run_count, run_capacity;
     struct mqd_compact_bytes scratch;
-    int64_t *dropped_markers; /* removed abort markers of this group, ascending */
+    int64_t *dropped_markers; /* offsets of the markers removed from this group, ascending */
     size_t dropped_count, dropped_capacity;
     struct mqd_compact_figures figures;
 };
@@ -145,7 +145,7 @@ int mqd_compact_copy_compressed(struct mqd_compact *compact, const uint8_t *reco
 /* Loads the newest batch of each producer from the snapshot at `offset`. An unreadable snapshot
  * counts as none. -1: no memory. */
 int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_offset);
-/* Selects the aborted transactions of the segments that the new index lists: those whose marker is
+/* Builds the new segment's index of aborted transactions: the old segments' entries whose marker is
  * kept. */
 int mqd_compact_transaction_index(struct mqd_compact *compact);
 

@@ -86,7 +86,7 @@ static int write_pending(struct mqd_compact_output *output)
     return mqd_file_sync(output->fd, false) < 0 ? mqd_error_system(errno, "cannot flush a compacted segment") : 0;
 }
 
-/* Appends the index's pending entries, in their file format. */
+/* Moves the index's pending entries, in their file format, to the output's buffers. */
 static int take_entries(struct mqd_compact_output *output)
 {
     struct mqd_index *index = &output->index;

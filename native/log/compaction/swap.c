@@ -3,9 +3,9 @@
  *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
  *      .txnsum.cleaned) are written and flushed, with their directory entries
  *   2  BASE.swap names the segments to delete. From here on recovery completes the swap; before, it
- *      undoes it, because .cleaned files without a .swap file are incomplete
- *   3  install: BASE's own index is deleted, BASE.log.cleaned becomes BASE.log, then the indexes
- *      follow
+ *      undoes it, because .cleaned files without a .swap file may be incomplete
+ *   3  install: BASE's old .index and .timeindex are deleted, BASE.log.cleaned becomes BASE.log,
+ *      then the new indexes follow
  *   4  the owner shortens its segment list (mqd_reactor_segments_replaced), and readers list the
  *      segments again
  *   5  finish: the other segments are deleted in ascending order; when that is durable, BASE.swap
@@ -217,7 +217,7 @@ static int install(const char *directory, const struct swap *swap)
 }
 
 /* Deletes the .log first: a reader that found it without its .txnindex would return aborted records
- * as committed ones. Files left without a .log are found here again. */
+ * as committed ones. If this is interrupted, the next call finds the files without a .log. */
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)

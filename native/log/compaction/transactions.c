@@ -86,9 +86,9 @@ static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
     return low < compact->dropped_count && compact->dropped_markers[low] == offset;
 }
 
-/* A reader that finds an aborted transaction drops its producer's records up to the marker, so an
- * entry must not outlive its marker. It must not be removed earlier either, because the old segment
- * may still be read. */
+/* An entry makes readers drop the producer's records up to the entry's marker, so it must not
+ * outlive that marker. Nor may the entry be removed earlier, because the old segment may still be
+ * read. */
 int mqd_compact_transaction_index(struct mqd_compact *compact)
 {
     int result = 0;
@@ -110,12 +110,12 @@ int mqd_compact_transaction_index(struct mqd_compact *compact)
             mqd_aborted_encode(bytes, &list.entries[k]);
             if (was_dropped(compact, list.entries[k].last_offset))
                 continue;
-            uint8_t link[MQD_TXN_SUM_BYTES];
+            uint8_t sum_bytes[MQD_TXN_SUM_BYTES];
             sum = mqd_txn_index_checksum(sum, compact->output.base_offset, bytes);
-            mqd_put_be32(link, sum);
+            mqd_put_be32(sum_bytes, sum);
             result = mqd_compact_bytes_add(&compact->output.transaction_bytes, bytes, sizeof bytes);
             if (result == 0)
-                result = mqd_compact_bytes_add(&compact->output.transaction_sums, link, sizeof link);
+                result = mqd_compact_bytes_add(&compact->output.transaction_sums, sum_bytes, sizeof sum_bytes);
         }
         free(list.entries);
     }

@@ -172,8 +172,8 @@ int16_t mqd_dedup_take(struct mqd_dedup *dedup, const struct mqd_batch *batch, c
     }
     if (more < 0)
         return refuse(dedup, base_offset, taken, MQD_KAFKA_INVALID_RECORD, records.reason);
-    /* nothing was left out, so the batch is written as it is; or all of it was left out and there are
-     * no sequence numbers that the log must keep, so nothing is written */
+    /* nothing was left out, so the batch is written as it is; or all of it was left out and there
+     * are no sequence numbers that the log must keep, so nothing is written */
     if (!taken->left_out || (taken->left_out == (uint32_t)batch->record_count && batch->producer_id < 0))
         return 0;
     if (write_rest(dedup, batch, bytes, base_offset, taken) < 0)

@@ -1,6 +1,6 @@
-/* Deduplication by a header, for topics with dedup.window.ms: a record whose id (the value of the
- * header dedup.header) is that of an earlier record of the partition within the window is not
- * written again.
+/* Deduplication by an id, for topics with dedup.window.ms: a record is not written if an earlier
+ * record of the partition within the window has the same id. The id is the value of the record's
+ * header that dedup.header names.
  *
  * The ids are a function of the log: leader, follower and recovery read them from the same batches
  * (log/recovery/load_dedup_ids.c), so a new leader knows the same ids as the old one. For this, the
@@ -10,8 +10,8 @@
  *   D1  two committed records of a partition with the same id were appended more than
  *       dedup.window.ms apart.
  *   D2  a record is left out only if a committed record, or an earlier one of its own transaction,
- *       has its id. While the transaction of that record is undecided, the batch is refused with a
- *       retriable error.
+ *       has its id. If a record of another, undecided transaction has the id, the batch is refused
+ *       with a retriable error.
  *   D3  a batch keeps its offsets and sequence numbers, whatever is left out of it: offsets of
  *       records that were left out are missing, as after compaction.
  */
@@ -43,7 +43,7 @@ struct mqd_dedup_taken {
 /* NULL: no memory (mqd_error set). */
 struct mqd_dedup *mqd_dedup_new(const struct mqd_log_options *options);
 void mqd_dedup_free(struct mqd_dedup *dedup);
-/* Whether `dedup` was created for these options. */
+/* Whether these options name the header from which `dedup` takes the ids. */
 bool mqd_dedup_is_for(const struct mqd_dedup *dedup, const struct mqd_log_options *options);
 
 /* Takes a client's batch that would begin at base_offset: adds the ids of its records and finds

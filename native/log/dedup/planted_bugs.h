@@ -15,7 +15,7 @@ enum mqd_dedup_planted {
     MQD_PLANTED_EARLY = 64,          /* D1: ids expire 100 ms early */
     MQD_PLANTED_LEARN_NOTHING = 128, /* D1: a follower does not read the ids */
     MQD_PLANTED_LEARN_FIRST = 256,   /* D1: a follower keeps the older of two records with an id */
-    MQD_PLANTED_HOLES = 512          /* I2: a slot is cleared where it is in the middle of a probe */
+    MQD_PLANTED_HOLES = 512          /* I2: a slot is cleared, and later entries of its probe are not moved */
 };
 extern uint32_t mqd_dedup_planted;
 #define PLANTED_DEDUP_BUG(rule) ((mqd_dedup_planted & MQD_PLANTED_##rule) != 0)

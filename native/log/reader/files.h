@@ -43,7 +43,7 @@ struct mqd_segment_ref {
 
 struct mqd_reader_segment {
     int64_t base_offset;
-    int64_t sealed_bytes; /* size of a segment before the high watermark's, which never changes; -1 = not read yet */
+    int64_t sealed_bytes;         /* size, if the high watermark is in a later segment; -1 = not read yet */
     struct mqd_segment_ref *open; /* NULL = not open */
     /* has a .txnindex, or the .txnsum of one that was lost. Creating one later changes the
      * generation. */

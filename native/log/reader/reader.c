@@ -97,7 +97,7 @@ static bool entry_below(struct entry entry, uint32_t relative_offset_max, uint32
     return entry.relative_offset <= relative_offset_max && entry.position <= position_max && entry.position > 0;
 }
 
-/* The number of the `count` entries in the chunk that are below the bounds. */
+/* How many of the `count` entries in the chunk are below the bounds. */
 static uint32_t chunk_below(const struct mqd_reader *reader, uint32_t count, uint32_t relative_offset_max,
                             uint32_t position_max)
 {

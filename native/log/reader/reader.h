@@ -42,7 +42,7 @@ struct mqd_range {                   /* whole batches of one segment file */
 struct mqd_reader *mqd_reader_create(uint32_t fd_count_max);
 void mqd_reader_destroy(struct mqd_reader *reader);
 /* Sets the topic-partition directory of a slot; copies the path. NULL forgets it and closes its
- * files (generation is the slot's segments_generation). */
+ * files. */
 int mqd_reader_set_path(struct mqd_reader *reader, uint32_t slot, const char *path);
 
 /* Finds what a consumer at `offset` may read below the high watermark in `positions`, at most
@@ -72,17 +72,18 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
  * because the marker that an old entry refers to no longer exists. True while that is possible; the
  * directory is listed again at the next look-up. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
-/* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset;
- * Pass the published `positions`, not those that mqd_reader_bound has limited: a transaction's marker
- * may be after the last stable offset. Overwrites `out` and reuses its memory; the caller frees
- * entries. Returns codes like mqd_reader_find. */
+/* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset.
+ * Pass the published `positions`, not those that mqd_reader_bound has limited: a transaction's
+ * marker may be after the last stable offset. Overwrites `out` and reuses its memory; the caller
+ * frees out->entries. Returns codes like mqd_reader_find. */
 int16_t mqd_reader_find_aborted(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                 uint64_t segments_generation, int64_t from_offset, int64_t to_offset,
                                 struct mqd_aborted_list *out);
 struct mqd_segment_location {
     struct mqd_segment_ref *segment; /* referenced: mqd_segment_location_release */
-    /* INT64_MAX: there is no next segment, or this one's end is not below the high watermark yet */
-    int64_t base_offset, next_base_offset;
+    int64_t base_offset;
+    /* INT64_MAX: there is no next segment, or this one is not readable to its end yet */
+    int64_t next_base_offset;
     /* of the batch that holds the offset; the end of the readable bytes when the offset is the
      * high watermark */
     uint32_t position;

@@ -50,7 +50,7 @@ static int learn(struct learning *learning, const struct mqd_batch *batch, int f
 }
 
 /* A damaged batch below the recovery point has no readable ids; the walk continues after it. */
-static int walk(struct learning *learning, struct mqd_walk *walk)
+static int walk_batches(struct learning *learning, struct mqd_walk *walk)
 {
     struct mqd_batch batch;
     int64_t position;
@@ -70,7 +70,7 @@ static int learn_segment(struct learning *learning, int64_t base_offset, int64_t
     const struct mqd_partition *partition = learning->partition;
     char path[PATH_MAX];
     struct stat status;
-    struct mqd_walk walking = {.fd = -1};
+    struct mqd_walk walk = {.fd = -1};
     if (mqd_segment_path(path, sizeof path, partition->path, base_offset, MQD_FILE_LOG) < 0)
         return -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -80,12 +80,12 @@ static int learn_segment(struct learning *learning, int64_t base_offset, int64_t
     if (result == 0) {
         struct mqd_index_entry start =
             mqd_recovery_walk_start(fd, partition->path, base_offset, from_offset, status.st_size);
-        result = mqd_walk_begin(&walking, fd, base_offset, start.position, base_offset + start.relative_offset,
+        result = mqd_walk_begin(&walk, fd, base_offset, start.position, base_offset + start.relative_offset,
                                 status.st_size, INT64_MAX);
-        walking.gaps_allowed = partition->has_gaps;
+        walk.gaps_allowed = partition->has_gaps;
         if (result == 0)
-            result = walk(learning, &walking);
-        mqd_walk_end(&walking);
+            result = walk_batches(learning, &walk);
+        mqd_walk_end(&walk);
     }
     close(fd);
     return result;
@@ -99,7 +99,7 @@ int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t now_ms)
     struct mqd_time_index_entry before;
     uint32_t first = partition->segment_count - 1;
     int64_t from_offset = -1;
-    /* the last segment with a record from before the window, from that record on */
+    /* begins at the last time entry from before the window, in the last segment that has one */
     for (;; first--) {
         int found = mqd_time_index_lookup(partition->path, partition->segments[first],
                                           now_ms - partition->dedup->window_ms, &before);

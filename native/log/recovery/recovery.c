@@ -110,7 +110,7 @@ static struct bounds bounds_of(const struct recovery *recovery)
     return (struct bounds){recovery_point, recovery_point, recovery_point, recovery->cut_offset, false};
 }
 
-/* Segment i is sealed and wholly below the trusted boundary. */
+/* Whether segment i is sealed and wholly below the trusted boundary. */
 static bool below_boundary(const struct recovery *recovery, uint32_t i)
 {
     if (i + 1 == recovery->listing.log_count)

@@ -96,9 +96,9 @@ struct replay {
     int64_t aborted_from;   /* the files have the entries of markers below this offset */
     int64_t decided_below;  /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    /* of the current segment: entries in its file; entries of the markers at or after
-     * aborted_from */
-    struct mqd_aborted_list known, made;
+    /* of the current segment: the entries in its file; those of the markers at or after
+     * aborted_from, from the walk */
+    struct mqd_aborted_list known, rebuilt;
     bool lost; /* a marker below producers_from has no entry */
     bool changed;
     bool rebuilding; /* only the .txnindex files that fail verification are rebuilt */
@@ -124,12 +124,13 @@ static const struct mqd_aborted *known_entry(const struct replay *replay, int64_
 
 static int make_entry(struct replay *replay, struct mqd_aborted entry)
 {
-    const struct mqd_aborted *before = replay->made.count ? &replay->made.entries[replay->made.count - 1] : NULL;
+    const struct mqd_aborted *before =
+        replay->rebuilt.count ? &replay->rebuilt.entries[replay->rebuilt.count - 1] : NULL;
     if (before && before->last_offset >= entry.last_offset)
         return 0; /* the walk meets a marker twice after damage */
     if (before && before->last_stable_offset > entry.last_stable_offset)
         entry.last_stable_offset = before->last_stable_offset;
-    return mqd_aborted_add(&replay->made, &entry);
+    return mqd_aborted_add(&replay->rebuilt, &entry);
 }
 
 /* Handles an abort marker that ended a transaction. first_offset: where the transaction began; -1:
@@ -285,7 +286,7 @@ static int write_aborted(struct replay *replay, int64_t base_offset, uint32_t *f
     uint32_t trusted = 0;
     while (trusted < replay->known.count && replay->known.entries[trusted].last_offset < replay->aborted_from)
         trusted++;
-    uint32_t count = trusted + replay->made.count;
+    uint32_t count = trusted + replay->rebuilt.count;
     *file_bytes = count * MQD_TXN_INDEX_ENTRY_BYTES;
     if (mqd_segment_path(path, sizeof path, replay->partition->path, base_offset, MQD_FILE_TXN_INDEX) < 0)
         return -1;
@@ -294,11 +295,11 @@ static int write_aborted(struct replay *replay, int64_t base_offset, uint32_t *f
         return -1;
     int64_t sum_bytes = stat(path, &status) == 0 ? status.st_size : 0;
     if (sum_bytes == (int64_t)count * MQD_TXN_SUM_BYTES && count == replay->known.count && size_bytes == *file_bytes &&
-        same_entries(replay->known.entries + trusted, replay->made.entries, replay->made.count))
+        same_entries(replay->known.entries + trusted, replay->rebuilt.entries, replay->rebuilt.count))
         return 0;
     replay->known.count = trusted;
-    for (uint32_t i = 0; i < replay->made.count; i++)
-        if (mqd_aborted_add(&replay->known, &replay->made.entries[i]) < 0)
+    for (uint32_t i = 0; i < replay->rebuilt.count; i++)
+        if (mqd_aborted_add(&replay->known, &replay->rebuilt.entries[i]) < 0)
             return -1;
     replay->changed = true;
     return mqd_txn_index_replace(replay->partition->path, base_offset, &replay->known, true);
@@ -314,7 +315,7 @@ static int replay_segment(struct replay *replay, uint32_t i, int64_t from_offset
     uint32_t file_bytes;
     if (!walked && !last)
         return 0;
-    replay->made.count = 0;
+    replay->rebuilt.count = 0;
     if (mqd_txn_index_load(partition->path, base_offset, end_offset, &replay->known) < 0 ||
         (walked && walk_segment(replay, i, from_offset) < 0))
         return -1;
@@ -365,7 +366,7 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
     int64_t base_offset = replay->partition->segments[i];
     uint32_t file_bytes;
     int proven = mqd_txn_index_verify(replay->partition->path, base_offset, replay->aborted_limit);
-    replay->made.count = replay->known.count = 0; /* none of it is trusted */
+    replay->rebuilt.count = replay->known.count = 0; /* none of it is trusted */
     if (proven < 0 || walk_segment(replay, i, replay->aborted_from) < 0)
         return -1;
     if (proven)
@@ -373,8 +374,8 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
     return write_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
 }
 
-/* Walks from the snapshot below the first such file, so that the beginning of every transaction is
- * met, to the last one. The producer state of this walk is discarded. */
+/* Walks from the snapshot below the first such file to the last such file, so that the walk meets
+ * the beginning of every transaction. The producer state of this walk is discarded. */
 static int rebuild_unverified(struct replay *replay, const struct mqd_listing *listing)
 {
     struct mqd_partition *partition = replay->partition;
@@ -411,7 +412,7 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
     if (result == 1)
         result = replay_all(&replay, listing, sound_below, sound_below);
     free(replay.known.entries);
-    free(replay.made.entries);
+    free(replay.rebuilt.entries);
     if (result < 0)
         return -1;
     mqd_producers_trim(&partition->producers, (uint32_t)partition->options.producer_id_count_max);

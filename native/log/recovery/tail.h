@@ -16,8 +16,8 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = it is not */
-    /* the log was open until now and is truncated: data below cut_offset were in use, so they are not
-     * checked again */
+    /* the log was open until now and is truncated: data below cut_offset were in use, so they are
+     * not checked again */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
     bool was_cut;   /* truncated on purpose, perhaps after the recovery point was saved: the log may end below it */
@@ -34,7 +34,7 @@ struct tail {
     int64_t entry_position; /* the position of the index entry where the walk began; 0 = at the file's start */
     bool sound;             /* sound to the end of the file */
     bool unreadable;        /* damage below the recovery point, and nothing valid after it (C1 in recovery.h) */
-    bool sound_after;       /* complete batches follow the damage before which the log will end (C5) */
+    bool sound_after;       /* complete batches follow the damage at which the log will end (C5) */
 };
 
 /* where a walk trusts what it finds */
@@ -46,8 +46,8 @@ struct bounds {
     bool intact;             /* no power failure can have cost the index files their last entries */
 };
 
-/* A full or read-only disk that refuses an index write is no reason to refuse to open the partition: it can
- * be read without the index. */
+/* A full or read-only disk that refuses an index write is no reason to refuse to open the
+ * partition, which can be read without the index. */
 static inline bool is_tolerable(int error)
 {
     return error == ENOSPC || error == EDQUOT || error == EROFS;

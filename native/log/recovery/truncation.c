@@ -50,8 +50,8 @@ static int read_mark(const char *directory, const char *name, int64_t *cut_offse
     long long cut = strtoll(text, &end, 10), start = strtoll(end, &after, 10);
     if (got == 0 || text[got - 1] != '\n' || end == text)
         return mqd_error_set(
-            MQD_E_CORRUPT, "%s has no truncation offset; delete the partition's directory, its replica is copied again",
-            path);
+            MQD_E_CORRUPT,
+            "%s has no truncation offset; delete the partition's directory, and this replica is copied again", path);
     *cut_offset = cut;
     *start_offset = after == end ? -1 : start; /* an older mark has none */
     return 1;

@@ -25,7 +25,7 @@ struct mqd_truncation_marks {
     bool pending;          /* a truncation was interrupted */
     int64_t cut_offset;    /* of the interrupted truncation */
     int64_t start_offset;  /* of the interrupted truncation; -1: no restart */
-    int64_t trusted_below; /* recovery points above it are ignored; INT64_MAX: all are trusted */
+    int64_t trusted_below; /* recovery points above it are lowered to it; INT64_MAX: all are trusted */
 };
 int mqd_truncation_load(const char *directory, struct mqd_truncation_marks *out); /* -1: mqd_error set */
 int mqd_truncation_begin(const char *directory, int64_t cut_offset, int64_t start_offset);

@@ -1,6 +1,6 @@
 /* Planted bugs: rules of log/views/ that a test breaks, one bit each, to verify that its simulator
- * detects each one. Only the test's own build has them (MQD_PLANTED); in the broker PLANTED_VIEW_BUG()
- * is false and costs nothing. */
+ * detects each one. Only the test's own build has them (MQD_PLANTED); in the broker
+ * PLANTED_VIEW_BUG() is false and costs nothing. */
 #ifndef MQD_VIEW_PLANTED_H
 #define MQD_VIEW_PLANTED_H
 

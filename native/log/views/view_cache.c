@@ -163,7 +163,7 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
         if (error || consumed_bytes < piece->size_bytes)
             return -error;
         if (out->next_offset >= piece->next_offset)
-            return 1; /* the piece's last batch, perhaps without records at or above from_offset */
+            return 1; /* its last batch was filtered, which set the fields below; or all are below from_offset */
     }
     out->next_offset = piece->next_offset;
     out->has_empty = piece->has_empty;
@@ -171,7 +171,8 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* Takes the cached selection of the piece, from *position on. Returns like `take_piece`, or NOT_KNOWN. */
+/* Takes the cached selection of the piece, from *position on. Returns like `take_piece`, or
+ * NOT_KNOWN. */
 static int take_known(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
 {
     int taken = NOT_KNOWN;
@@ -301,13 +302,13 @@ static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_v
                           struct buffer **buffer, uint32_t *last, uint32_t *size_bytes)
 {
     uint64_t border = ((uint64_t)position / cache->piece_bytes + 1) * cache->piece_bytes;
-    uint32_t begins = (uint32_t)(border < read->limit ? border : read->limit) - position; /* batches begin below */
+    uint32_t begins_below = (uint32_t)(border < read->limit ? border : read->limit) - position;
     uint32_t limit = read->limit - position, at = 0;
     (*buffer)->position = position;
     (*buffer)->size_bytes = 0;
-    if (!fill(read, buffer, begins))
+    if (!fill(read, buffer, begins_below))
         return MQD_KAFKA_STORAGE_ERROR;
-    while (at < begins) {
+    while (at < begins_below) {
         if (limit - at < MQD_BATCH_HEADER_BYTES)
             break;
         if (!fill(read, buffer, at + LENGTH_BYTES))
