@@ -364,7 +364,7 @@ def _points_table(points: list[dict]) -> str:
         "ms until acknowledged, p50",
         "p99",
         "p99.9",
-        "ms the client itself was late, p99",
+        "the client's own delay in ms, p99",
         "CPU used by workers, of one CPU",
         "workers waited for a CPU",
     )
@@ -405,7 +405,7 @@ def _model_rows(costs: model.Costs, figures: Figures) -> list[tuple[str, ...]]:
         ]
         return (
             str(hosts),
-            "not compressed" if compression == 1 else f"to {_percent(compression)}",
+            "not compressed" if compression == 1 else f"compressed to {_percent(compression)}",
             *by_cores,
             number(model.network_rate(hosts, 3, compression)),
         )

@@ -138,7 +138,7 @@ def gossip_page(result: dict) -> str:
                     "longest",
                     "dead, median",
                     "longest",
-                    "all know the new controller, longest",
+                    "until all know the new controller, longest",
                     "false suspicions / deaths",
                 ),
                 known,
@@ -153,7 +153,7 @@ def gossip_page(result: dict) -> str:
                     "datagrams/s, idle",
                     "most in a second",
                     "kB/s, idle",
-                    "datagrams/s, hosts fail",
+                    "datagrams/s while hosts fail",
                     "most in a second",
                     "full states over TCP, kB/s",
                     "CPU-ms/s, idle",
@@ -302,7 +302,7 @@ def control_page(result: dict) -> str:
                 f" subscriber that leaves {SEND_BYTES_MAX >> 20} MiB unread is disconnected, so beyond about"
                 f" {int(SEND_BYTES_MAX / (catch_up[-1]['image_bytes'] / catch_up[-1]['partitions']) / 10_000) * 10_000:,}"
                 " partitions a host's processes cannot receive a whole image: this is the limit of a cluster today, and"
-                " a million partitions would need images in parts."
+                " a million partitions would need images to be sent in parts."
             ),
             (
                 f"The batch of {found['failover'][1]['leaders']:,} leaders takes"
@@ -349,7 +349,7 @@ def cluster_page(result: dict) -> str:
         ("memory of a broker, all processes, MB (PSS)", number(found["pss_mb"])),
         ("CPU of a broker at rest, % of a core", number(found["idle_percent"])),
         (
-            f"killed: the leader of {found['leaders']:,} partitions; all have another leader after, s",
+            f"seconds until all {found['leaders']:,} partitions of a killed leader have a new one",
             number(found["elected_s"]),
         ),
         ("longest pause of acknowledged writes meanwhile, s", number(found["writes_paused_s"])),

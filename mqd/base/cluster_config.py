@@ -143,7 +143,7 @@ def check(config: Mapping[str, str]) -> None:
     for name, listener in zip(("controller.listener", "inter.broker.listener"), listeners or (), strict=False):
         is_open = not _LOOPBACK.fullmatch(listener.host)
         if (is_open or config.get("authorizer.class.name")) and not config.get("cluster.key.file"):
-            others = "other machines" if is_open else "other users of this machine, who have no rights otherwise"
+            others = "other machines" if is_open else "other users of this machine, who otherwise have no permissions"
             raise ConfigError(
                 f"{name}={format_address(listener.host, listener.port)} can be reached from {others}, so hosts must"
                 " authenticate:"

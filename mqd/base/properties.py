@@ -83,7 +83,7 @@ local.memory.max.bytes: long >=1048576 <=1099511627776 = 1073741824
     used is allocated.
 local.socket.permissions: enum(0600|0660|0666) = 0600
     (mqd) File permissions of the client socket, run/client.sock in the data directory. A process that may connect to it
-    has the rights of the user that local.principal.mapping.rules gives it; without an authorizer, every right.
+    has the permissions of the user that local.principal.mapping.rules gives it; without an authorizer, all of them.
 admin.port: int >=-1 <=65535 = 0
     (mqd) Port of the metrics page on the loopback address. 0: the clients' port + 552, or a free one if that is in use
     (mqd status shows it); -1: no metrics page.
@@ -562,8 +562,8 @@ local.principal.mapping.rules: string = DEFAULT
     commas; the first that matches decides. A process that maps to no user connects over TCP; one of
     the broker's own user may do everything.
 authorizer.log.only: bool = false
-    (mqd) Operations that access control lists deny are logged and carried out. This shows which rights the clients of a
-    running cluster need before the lists are enforced. Denials are in logs/audit.log.
+    (mqd) Operations that access control lists deny are logged and carried out. This shows which permissions the clients
+    of a running cluster need before the lists are enforced. Denials are in logs/audit.log.
 """
 
 _QUOTAS = r"""

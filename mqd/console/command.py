@@ -79,7 +79,7 @@ def command(
 
     It is a client of the cluster and works with any that speaks the Kafka protocol. It listens on
     this host's loopback address; elsewhere it needs a login and TLS. Where the cluster's listener
-    has SASL (--client-config), users log in as themselves, and each acts with its own rights.
+    has SASL (--client-config), users log in as themselves, and each acts with its own permissions.
     """
     if any(not url.startswith(("http://", "https://")) for url in metrics):
         raise CliError("--metrics takes the URL of a metrics page, as mqd status shows it", EXIT_USAGE)

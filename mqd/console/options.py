@@ -1,4 +1,4 @@
-"""The checked options of `mqd console`: who may reach the page, and with whose rights it acts."""
+"""The checked options of `mqd console`: who may reach the page, and with whose permissions it acts."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ def is_loopback(host: str) -> bool:
 
 def checked(options: Options) -> Options:
     """The options, with the loopback names added to `hosts` if the console listens on loopback. Raises
-    CliError for options with which it would give its own rights to anyone, or send passwords in
+    CliError for options with which it would give its own permissions to anyone, or send passwords in
     plaintext.
     """
     security = options.security
     if not security.has_sasl and security.settings.get("ssl.certificate.location"):
         raise CliError(
             "the client's settings have a certificate: each user of this host who opens the page would have that"
-            " certificate's rights; use a listener with SASL, so that users log in as themselves",
+            " certificate's permissions; use a listener with SASL, so that users log in as themselves",
             EXIT_USAGE,
         )
     mechanism = security.settings.get("sasl.mechanisms", "SCRAM-SHA-512")

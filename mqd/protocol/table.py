@@ -71,8 +71,8 @@ NOTES = """
   the partition (ListOffsets). `request_principal` describes the client in MessagePack: the `uid`
   and `pid` of its process, and the principal and address by which its host authorizes it.
   `client_host_address` is the address of its host, for descriptions of groups. The contained
-  request has that client's rights; with `is_host` it is a request of the host itself, for its dead
-  letters, and has all rights.
+  request has that client's permissions; with `is_host` it is a request of the host itself, for its
+  dead letters, and has all permissions.
 * **ReadShareGroupState** has a tagged field of mqd's own, number 9100: the offsets at which the
   leader epochs of the reader's log begin; the last entry, with epoch 2147483647, has the end of the
   log. In a newer leader epoch the coordinator discards the state of records that this log has lost.
@@ -91,9 +91,9 @@ NOTES = """
 * **StreamsGroupHeartbeat** and **StreamsGroupDescribe** (KIP-1071) need level 1 of
   `streams.version` and level 8 of `mqd.version`, which a new cluster has. Below these levels
   neither is advertised, and each returns UNSUPPORTED_VERSION. The heartbeat creates internal topics
-  with the rights of its sender; its response is sent when they exist. Static members, offsets of
-  tasks, warm-up tasks and source topics by regular expression are refused (INVALID_REQUEST), as in
-  Kafka 4.2.
+  with the permissions of its sender; its response is sent when they exist. Static members, offsets
+  of tasks, warm-up tasks and source topics by regular expression are refused (INVALID_REQUEST), as
+  in Kafka 4.2.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
   removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
   topic that is deleted and created again while no host coordinates the group then has the old
@@ -104,7 +104,7 @@ NOTES = """
   no field for the error, and no partitions). A consumer that sends its rack (11 and up) is
   directed to an in-sync replica there (KIP-392), and may read from any replica up to its high
   watermark. A session belongs to its principal; others get FETCH_SESSION_ID_NOT_FOUND, where Kafka
-  lets any client continue it under its own rights.
+  lets any client continue it under its own permissions.
 * **Produce** from 10 and **Fetch** from 12 on name the current leader along with
   NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,
@@ -131,7 +131,7 @@ NOTES = """
 * The responses to **CreateAcls** and **DeleteAcls** are sent when all workers of the host that
   received them apply the change. Without `authorizer.class.name` these and **DescribeAcls** return
   SECURITY_DISABLED, and requests for authorized operations return all operations that the resource
-  supports. The rights that each request needs are in `mqd/acceptor/rights.py`.
+  supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic: 1
   retires the partitions from `count` on; 2 does so even if keys of the remaining partitions move; 3
   lets the producers that wait at sealed partitions continue; 4 only queries the state. The response

@@ -104,7 +104,7 @@ def command() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Properties file, read at each start.",
 )
-@click.option("--secure", "secured", is_flag=True, help="As in mqd up --secure: certificates, users and rights.")
+@click.option("--secure", "secured", is_flag=True, help="As in mqd up --secure: certificates, users and permissions.")
 @click.option("--print", "prints", is_flag=True, help="Write the unit to standard output and change nothing.")
 def install(name: str, user: str, data_dir: Path, config_file: Path | None, secured: bool, prints: bool) -> None:
     """Write the unit, make its user, and enable it; it is not started.

@@ -511,7 +511,7 @@ def force_standalone(data_dir: Path | None, accepted: bool) -> None:
 @click.option(
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes of each broker."
 )
-@click.option("--secure", "secured", is_flag=True, help="With TLS, users and rights; see docs/security.md.")
+@click.option("--secure", "secured", is_flag=True, help="With TLS, users and permissions; see docs/security.md.")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="One property of every broker; may be repeated."
 )

@@ -66,7 +66,7 @@ def _load(
         secure.prepare(places.data_dir, node_id, secure.hosts_of(config), has_peers=has_peers)
     elif secure.is_secured(places.data_dir) and not config.get("authorizer.class.name"):
         raise CliError(
-            f"{places.data_dir} belongs to a broker with users and rights: start it with --secure, or set"
+            f"{places.data_dir} belongs to a broker with users and permissions: start it with --secure, or set"
             " authorizer.class.name (remove DATA_DIR/secure to open it to everyone)"
         )
     return resolve(config, places), secrets
@@ -239,7 +239,7 @@ def _print_supervisord(
     "--secure",
     "secured",
     is_flag=True,
-    help="Use TLS, users and rights; their files are created in DATA_DIR/secure if they do not exist.",
+    help="Use TLS, users and permissions; their files are created in DATA_DIR/secure if they do not exist.",
 )
 @click.option(
     "--join",

@@ -145,7 +145,7 @@ def test_failed_jobs_go_to_a_dead_letter_topic(broker: Broker, run: Callable[[st
 
 
 def test_another_group_and_rights(broker: Broker) -> None:
-    type_in(broker, *commands("The same jobs for another group"), *commands("Rights"))
+    type_in(broker, *commands("The same jobs for another group"), *commands("Permissions"))
     for user, operation, resource in (("sender", "write", "topic/jobs"), ("worker", "read", "group/workers")):
         assert "allow" in type_in(broker, f"mqd acl explain {user} {operation} {resource}").lower()
 
