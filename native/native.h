@@ -87,7 +87,7 @@ uint64_t mqd_local_abi_hash(void); /* of the layout shared with local clients (s
 /* called once by the keeper, on zeroed memory */
 int mqd_control_format(void *control, size_t size_bytes, uint32_t worker_count, const uint8_t boot_id[16],
                        uint64_t generation, int64_t now_ms);
-/* called by all other processes; -1 MQD_E_LAYOUT with what to do when magic, version, hash or size differ */
+/* called by all other processes; -1 MQD_E_LAYOUT when magic, version, hash or size differ */
 int mqd_control_attach(void *control, size_t size_bytes);
 uint32_t mqd_control_worker_count(void *control);
 uint64_t mqd_control_generation(void *control);
@@ -232,8 +232,8 @@ enum mqd_descriptor_kind {
     /* owner -> workers and acceptor: a flush of the slot ended, or the slot is no longer served;
      * see mqd_slot_await_flush */
     MQD_LINK_FLUSHED,
-    /* worker -> owner: a client that may no longer read the slot's partition has mapped its active
-     * segment */
+    /* worker -> owner: roll the slot's active segment, because a client that may no longer read the
+     * partition has mapped it */
     MQD_LINK_ROLL,
     /* worker -> owner: request about a share-partition of the slot's partition; payload: struct
      * mqd_share_owner_request (server/share/share.h); c: the owner's generation */
@@ -266,7 +266,7 @@ enum mqd_descriptor_kind {
 #define MQD_PRODUCE_ACKS_ALL 2
 #define MQD_PRODUCE_ACKS_NONE 4
 /* with CONTROL: a marker of transactions v2. Its producer epoch is above that of the transaction
- * that it ends (KIP-890). If it is not above the known epoch, the marker is refused, but only
+ * that it ends (KIP-890). A marker whose epoch is not above the known one is refused, but only
  * once the existing marker is below the high watermark */
 #define MQD_PRODUCE_MARKER_BUMPED 8
 /* sent to the partition that takes the records of a retired one, whose index is in `error`: the
@@ -381,7 +381,7 @@ void mqd_endpoint_close(struct mqd_endpoint *endpoint);
  * mqd_endpoint_flush. Sets `generation`. */
 int mqd_endpoint_send(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
 uint32_t mqd_endpoint_free_count(struct mqd_endpoint *endpoint, uint32_t to);
-/* publishes all tails and wakes each sleeping peer once, unless all was sent to it quietly (shm/ring.h) */
+/* publishes all tails; wakes each sleeping peer once, but not for what was sent quietly (shm/ring.h) */
 void mqd_endpoint_flush(struct mqd_endpoint *endpoint);
 /* takes up to max descriptors from all peers, fairly; from[i] is the sender; returns the count */
 int mqd_endpoint_drain(struct mqd_endpoint *endpoint, struct mqd_descriptor *out, uint32_t *from, uint32_t max);
@@ -478,7 +478,7 @@ struct mqd_log_options {
     int64_t stripe_bytes; /* RAID stripe width, preallocation is rounded to it; 0 = none */
     int64_t timestamp_before_max_ms, timestamp_after_max_ms;
     int64_t flush_interval_messages; /* Kafka's flush.messages */
-    int64_t flush_interval_ms;       /* Kafka's flush.ms; background flush of data without waiting acknowledgements */
+    int64_t flush_interval_ms;       /* Kafka's flush.ms; applies to data that no acknowledgement waits for */
     /* without flush_on_ack: flush after this many unflushed bytes; 0 = the broker decides */
     int64_t queue_memory_bytes;
     int32_t producer_id_count_max;

@@ -1,6 +1,6 @@
 /* Planted bugs: rules of replica/rules.h that the simulator disables, one bit each, to verify that
- * it detects each one. Only its own build has them (MQD_PLANTED); in the broker PLANTED_BUG() is false
- * and costs nothing. */
+ * it detects each one. Only the simulator's build has them (MQD_PLANTED); in the broker
+ * PLANTED_BUG() is false and costs nothing. */
 #ifndef MQD_REPLICA_PLANTED_H
 #define MQD_REPLICA_PLANTED_H
 
@@ -22,9 +22,9 @@ enum mqd_replica_planted {
     MQD_PLANTED_COUNT_UNFLUSHED = 1024, /* flush_on_ack: positions count before they are durable */
     MQD_PLANTED_LEASE = 2048,           /* section 5: the lease is ignored */
     /* R7b, with acks_replicas: */
-    MQD_PLANTED_SWAP_UNCHECKED = 4096, /* any live replica is taken for a slow member */
+    MQD_PLANTED_SWAP_UNCHECKED = 4096, /* any eligible replica that has fetched may replace a slow member */
     MQD_PLANTED_SWAP_IN_TWO = 8192,    /* the slow member leaves before the spare joins */
-    MQD_PLANTED_SWAP_OFTEN = 16384,    /* exchanges at any time, and of any member that a record waits for */
+    MQD_PLANTED_SWAP_OFTEN = 16384,    /* any member that a record waits for may be exchanged, at any time */
     MQD_PLANTED_COUNT_SPARES = 32768   /* the high watermark counts a spare instead of a member that lags behind it */
 };
 /* A bit of enum mqd_replica_change, used only by TRUNCATE_TO_HW: truncate the log at the high

@@ -37,7 +37,7 @@ void mqd_replica_init(struct mqd_replica *replica)
 
 void mqd_replica_restore(struct mqd_replica *replica, int64_t high_watermark)
 {
-    replica->high_watermark = high_watermark; /* clamped to the log's range by the next call */
+    replica->high_watermark = high_watermark; /* mqd_replica_set_log then clamps it to the log's range */
 }
 
 void mqd_replica_number_above(struct mqd_replica *replica, uint64_t sequence)
@@ -58,7 +58,7 @@ static void check_invariants(const struct mqd_replica *replica)
                "R-3: node %d, leader epoch %d: %d of %u replicas are in sync", replica->node_id, replica->leader_epoch,
                replica->in_sync_count, replica->follower_count);
     MQD_ASSERT(!replica->proposing || replica->role == MQD_REPLICA_LEADER,
-               "R-4: node %d, leader epoch %d: a replica that does not lead proposes a set", replica->node_id,
+               "R-3: node %d, leader epoch %d: a replica that does not lead proposes a set", replica->node_id,
                replica->leader_epoch);
 }
 
@@ -211,7 +211,7 @@ static void take_members(struct mqd_replica *replica, const struct mqd_replica_a
     replica->follower_count = assignment->member_count;
 }
 
-static int32_t able_count(const struct mqd_replica *replica)
+static int32_t in_sync_or_eligible_count(const struct mqd_replica *replica)
 {
     int32_t count = 0;
     for (uint32_t i = 0; i < replica->follower_count; i++)
@@ -264,7 +264,7 @@ int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_ass
     if (fresh || replica->in_sync_count >= replica->min_insync)
         replica->holding = 0;
     if (role == MQD_REPLICA_LEADER && replica->in_sync_count < replica->min_insync && !was_below) {
-        replica->holding = replica->set_max && able_count(replica) >= replica->min_insync;
+        replica->holding = replica->set_max && in_sync_or_eligible_count(replica) >= replica->min_insync;
         replica->hold_until_ms = now_ms + MQD_REPLICA_HOLD_MS;
         changed |= replica->holding ? 0 : MQD_REPLICA_CHANGED_BELOW_MIN;
     }
@@ -477,14 +477,14 @@ static struct mqd_replica_follower *worst_member(struct mqd_replica *replica, in
     return worst;
 }
 
-/* Exchanges slow members that a record waits for, each for a spare that is ahead of it. If there
- * are none, may exchange a member for the preferred replica, which can become the leader only as a
- * member of the set. */
+/* Exchanges slow members that a record waits for, each for a spare that is ahead of it. If none was
+ * exchanged, a member may be exchanged for the preferred replica, which can become the leader only
+ * as a member of the set. */
 static bool exchange(struct mqd_replica *replica, int64_t now_ms)
 {
     bool waits = replica->high_watermark < replica->log_end, exchanged = false;
-    int64_t rested_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
-    if (rested_ms < MQD_REPLICA_SWAP_MS && !PLANTED_BUG(replica, SWAP_OFTEN))
+    int64_t since_exchange_ms = replica->swapped_ms == NEVER ? INT64_MAX : now_ms - replica->swapped_ms;
+    if (since_exchange_ms < MQD_REPLICA_SWAP_MS && !PLANTED_BUG(replica, SWAP_OFTEN))
         return false;
     struct mqd_replica_follower *member, *spare;
     while (waits && (member = worst_member(replica, now_ms)) != NULL && is_slow(replica, member, now_ms) &&
@@ -497,8 +497,8 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
             break;
     }
     spare = replica->followers;
-    if (!exchanged && rested_ms >= MQD_REPLICA_PREFER_MS && is_spare(replica, spare, now_ms, MQD_REPLICA_SLOW_MS / 2) &&
-        (member = worst_member(replica, now_ms)) != NULL) {
+    if (!exchanged && since_exchange_ms >= MQD_REPLICA_PREFER_MS &&
+        is_spare(replica, spare, now_ms, MQD_REPLICA_SLOW_MS / 2) && (member = worst_member(replica, now_ms)) != NULL) {
         member->proposed = 0;
         spare->proposed = 1;
         exchanged = true;
@@ -506,7 +506,7 @@ static bool exchange(struct mqd_replica *replica, int64_t now_ms)
     return exchanged;
 }
 
-/* Reduces the chosen members to set_max. True: a member was exchanged for another replica. */
+/* Adds or removes members up to set_max. True: instead, a member was exchanged for a spare. */
 static bool limit_set(struct mqd_replica *replica, int64_t now_ms)
 {
     struct mqd_replica_follower *follower;

@@ -64,7 +64,7 @@ struct mqd_epoch {
 
 struct mqd_replica_member {
     int32_t node_id;
-    uint8_t in_sync;      /* of the committed in-sync set */
+    uint8_t in_sync;      /* is in the committed in-sync set */
     uint8_t eligible;     /* may be in the set: unfenced, not shutting down, not an observer */
     int64_t broker_epoch; /* of the node's registration in the metadata; -1 = none */
     uint8_t moving;       /* a reassignment adds or removes it: acks_replicas does not count it */
@@ -107,7 +107,7 @@ struct mqd_replica_follower {
     int64_t fetched_ms;           /* time of its last fetch; fetched_log_end: the leader's log end at that time */
     int64_t fetched_log_end;
     int64_t behind_ms; /* since when it has lagged by more than lag_records_max; INT64_MAX = it does not lag by more */
-    uint8_t proposed;  /* member of the outstanding proposal, with this broker epoch */
+    uint8_t proposed;  /* is in the outstanding proposal, with proposed_broker_epoch */
     int64_t proposed_broker_epoch;
 };
 
@@ -185,7 +185,8 @@ struct mqd_replica_fetch {
     int32_t node_id;      /* the follower that the connection has authenticated */
     int64_t broker_epoch; /* replica_state.replica_epoch */
     int32_t current_leader_epoch;
-    int32_t last_fetched_epoch; /* of the last record before fetch_offset; -1 = its log is empty, or begins there */
+    /* of the last record before fetch_offset; -1 = the follower's log is empty, or begins there */
+    int32_t last_fetched_epoch;
     int64_t fetch_offset;
 };
 struct mqd_replica_response {
@@ -223,10 +224,10 @@ struct mqd_replica_proposal {
 /* With acks_replicas, checks whether records have waited for a spare for too long. Returns bits of
  * enum mqd_replica_change. Call it every lag_ms_max / 2, and at least every MQD_REPLICA_HOLD_MS. */
 int mqd_replica_tick(struct mqd_replica *replica, int64_t now_ms);
-/* Whether there is a set to propose now, or a proposal to repeat. If so it takes effect (R5), *out
- * is filled in, and 1 is returned. It is returned again if there was no response within repeat_ms.
- * Call it after every fetch that was answered with MQD_REPLICA_CHANGED_* or came from a replica
- * outside the set, and every lag_ms_max / 2. */
+/* Whether there is a set to propose now, or a proposal to repeat. If so, the proposal counts from
+ * now on (R5), *out is filled in, and 1 is returned. A proposal without a response is returned
+ * again after repeat_ms. Call this after every fetch that was answered with MQD_REPLICA_CHANGED_* or
+ * came from a replica outside the set, and every lag_ms_max / 2. */
 int mqd_replica_propose(struct mqd_replica *replica, int64_t now_ms, int64_t repeat_ms,
                         struct mqd_replica_proposal *out);
 /* Handles the controller's response to a proposal. error: Kafka's. 0: the new partition epoch will
@@ -245,7 +246,7 @@ int mqd_replica_next_fetch(const struct mqd_replica *replica, const struct mqd_e
                            struct mqd_replica_fetch *out);
 
 enum mqd_replica_action {
-    MQD_REPLICA_IGNORE, /* the response is for another leader epoch */
+    MQD_REPLICA_IGNORE, /* the response does not match the current leader epoch and log end */
     /* the records begin at the fetch offset: append, then mqd_replica_set_log, then
      * mqd_replica_take_high_watermark */
     MQD_REPLICA_APPEND,
@@ -253,7 +254,7 @@ enum mqd_replica_action {
      * mqd_replica_set_log, fetch again */
     MQD_REPLICA_TRUNCATE,
     MQD_REPLICA_RESTART, /* the leader's log begins after this one's end: empty the log, begin at `offset` */
-    MQD_REPLICA_LATER    /* fetch again after a pause; the metadata or the leader are not up to date */
+    MQD_REPLICA_LATER    /* fetch again after a pause; this node's metadata or the leader is not up to date */
 };
 struct mqd_replica_step {
     int32_t action;
@@ -269,8 +270,9 @@ int mqd_replica_take_high_watermark(struct mqd_replica *replica, int32_t leader_
 /* ---- leader epochs ---- */
 
 /* The end of `epoch` in a log with these epochs: *found = the largest known epoch not above it,
- * *end_offset = the start of the next one (the log's end for the last). An epoch above all, or -1:
- * -1/-1. An epoch below all: itself, and the start of the first. (Kafka's OffsetForLeaderEpoch.) */
+ * *end_offset = the start of the next one (the log's end for the last). If `epoch` is -1 or above
+ * all of them, both are -1; if it is below all of them, *found = `epoch` and *end_offset = the
+ * start of the first. (Kafka's OffsetForLeaderEpoch.) */
 void mqd_replica_epoch_end(const struct mqd_epoch *epochs, uint32_t epoch_count, int64_t log_end, int32_t epoch,
                            int32_t *found, int64_t *end_offset);
 /* The offset to which a follower's log must be truncated when diverging_epoch ends at diverging_end

@@ -11,9 +11,9 @@
  * that, pieces are evicted in the order of their hashes, independently of when they were read.
  *
  * Invariants
- *   X1  a cached selection was read while the partition's segments_generation did not change. After
- *       a truncation, other records are written in the place of removed ones only when that number
- *       has increased, so no piece contains both.
+ *   X1  a cached selection was read while the partition's segments_generation did not change. A
+ *       truncation increases that number before other records are written in the place of removed
+ *       ones, so no piece contains both.
  *   X2  before it is used, the header of the piece's last batch (offset, leader epoch, CRC) is
  *       compared with the file's. Logs that contain the same batch of the same leader epoch are
  *       equal up to it, so a truncation that removed records of the piece is noticed.
@@ -54,7 +54,7 @@ struct mqd_view_read {
     const uint64_t *generation_at; /* X1; NULL: the file is never truncated */
     uint64_t generation;           /* the value of *generation_at when the limit was found */
     /* the outcome */
-    uint32_t end_position; /* where to continue; 0: at an unknown position within the bytes that were read */
+    uint32_t end_position; /* where to continue; 0: not known, but within the bytes that were read */
     uint64_t filtered_bytes;
     struct mqd_filtered found; /* to be freed in any case */
 };
