@@ -9,7 +9,7 @@
  *   done          everything, until the session ends (KIP-368); then only a new exchange
  *
  * Invariants
- *   U1  `principal` never changes on an open connection; an exchange that ends with another one
+ *   U1  `principal` never changes on an open connection; an exchange that yields another principal
  *       closes the connection.
  *   U2  while a request of an exchange is unanswered the connection is not read, so no frame is
  *       checked before the response to its predecessor has changed the state.
@@ -45,8 +45,8 @@ void mqd_authentication_close(struct mqd_connection *c);
 bool mqd_authentication_set_principal(struct mqd_connection *c, enum mqd_principal_kind kind, const void *principal,
                                       uint16_t size_bytes);
 
-/* the block that precedes the frame of a control request: a struct mqd_request_principal and the
- * principal */
+/* the block that precedes the frame of a control request: a struct mqd_request_principal, the
+ * principal and the client's IPv6 address; 0 bytes if the client has neither */
 uint32_t mqd_principal_block_bytes(const struct mqd_connection *c);
 void mqd_principal_block_put(const struct mqd_connection *c, uint8_t *at);
 

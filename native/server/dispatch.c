@@ -66,8 +66,8 @@ static bool api_versions_valid(struct mqd_connection *c, const uint8_t *body, ui
 }
 
 /* Sends the response that the acceptor has prepared in the control segment, so that a client can
- * connect while the acceptor is down. Slot 7 holds the one for unsupported versions. The
- * acceptor refuses an invalid request. */
+ * connect while the acceptor is down. Slot 7 holds the response to unsupported versions. An invalid
+ * request goes to the acceptor, which refuses it. */
 static bool respond_api_versions(struct mqd_reactor *r, struct mqd_connection *c,
                                  const struct mqd_request_header *header, const uint8_t *request,
                                  uint32_t request_bytes)

@@ -59,10 +59,10 @@ static int16_t whole_request_error(const struct mqd_produce_request *produce,
                                                                       : 0;
 }
 
-/* Called before anything is appended: checks that the whole frame is well-formed. *refusal: the
- * error for all batches. *transactional: whether one of them is transactional. */
-static int measure(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *produce,
-                   int16_t *refusal, bool *transactional)
+/* Called before anything is appended: parses the frame and checks that all of it is well-formed.
+ * *refusal: the error for all batches. *transactional: whether one of them is transactional. */
+static int parse_whole_request(const uint8_t *body, uint32_t size_bytes, int16_t version,
+                               struct mqd_produce_request *produce, int16_t *refusal, bool *transactional)
 {
     *transactional = false;
     *refusal = 0;
@@ -257,6 +257,16 @@ static int16_t topic_refusal(struct mqd_reactor *r, const struct mqd_connection 
     return may ? 0 : MQD_KAFKA_TOPIC_AUTHORIZATION_FAILED;
 }
 
+/* NULL: the error code says it all. */
+static const char *refusal_message(int16_t refusal, const struct mqd_produce_request *produce)
+{
+    if (refusal == MQD_KAFKA_CORRUPT_MESSAGE)
+        return "a partition of the request has an invalid record batch";
+    if (refusal == MQD_KAFKA_TRANSACTIONAL_ID_AUTHORIZATION_FAILED && produce->transactional_id.size_bytes < 0)
+        return "a transactional batch in a request without transactional id";
+    return NULL;
+}
+
 static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, struct mqd_produce_request *produce,
                            int16_t request_refusal)
 {
@@ -280,9 +290,7 @@ static void produce_topics(struct mqd_reactor *r, struct mqd_request *request, s
             append->acks_all = produce->required_acks == -1;
             append->base_offset = append->log_append_time_ms = append->log_start_offset = -1;
             if (refusal) {
-                append->message = refusal == MQD_KAFKA_CORRUPT_MESSAGE
-                                      ? "a partition of the request has an invalid record batch"
-                                      : "a transactional batch in a request without transactional id";
+                append->message = refusal_message(refusal, produce);
                 mqd_append_done(r, append, refusal);
             } else {
                 route(r, request, append, topic, &partition, topic_header.key.by_id, acks_valid);
@@ -309,8 +317,8 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
     struct mqd_produce_request produce;
     int16_t refusal;
     bool transactional;
-    if (measure(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version, &produce,
-                &refusal, &transactional) < 0) {
+    if (parse_whole_request(frame + header->header_bytes, size_bytes - header->header_bytes, header->api_version,
+                            &produce, &refusal, &transactional) < 0) {
         mqd_connection_fail(r, c, mqd_error_message());
         return;
     }
@@ -431,7 +439,7 @@ void mqd_produce_timeout(struct mqd_reactor *r, struct mqd_request *request)
         } else {
             append->message = append->relayed
                                   ? "the partition's leader, another host, has not answered within timeout.ms"
-                                  : "not acknowledged by the disks within timeout.ms";
+                                  : "the disks or the in-sync replicas did not acknowledge it within timeout.ms";
             mqd_append_done(r, append, MQD_KAFKA_REQUEST_TIMED_OUT);
         }
     }

@@ -18,8 +18,9 @@
  *   records       undecided -> parked on a check of records -> sent on -> one of the above
  *
  * Parked batches must not hold the receive window, which all connections share. Batches of up to
- * MQD_CHECK_COPY_BYTES_MAX are copied into the control arena next to the payload (where a remote
- * owner can read them too); larger ones arrived in a run of extents of their own and stay there.
+ * MQD_CHECK_COPY_BYTES_MAX are copied into the control arena next to the payload (where an owner in
+ * another worker can read them too); larger ones arrived in a run of extents of their own and stay
+ * there.
  *
  * Invariants
  *   C1  connection->blocked counts its requests that are undecided after their routing; the
@@ -356,11 +357,11 @@ static void on_transaction(struct mqd_reactor *r, struct mqd_check *check, int32
     }
     while ((node = mqd_list_pop(&check->parked))) {
         struct mqd_append *append = MQD_CONTAINER(node, struct mqd_append, node);
-        int16_t own = (int16_t)error;
+        int16_t partition_error = (int16_t)error;
         if (!error)
-            memcpy(&own, payload + append->check_index * sizeof own, sizeof own);
-        if (own)
-            refuse(r, append, own);
+            memcpy(&partition_error, payload + append->check_index * sizeof partition_error, sizeof partition_error);
+        if (partition_error)
+            refuse(r, append, partition_error);
         else
             mqd_check_resume(r, append, &walk);
     }

@@ -4,12 +4,14 @@
 
 #include "server/check/checks.h"
 
-/* even if the client's timeout is longer, because its connection is not read meanwhile */
+/* an append waits no longer, even if the client's timeout is longer, because its connection is not
+ * read meanwhile */
 #define MQD_CHECK_MS_MAX 15000
-#define MQD_CHECK_COPY_BYTES_MAX MQD_EXTENT_BYTES /* a window holds no larger batch */
+#define MQD_CHECK_COPY_BYTES_MAX MQD_EXTENT_BYTES /* the receive window holds no larger batch */
 
-/* NULL: a bound is reached. When control_bytes is not 0 the loan is at `offset` in the control
- * arena; otherwise the caller sets an offset of its own in the receive arena. */
+/* Takes an entry of the table; NULL: a bound is reached. If control_bytes is not 0, the payload is
+ * at `offset` in the control arena; otherwise the caller sets `offset` to where its batch is.
+ * frame_bytes: of batches that stay in the receive arena. */
 struct mqd_check *mqd_check_take(struct mqd_reactor *r, uint64_t control_bytes, uint64_t frame_bytes);
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token); /* NULL: the check has ended */
 uint64_t mqd_check_token(const struct mqd_reactor *r, const struct mqd_check *check);
@@ -32,11 +34,12 @@ void mqd_check_move(struct mqd_reactor *r, struct mqd_append *append, uint64_t a
 bool mqd_check_keep_transactional_id(struct mqd_reactor *r, struct mqd_request *request);
 extern const char *const mqd_check_too_many;
 
-/* The topic of an append: looked up again, because it may no longer exist. Initialized with {0}. */
+/* The position in a request's topics during a walk over its appends; initialized with {0}. */
 struct mqd_topic_walk {
-    uint32_t topic, end;
-}; /* end: index after the topic's last append */
-/* `append` must not come before that of the previous call. NULL: the partition no longer exists. */
+    uint32_t topic, end; /* end: index after the topic's last append */
+};
+/* Looks up the append's topic again, because it may no longer exist (NULL). `append` must not come
+ * before that of the previous call. */
 struct mqd_topic *mqd_check_topic(struct mqd_reactor *r, struct mqd_request *request, struct mqd_topic_walk *walk,
                                   const struct mqd_append *append);
 /* Sends an append on after it has passed its check. */

@@ -9,7 +9,7 @@
  *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
  *                  batch in that codec, which is sent on in its place
  *
- * The topic's record.validation selects the batches that are checked; compacted topics check all.
+ * The topic's record.validation selects the batches that are checked; in a compacted topic all are.
  *
  * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
  * the job ends, as it is to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for each of the pool's
@@ -57,7 +57,7 @@ struct mqd_refusal *mqd_refusal_new(struct mqd_reactor *r, struct mqd_append *ap
     return refusal;
 }
 
-static void refuse_records(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed,
+static void refuse_unkeyed(struct mqd_reactor *r, struct mqd_append *append, const int32_t *unkeyed,
                            uint32_t index_count, uint32_t unkeyed_count)
 {
     struct mqd_refusal *refusal = mqd_refusal_new(r, append);
@@ -109,10 +109,10 @@ static void refuse_damaged(struct mqd_reactor *r, struct mqd_append *append, con
 }
 
 /* True: the append may continue. Otherwise it is refused. */
-static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed, const struct check_result *found)
+static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool needs_keys, const struct check_result *found)
 {
     int32_t count = found->count;
-    if (!found->error && (count == 0 || (count > 0 && !keyed)))
+    if (!found->error && (count == 0 || (count > 0 && !needs_keys)))
         return true;
     mqd_stat(r, MQD_COUNT_BATCHES_REFUSED, 1);
     if (found->error)
@@ -120,7 +120,7 @@ static bool passes(struct mqd_reactor *r, struct mqd_append *append, bool keyed,
     else if (count < 0)
         refuse_malformed(r, append, -1 - count, found->reason);
     else
-        refuse_records(r, append, found->unkeyed,
+        refuse_unkeyed(r, append, found->unkeyed,
                        count < MQD_RECORD_ERROR_COUNT_MAX ? (uint32_t)count : MQD_RECORD_ERROR_COUNT_MAX,
                        (uint32_t)count);
     return false;
@@ -161,7 +161,7 @@ static bool can_decompress(struct mqd_reactor *r, uint8_t codec)
         return true;
     if (!(r->codecs_missing >> codec & 1))
         mqd_log(r, 4, 0, UINT32_MAX,
-                "the acceptor decompresses batches of a codec, which is slower: %s is not installed",
+                "%s is not installed: the acceptor decompresses batches of its codec, which is slower",
                 mqd_codec_library(codec));
     r->codecs_missing |= (uint8_t)(1u << codec);
     return false;
@@ -229,25 +229,25 @@ static void submit(struct mqd_reactor *r, struct mqd_append *append, uint16_t ki
 bool mqd_check_records(struct mqd_reactor *r, struct mqd_append *append, const struct mqd_batch *batch)
 {
     const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, append->slot);
-    bool keyed = mqd_load_relaxed(&slot->compacted);
+    bool needs_keys = mqd_load_relaxed(&slot->compacted);
     uint8_t codec = batch->attributes & 7;
     uint8_t validation = mqd_load_relaxed(&slot->validation), compression = mqd_load_relaxed(&slot->compression);
     int32_t size_bytes_max = mqd_load_relaxed(&slot->message_bytes_max);
     bool scheduled = validation == MQD_VALIDATION_SCHEDULES;
-    uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : keyed ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
+    uint16_t kind = scheduled ? MQD_CHECK_SCHEDULES : needs_keys ? MQD_CHECK_RECORDS : MQD_CHECK_PARSE;
     struct check_result found;
     if (compression && codec == compression - 1)
         compression = 0; /* as in Kafka, a batch that already has the codec is stored unchanged, whatever its level */
     if (compression && size_bytes_max > 0 && batch->size_bytes > size_bytes_max)
         return true; /* the owner refuses the batch */
-    if (!keyed && !compression && validation < (codec ? MQD_VALIDATION_ALL : MQD_VALIDATION_UNCOMPRESSED))
+    if (!needs_keys && !compression && validation < (codec ? MQD_VALIDATION_ALL : MQD_VALIDATION_UNCOMPRESSED))
         return true;
     bool by_acceptor = scheduled || (codec && (compression || !can_decompress(r, codec)));
     if (!by_acceptor && (!codec || append->size_bytes <= INLINE_BYTES_MAX)) {
         check_bytes(codec, mqd_check_bytes(r, append) + MQD_BATCH_HEADER_BYTES,
                     append->size_bytes - MQD_BATCH_HEADER_BYTES, INLINE_RECORDS_BYTES_MAX, batch->record_count, &found);
         if (found.error != MQD_CODEC_TOO_LARGE) {
-            if (!passes(r, append, keyed, &found))
+            if (!passes(r, append, needs_keys, &found))
                 return false;
             if (!compression)
                 return true;
@@ -337,7 +337,7 @@ static void on_records(struct mqd_reactor *r, struct mqd_append *append, int32_t
         mqd_append_done(r, append, (int16_t)error);
     } else if (head.index_count && !head.message_bytes) {
         memcpy(unkeyed, payload + sizeof head, head.index_count * sizeof *unkeyed);
-        refuse_records(r, append, unkeyed, head.index_count, head.unkeyed_count);
+        refuse_unkeyed(r, append, unkeyed, head.index_count, head.unkeyed_count);
     } else {
         struct mqd_refusal *refusal = mqd_refusal_new(r, append);
         const uint8_t *message = payload + sizeof head + head.index_count * sizeof *unkeyed;

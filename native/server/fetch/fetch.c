@@ -210,7 +210,7 @@ int16_t mqd_fetch_entry_check(struct mqd_reactor *r, struct mqd_fetch_entry *ent
         return MQD_KAFKA_REPLICA_NOT_AVAILABLE;
     if (__builtin_expect(topic->view != NULL, 0))
         mqd_view_recall(r, entry, leader_epoch);
-    /* a follower may lag, so a client of a follower waits */
+    /* a follower may lag, so a client that reads from it waits */
     bool beyond = entry->fetch_offset > positions->log_end_offset && role == MQD_ROLE_LEADS;
     if (beyond && r->lease_lost)
         return MQD_KAFKA_NOT_LEADER_OR_FOLLOWER; /* this host may lag too: another host may be the leader by now */
@@ -295,8 +295,8 @@ static bool has_changed(const struct mqd_fetch_entry *entry, int16_t error, int6
 }
 
 /* Returns what one entry contributes to bytes_min; makes it wait on its slot. If its high watermark
- * has moved, the owner may have checked before the bit was set: evaluate again. An error must be
- * reported immediately; other changes wait for records or the end of the wait. */
+ * has moved, the owner may have checked before the bit was set, so the entry is evaluated again. An
+ * error is reported immediately; other changes wait for records or the end of the wait. */
 static int64_t entry_survey(struct mqd_reactor *r, const struct mqd_request *request, struct mqd_fetch_entry *entry,
                             int64_t bytes_min)
 {
@@ -391,12 +391,12 @@ static void collect_one(struct mqd_reactor *r, struct mqd_request *request, stru
         mqd_fetch_find_range(r, request, entry, slot, &positions, budget, first);
     if (__builtin_expect(entry->skipped > 0, 0) && !entry->outcome.error && !entry->range.size_bytes)
         mqd_view_add_empty(request, entry);
-    bool bare = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
-    entry->outcome.high_watermark = bare                            ? -1
+    bool no_positions = entry->outcome.error && entry->outcome.error != MQD_KAFKA_OFFSET_OUT_OF_RANGE;
+    entry->outcome.high_watermark = no_positions                    ? -1
                                     : request->set->replica_id >= 0 ? entry->high_watermark
                                                                     : positions.high_watermark;
-    entry->outcome.last_stable_offset = bare ? -1 : positions.last_stable_offset;
-    entry->outcome.log_start_offset = bare ? -1 : positions.log_start_offset;
+    entry->outcome.last_stable_offset = no_positions ? -1 : positions.last_stable_offset;
+    entry->outcome.log_start_offset = no_positions ? -1 : positions.log_start_offset;
     bool changed = has_changed(entry, entry->outcome.error, entry->outcome.high_watermark,
                                entry->outcome.last_stable_offset, entry->outcome.log_start_offset);
     bool must_report = request->lists_all || entry->outcome.diverges || entry->outcome.has_preferred ||
@@ -429,24 +429,24 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
             collect_one(r, request, set->entries[i], &budget, &first);
         return;
     }
-    struct mqd_node examined;
-    mqd_list_init(&examined);
-    mqd_list_move_all(&examined, &set->ready);
+    struct mqd_node left;
+    mqd_list_init(&left);
+    mqd_list_move_all(&left, &set->ready);
     struct mqd_node *node;
     /* examined entries move to the end of the list: the next fetch begins with those that were not
      * reached */
-    while ((node = mqd_list_pop(&examined))) {
+    while ((node = mqd_list_pop(&left))) {
         struct mqd_fetch_entry *entry = MQD_CONTAINER(node, struct mqd_fetch_entry, ready);
         mqd_list_append(&set->ready, &entry->ready);
         collect_one(r, request, entry, &budget, &first);
         if (budget <= 0 && !first)
             break;
     }
-    struct mqd_node served;
-    mqd_list_init(&served);
-    mqd_list_move_all(&served, &set->ready);
+    struct mqd_node examined;
+    mqd_list_init(&examined);
+    mqd_list_move_all(&examined, &set->ready);
+    mqd_list_move_all(&set->ready, &left);
     mqd_list_move_all(&set->ready, &examined);
-    mqd_list_move_all(&set->ready, &served);
     if (set->included_count > 1)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);
 }

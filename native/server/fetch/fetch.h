@@ -18,8 +18,8 @@ struct mqd_reactor;
  * Without it, a fetch that waits for min_bytes would count all bytes again on each append. */
 struct mqd_fetch_count {
     int64_t offset, end_offset;
-    uint64_t generation, bytes;
-    uint32_t slot; /* bytes == 0: not counted */
+    uint64_t generation, bytes; /* bytes == 0: not counted */
+    uint32_t slot;
 };
 
 struct mqd_fetch_entry {
@@ -83,7 +83,7 @@ struct mqd_fetch_set {
     /* of a follower: there are no records to send, but a high watermark or log start that it does
      * not know yet */
     bool marks_changed;
-    bool local;         /* of a client on this host, which may use another replica when the one here lacks the data */
+    bool local;         /* of a local client, which may use another replica when the one here lacks the data */
     bool leader_only;   /* of a client that cannot read from followers */
     int32_t replica_id; /* of a follower on another host; -1 = of a client */
     int64_t replica_epoch;
@@ -103,7 +103,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
 void mqd_fetch_encode(struct mqd_reactor *r, struct mqd_request *request);
 void mqd_fetch_cancel(struct mqd_reactor *r, struct mqd_request *request);
 /* Appends the range to r->scratch: its bytes, or a chunk that refers to them, whose size is added
- * to *file_bytes. Takes the reference. false: it cannot be read. */
+ * to *file_bytes. Takes over the range's reference. false: it cannot be read. */
 bool mqd_fetch_put_range(struct mqd_reactor *r, const struct mqd_connection *c, struct mqd_range *range,
                          uint64_t *file_bytes);
 
@@ -125,7 +125,7 @@ struct mqd_view_skip {
 struct mqd_views {
     struct mqd_view_skip skips[MQD_VIEW_SKIP_COUNT];
     struct mqd_view_cache *cache;          /* NULL: no view was read yet */
-    struct mqd_view_cache_figures counted; /* in the worker's counters */
+    struct mqd_view_cache_figures counted; /* already added to the worker's counters */
 };
 /* Sets `skipped` to what this worker remembers for the entry's offset in this leader epoch. Called
  * before the entry is evaluated. */

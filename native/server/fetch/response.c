@@ -40,9 +40,9 @@ static bool encode_partition(struct mqd_reactor *r, const struct mqd_connection 
                              int16_t version, uint64_t *file_bytes, struct mqd_response_nodes *nodes)
 {
     struct mqd_current_leader leader;
-    bool other = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
-                 entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
-    bool names_leader = other && version >= 12 &&
+    bool leader_moved = entry->outcome.error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER ||
+                        entry->outcome.error == MQD_KAFKA_FENCED_LEADER_EPOCH;
+    bool names_leader = leader_moved && version >= 12 &&
                         mqd_topics_current_leader(&r->topics, entry->topic, entry->partition_index, &leader, nodes);
     entry->outcome.current_leader = names_leader ? &leader : NULL;
     entry->outcome.aborted = entry->aborted.entries;

@@ -21,7 +21,7 @@
 #include "server/reactor.h"
 
 #define MQD_SESSION_IDLE_MS 120000
-#define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* includes the entry's share of the buckets */
+#define ENTRY_SHARE_BYTES (6 * sizeof(void *)) /* the entry's share of `entries` and the buckets */
 
 static uint32_t hash_key(const struct mqd_topic_key *key, int32_t partition_index, uint32_t bucket_count)
 {
@@ -275,7 +275,7 @@ bool mqd_session_may_use(const struct mqd_fetch_set *set, const struct mqd_conne
                                 memcmp(set->principal, c->principal, set->principal_bytes) == 0));
 }
 
-static bool assign_to(struct mqd_fetch_set *set, const struct mqd_connection *c)
+static bool copy_principal(struct mqd_fetch_set *set, const struct mqd_connection *c)
 {
     if (!c->principal)
         return true;
@@ -296,7 +296,7 @@ void mqd_session_create(struct mqd_reactor *r, const struct mqd_connection *c, s
             mqd_session_remove(r, oldest);
     }
     if (r->session_count >= r->options.session_count_max ||
-        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2 || !assign_to(set, c))
+        r->session_heap_bytes + set->heap_bytes > r->options.heap_bytes_max / 2 || !copy_principal(set, c))
         return;
     for (int tries = 0; tries < 64; tries++) {
         int32_t id = (int32_t)(next_random(r) & 0x7fffffff);

@@ -13,10 +13,10 @@
  *
  * Invariants
  *   F1  between the client's offset and offset + skipped nothing is selected and there is no
- *       control batch. This holds only in the leader epoch in which it was found: after an unclean
- *       election other records may have these offsets.
- *   F2  a job owns all that it uses (range, filter), because its request, set and entry may be
- *       freed before it ends. */
+ *       control batch. This holds only in the leader epoch in which they were read: after an
+ *       unclean election other records may have these offsets.
+ *   F2  a job owns all that it uses (range, filter), because its set and entry may be freed before
+ *       it ends. */
 #include <stdlib.h>
 #include <string.h>
 
