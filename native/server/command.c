@@ -126,10 +126,11 @@ static void publish_options(struct mqd_partition_slot *slot, const struct mqd_lo
 
 static void partition_open(struct mqd_reactor *r, const struct mqd_command *command)
 {
-    struct mqd_owned *owned = r->owned[command->slot] ? NULL : calloc(1, sizeof *owned);
+    bool is_served = r->owned[command->slot] != NULL;
+    struct mqd_owned *owned = is_served ? NULL : calloc(1, sizeof *owned);
     if (!owned) {
-        mqd_command_done(r, command->token, r->owned[command->slot] ? EEXIST : ENOMEM, command->slot, 0,
-                         command->partition, "the slot is already served by this worker");
+        mqd_command_done(r, command->token, is_served ? EEXIST : ENOMEM, command->slot, 0, command->partition,
+                         is_served ? "the slot is already served by this worker" : "out of memory for a partition");
         return;
     }
     owned->partition = command->partition;
@@ -177,18 +178,18 @@ static void partition_close(struct mqd_reactor *r, const struct mqd_command *com
 }
 
 /* Makes readers of all workers list the partition's segments again and close deleted files. */
-static void reload_segments(struct mqd_reactor *r, uint32_t number)
+static void reload_segments(struct mqd_reactor *r, uint32_t slot_index)
 {
-    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, number);
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
     mqd_fetch_add(&slot->segments_generation, 1);
     mqd_fetch_add(&r->header->segments_generation, 1);
     for (uint32_t worker = 0; worker < mqd_control_worker_count(r->options.control); worker++) {
         /* wakes the other workers, which close descriptors of deleted segments */
-        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = number};
+        struct mqd_descriptor note = {.kind = MQD_LINK_HW_CHANGED, .slot = slot_index};
         if (worker != r->options.self)
             mqd_forward_send(r, worker, &note);
     }
-    mqd_owner_wake_slot(r, number); /* fetches that wait for the end of a swap */
+    mqd_owner_wake_slot(r, slot_index); /* fetches that wait for the end of a swap */
 }
 
 /* After compaction: the new files are installed (offset == last_offset: the files of the replaced
@@ -219,8 +220,8 @@ static void advance_start(struct mqd_reactor *r, struct mqd_owned *owned, const 
     mqd_partition_positions(owned->partition, &positions);
     int64_t offset =
         command->offset < 0 || command->offset > positions.high_watermark ? positions.high_watermark : command->offset;
-    /* the files have been deleted: readers close descriptors that they kept or opened in the
-     * meantime */
+    /* a second call with the same offset: the files are now deleted, and readers must close the
+     * descriptors that they kept or opened in the meantime */
     bool again = offset == positions.log_start_offset;
     int dropped = mqd_partition_advance_start(owned->partition, offset);
     mqd_owner_publish(r, owned);
@@ -249,7 +250,7 @@ static void on_endpoint_died(struct mqd_reactor *r, const struct mqd_command *co
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
-static void with_owned(struct mqd_reactor *r, const struct mqd_command *command)
+static void run_on_owned(struct mqd_reactor *r, const struct mqd_command *command)
 {
     struct mqd_owned *owned = r->owned[command->slot];
     if (!owned || owned->closing) {
@@ -340,7 +341,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         mqd_subject_revoke(r, command);
         break;
     default:
-        with_owned(r, command);
+        run_on_owned(r, command);
     }
 }
 
@@ -538,8 +539,8 @@ int mqd_reactor_endpoint_died(struct mqd_reactor *r, uint64_t token, uint32_t en
     return mqd_command_post(r, &command);
 }
 
-/* A single store, without an event. Connections above a lowered limit stay open; new ones are
- * refused. */
+/* These two only store the limits, without an event. Connections above a lowered limit stay open;
+ * new ones are refused. */
 int mqd_reactor_set_local_max(struct mqd_reactor *r, uint32_t count, uint64_t size_bytes)
 {
     mqd_store_relaxed(&r->local_count_max, count < MQD_LOCAL_COUNT_MAX ? count : MQD_LOCAL_COUNT_MAX);

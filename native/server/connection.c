@@ -358,7 +358,7 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     uint8_t *frame = r->options.arenas[r->options.self] + c->run_offset;
     uint32_t got, room = c->run_bytes - c->run_filled;
     room = room < RUN_STEP_BYTES ? room : RUN_STEP_BYTES;
-    if (c->tls && mqd_frame_is_large(r, (uint64_t)c->run_offset) && /* decrypted by stores, not by a system call */
+    if (c->tls && mqd_frame_is_large(r, (uint64_t)c->run_offset) && /* TLS stores: B3 of server/large.c */
         !mqd_large_touch(r, c, c->run_filled, room))
         return;
     if (receive(r, c, frame + c->run_filled, room, &got) != 1)
@@ -436,8 +436,8 @@ static void handle_window(struct mqd_reactor *r, struct mqd_connection *c, uint3
             return;
         }
         c->expects_large = length + 4 > LARGE_FRAME_BYTES;
-        /* even if the connection closes, because a staged batch stays in the window until it is
-         * written */
+        /* the frame counts as used even if the connection closes, because a staged batch stays in
+         * the window until it is written */
         r->window_used = at + 4 + length;
         mqd_connection_on_frame(r, c, arena + at + 4, length, window + at + 4);
         if (c->fd < 0)
@@ -539,7 +539,7 @@ static bool has_unfinished_produce(const struct mqd_connection *c)
 }
 
 /* True when both directions are closed and no bytes have moved for GONE_MS: pending responses may
- * take minutes and could not be delivered. False while it may be read, because requests that it
+ * take minutes and could not be delivered. False while the connection may be read, because requests
  * sent with acks=0 must be handled. False with a Produce in flight, which ends by its own time
  * limit: closing now would drop received requests that have not been handled yet. */
 static bool has_gone(const struct mqd_reactor *r, const struct mqd_connection *c)
@@ -592,7 +592,7 @@ void mqd_connections_sweep(struct mqd_reactor *r)
         return;
     for (uint32_t i = 0; i < r->connection_end; i++) {
         struct mqd_connection *c = r->connections[i];
-        /* the client has hung up or does not read its responses: it could stay forever */
+        /* its client has hung up or reads no responses, so the connection could stay forever */
         if (c && c->fd >= 0 && !c->muted && c->last_active_ms < oldest && (!c->local || mqd_output_pending_bytes(c)) &&
             (!c->inflight || c->hangup || c->closing || c->chunk_count || mqd_output_pending_bytes(c)))
             mqd_connection_close(r, c, "idle longer than connections.max.idle.ms");

@@ -10,10 +10,10 @@
  * Connections are served in turn, and a connection's requests keep their order. A turn ends after
  * TURN_BYTES, and the acceptor has at most SENT_COUNT_MAX unanswered requests of one connection
  * (not counting those it reported as taking long). So a request waits for a bounded number of
- * requests of each other connection, however many a client pipelines. While the first one waits for
- * room in the arena, small requests of other connections pass it; they use at most a part of the
- * arena (PASS_SHARE). A request that would not fit even into an empty arena would wait forever, so
- * it is refused.
+ * requests of each other connection, however many a client pipelines. While the request whose turn
+ * it is waits for room in the arena, small requests of other connections pass it; they use at most
+ * a part of the arena (PASS_SHARE). A request that would not fit even into an empty arena would wait
+ * forever, so it is refused.
  *
  * When the acceptor dies, queries (requests that change nothing, or nothing more when repeated) are
  * sent again. A connection with any other pending request is closed, because it is unknown whether
@@ -520,10 +520,10 @@ void mqd_reply_cache_clear(struct mqd_reactor *r)
 }
 
 /* The cache is not used while this host has lost its lease: the acceptor must answer, and report to
- * clients that this host leads no partition. Cached replies stay: a response that depends on the
- * lease contains an error while it is lost and is never cached, so all others are correct again
- * when the lease is regained and the version is the same, including replies that arrived in the
- * meantime. */
+ * clients that this host leads no partition. Cached replies stay: while the lease is lost, a
+ * response that depends on it contains an error and is not cached. So all cached replies, including
+ * those that arrived in the meantime, are correct again when the lease is regained and the version
+ * is the same. */
 bool mqd_reply_cache_find(struct mqd_reactor *r, struct mqd_connection *c, const struct mqd_request_header *header,
                           const uint8_t *frame, uint32_t size_bytes)
 {

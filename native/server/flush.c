@@ -305,8 +305,8 @@ void mqd_snapshot_on_done(struct mqd_reactor *r, uint64_t slot, int result)
     mqd_owned_maybe_close(r, owned);
 }
 
-/* A partition that is being closed is returned once no work in flight refers to it; a partition
- * with a truncation due is then truncated. */
+/* Once no work in flight refers to the partition: truncates it if a truncation is due, or returns
+ * it if it is being closed. */
 void mqd_owned_maybe_close(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     if (owned->syncs_pending || owned->in_syncfs || owned->preallocating || owned->snapshotting)

@@ -7,9 +7,9 @@
  * Order: descriptors to one peer leave in the order in which they were queued; when the ring is
  * full they wait in `overflow`, where they are never overtaken. Bound of `overflow`: each entry
  * belongs to an append of a connection with bounded in-flight requests, or is a notification about
- * one slot. Generations: a PRODUCE names the owner's generation (`c`). The owner's successor
- * ignores such a PRODUCE, and the sender completes it with an error when it learns that the owner
- * has died.
+ * one slot. Generations: a PRODUCE names the generation of the owner that it is sent to (`c`). A
+ * successor of that owner ignores it, and the sender completes it with an error when it learns that
+ * the owner has died.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -43,8 +43,8 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
     return true;
 }
 
-/* The acceptor takes back its memory when it runs next; to be woken for that would cost it more than
- * most of its requests. While it waits for memory it checks every few milliseconds. */
+/* The acceptor takes back its memory when it next runs; being woken for that would cost it more
+ * than most of its requests. While it waits for memory, it checks every few milliseconds. */
 static int put_in_ring(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
     bool can_wait = descriptor->kind == MQD_LINK_RELEASE && to == mqd_control_worker_count(r->options.control);

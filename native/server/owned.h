@@ -41,7 +41,7 @@ struct mqd_owned {
     /* slot of the partition that takes its records; MQD_SLOT_NONE: that partition is not on this
      * host */
     uint32_t redirect_slot, redirect_index;
-    int64_t sealed_end;       /* everything appended before it was sealed ends at or before this offset */
+    int64_t sealed_end;       /* what was appended before the partition was sealed ends at or below this */
     int64_t used_reported_ms; /* when MQD_EVENT_RETIRED_USED was last sent */
     uint64_t close_token;
     struct mqd_node followers_waiting;      /* mqd_fetch_entry.waiter of followers' fetches */
@@ -72,7 +72,7 @@ struct mqd_reactor;
 /* server/owner.c */
 int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned); /* 0 or errno */
 void mqd_owner_on_roll(struct mqd_reactor *r, uint32_t slot);       /* MQD_LINK_ROLL */
-/* server/replication/leading.c: when it must next check for slow in-sync members; -1 = never */
+/* server/replication/leading.c: when to check next for slow in-sync members; -1 = never */
 int64_t mqd_leading_next_ms(const struct mqd_reactor *r);
 
 #endif

@@ -292,8 +292,8 @@ static void write_one(struct mqd_reactor *r, struct mqd_owned *owned)
     }
     check_senders(r, owned);
     bool created = mqd_partition_take_created(owned->partition);
-    /* must precede the publication of the positions, because readers up to them open the new
-     * files */
+    /* must precede the publication of the positions, because readers that read up to them open the
+     * new files */
     if (rolled || created) {
         mqd_fetch_add(&mqd_control_partition(r->options.control, owned->slot)->segments_generation, 1);
         mqd_fetch_add(&r->header->segments_generation, 1);

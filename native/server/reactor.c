@@ -31,8 +31,8 @@
 /* with more staged bytes than this, batches are written before they leave the L2 cache, not at the
  * end of the turn */
 #define WRITE_EARLY_BYTES (96u << 10)
-/* polling interval until the process is ready (once), and after a connection could not
- * be accepted */
+/* polling interval while the process is not ready yet, and after a connection could not be
+ * accepted */
 #define SERVE_POLL_NS 2000000
 #define HOUSEKEEPING_MS 1000
 #define IDLE_HOUSEKEEPING_MS 60000 /* so that the state of idle producers still expires */
@@ -245,7 +245,7 @@ static void note_turn(struct mqd_reactor *r, int event_count)
         return;
     r->active = true;
     struct mqd_event event = {.kind = MQD_EVENT_RESUMED, .slot = UINT32_MAX};
-    if (r->idle && mqd_reactor_emit(r, &event)) /* if the event does not fit, the next turn tries again */
+    if (r->idle && mqd_reactor_emit(r, &event)) /* if the event queue is full, the next turn tries again */
         mqd_store_release(&r->idle, 0u);
 }
 
@@ -403,7 +403,8 @@ static int wait_events(struct mqd_reactor *r, struct mqd_poll_event *events)
     return count;
 }
 
-/* True when everything submitted to mqd_poll has ended and everything written is on disk. */
+/* True when everything submitted to mqd_poll has ended and everything written is on disk. Queues
+ * partitions that still need a flush. */
 static bool work_done(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {
@@ -450,8 +451,8 @@ static void drain(struct mqd_reactor *r, struct mqd_poll_event *events)
     mqd_forward_flush(r);
 }
 
-/* Destroys mqd_poll and the events of work still in flight: a flush with an unknown outcome counts
- * as failed. */
+/* Called after mqd_poll_destroy, which drops the events of work still in flight: a flush with an
+ * unknown outcome counts as failed. */
 static void end_file_work(struct mqd_reactor *r)
 {
     for (uint32_t slot = 0; slot < MQD_PARTITION_SLOT_COUNT && r->owned_count; slot++) {

@@ -161,7 +161,7 @@ struct mqd_reactor {
     struct mqd_connection *run_first;
     int64_t now_ns, now_ms, wall_ms;
     int64_t housekeeping_ms;
-    bool active;         /* something else has happened since the last housekeeping */
+    bool active;         /* a turn since the last housekeeping had another cause */
     uint32_t idle;       /* nothing is connected or due, so housekeeping runs less often. Read by the main thread */
     uint32_t turn_bytes; /* received in this turn */
 
@@ -413,9 +413,9 @@ bool mqd_connection_ensure_window(struct mqd_reactor *r, struct mqd_connection *
 /* allocates a run of extents, with one reference; -1: c is stalled */
 int64_t mqd_connection_allocate_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
 void mqd_connection_close(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
-/* the peer broke the protocol: logs the reason and closes */
+/* counts a protocol error, logs the reason and closes c */
 void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const char *reason);
-/* reads the connection again if mqd_connection_may_read */
+/* queues the connection to be read again, if mqd_connection_may_read */
 void mqd_connection_resume(struct mqd_reactor *r, struct mqd_connection *c);
 bool mqd_connection_may_read(const struct mqd_reactor *r, const struct mqd_connection *c);
 void mqd_connections_sweep(struct mqd_reactor *r); /* closes idle connections */
@@ -429,8 +429,8 @@ void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
 /* reserves a run of at least size_bytes and sets c->run_offset; false: c waits and is not read */
 bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
-/* zeroes large memory by system calls, which must touch it first; false: the host has no memory
- * left */
+/* zeroes large memory by system calls, because no store may touch a page first (B3); false:
+ * /dev/shm is full */
 bool mqd_large_zero(struct mqd_reactor *r, uint64_t offset, uint32_t size_bytes);
 /* zeroes bytes of c's run, which are then safe to store to; false: out of memory, c is closed */
 bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes);
@@ -439,7 +439,7 @@ void mqd_large_grant(struct mqd_reactor *r); /* grants memory to waiting connect
 const char *mqd_large_overdue_reason(const struct mqd_reactor *r, const struct mqd_connection *c);
 extern const char *const mqd_large_full;
 
-/* base/arena.c: allocates single extents from the low end again */
+/* base/arena.c: sorts free extents, so that single ones come from the low end again */
 void mqd_arena_sort_free_extents(struct mqd_arena *arena);
 
 /* server/output.c */

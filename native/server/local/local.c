@@ -224,7 +224,7 @@ static void memory_close(struct mqd_reactor *r, void *memory, uint64_t size_byte
 static void local_free(struct mqd_reactor *r, struct mqd_local *local)
 {
     if (local->to_worker >= 0) {
-        /* must precede close, because the client's copy keeps the pipe open */
+        /* must precede close, because the client's copy keeps the eventfd open */
         mqd_poll_remove(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0));
         close(local->to_worker);
     }
@@ -269,8 +269,8 @@ static void attach(struct mqd_reactor *r, int fd, const struct mqd_local_handoff
     struct mqd_local *local = new_attachment->local;
     if (!choose_sizes(r, local, handoff)) {
         refuse(r, fd, handoff, MQD_E_FULL,
-               "the memory for local clients is used up (local.memory.max.bytes): close some, raise it, or connect by "
-               "TCP");
+               "the memory for local clients is used up (local.memory.max.bytes): close some clients, raise the "
+               "limit, or connect over TCP");
         goto discard;
     }
     if (!memory_open(r, new_attachment) || !descriptors_open(r, new_attachment, fd)) {

@@ -64,7 +64,7 @@ struct mqd_local {
     uint64_t data_bytes, total_bytes;
     uint32_t submission_count, reply_bytes; /* powers of two */
     uint32_t index;                         /* in reactor->locals */
-    uint8_t needs_room;                     /* the value in the header */
+    uint8_t needs_room;                     /* worker_needs_room as last stored in the header */
     bool watched;                           /* server/local/memory.c returns the bytes to the budget */
     uint8_t ended_periods;                  /* housekeeping periods since it hung up */
     int to_worker, to_client, pidfd;        /* pidfd -1: this kernel has no pidfds for sockets */
@@ -88,8 +88,8 @@ void mqd_local_close(struct mqd_reactor *r, struct mqd_connection *c);
 void mqd_local_on_event(struct mqd_reactor *r, struct mqd_connection *c, uint32_t flags); /* event of the socket */
 /* the client has hung up, or its process has ended */
 void mqd_local_on_end(struct mqd_reactor *r, struct mqd_connection *c);
-/* called once per housekeeping period: whether the client has hung up and the attachment is not
- * finished in time */
+/* called once per housekeeping period: whether the client has hung up and the attachment has not
+ * ended in time */
 bool mqd_local_is_overdue(struct mqd_local *local);
 
 void mqd_local_release(struct mqd_reactor *r, uint64_t size_bytes);

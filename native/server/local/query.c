@@ -1,9 +1,9 @@
 /* Queries of local clients on the socket for the position of an offset. The response is the
  * segment's file, which the client maps and reads itself.
  *
- * The descriptor is an open file description of its own, opened read-only, so changes by the client
- * (flags, locks, position) do not affect us. It stays valid when the file is unlinked, so a client
- * may continue to read data that retention or compaction has replaced.
+ * The client's descriptor has an open file description of its own, opened read-only, so changes by
+ * the client (flags, locks, position) do not affect us. It stays valid when the file is unlinked,
+ * so a client may continue to read data that retention or compaction has replaced.
  */
 #include <errno.h>
 #include <fcntl.h>

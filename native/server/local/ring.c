@@ -70,7 +70,7 @@ static void wake(struct mqd_local *local)
     while (written < 0 && errno == EINTR);
 }
 
-static void heads_publish(struct mqd_local *local)
+static void submission_head_publish(struct mqd_local *local)
 {
     mqd_store_release(&local->header->submission_head, local->submission_head);
     mqd_fence_full(); /* A4 */
@@ -175,7 +175,7 @@ void mqd_local_read(struct mqd_reactor *r, struct mqd_connection *c)
         taken_bytes += (uint64_t)bytes;
     }
     if (taken_count) {
-        heads_publish(local);
+        submission_head_publish(local);
         c->last_active_ms = r->now_ms;
     }
     if (c->hangup && (local->submission_head == tail || taken_bytes >= local->drain_bytes))
@@ -211,8 +211,7 @@ static void set_needs_room(struct mqd_local *local, bool needed)
     mqd_store_release(&local->header->worker_needs_room, (uint32_t)needed);
 }
 
-/* Like reply_room, but returns 0 only after requesting a notification when the client makes
- * room. */
+/* Like reply_room, but before it returns 0 it asks the client to notify the worker of new room. */
 static int64_t room_or_wait(struct mqd_reactor *r, struct mqd_local *local)
 {
     int64_t room = reply_room(r, local);
