@@ -15,14 +15,14 @@ static uint32_t equal_cells(const struct mqd_share_page *page, int64_t offset, i
     return count;
 }
 
-/* Ends the acquisition or the backoff of `records` offsets, whose cells in one page are equal. */
+/* Finishes or releases `records` offsets of one page, whose cells are equal, as `type` requires. */
 static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t offset, uint32_t records, uint8_t type,
                    int64_t now_ms)
 {
     uint64_t cell = page->cells[offset & PAGE_MASK];
     uint32_t count = cell_count(cell), state = archived_state(share), row = 0;
     if (type == MQD_SHARE_GAP) {
-        state = MQD_SHARE_ARCHIVED; /* a gap: the offset is not in the log */
+        state = MQD_SHARE_ARCHIVED; /* the offset is not in the log, or its dead letter is written */
     } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
     } else if (type == MQD_SHARE_RELEASE) {
@@ -72,7 +72,7 @@ static int64_t first_in_state(const struct mqd_share *share, const struct mqd_sh
 }
 
 /* Checks that the member has acquired the rest of a range. Returns 0; MQD_SHARE_INVALID_REQUEST if
- * the range ends above the end; or MQD_SHARE_INVALID_RECORD_STATE. */
+ * the range reaches beyond the state's end; or MQD_SHARE_INVALID_RECORD_STATE. */
 static int check_held(const struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *given,
                       int64_t now_ms)
 {
@@ -199,7 +199,6 @@ static uint32_t release_row(struct mqd_share *share, uint32_t index, int64_t now
 {
     bool is_lock = row_of(share, index)->queue == LOCKS;
     uint32_t state = is_lock ? MQD_SHARE_ACQUIRED : MQD_SHARE_DELAYED;
-
     int64_t first = row_of(share, index)->first, last = row_of(share, index)->last;
     uint32_t held = row_of(share, index)->held, released = 0;
     for (int64_t offset = first > share->start ? first : share->start; offset <= last && released < held;) {

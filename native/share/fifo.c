@@ -15,8 +15,8 @@
 #define NONE UINT32_MAX
 #define LATER (UINT32_MAX - 1) /* `tail` of a record that is not the first of its key */
 #define PLACE_MASK ((1u << 21) - 1)
-#define SLOT_BITS 9    /* of a block */
-#define BUCKET_BITS 11 /* of a block */
+#define SLOT_BITS 9    /* a block has 2^SLOT_BITS slots */
+#define BUCKET_BITS 11 /* or 2^BUCKET_BITS buckets */
 #ifdef MQD_PLANTED
 #define FIRST_BITS 1 /* for tests: short histories also split buckets */
 #else
@@ -28,8 +28,8 @@
 
 struct slot {       /* places are offsets modulo 2^21 */
     uint32_t hash;  /* 0: no key, or finished */
-    uint32_t next;  /* of its key */
-    uint32_t tail;  /* the last record of its key; LATER */
+    uint32_t next;  /* the next record of its key; NONE */
+    uint32_t tail;  /* in the first record of a key: the last one; in the others: LATER */
     uint32_t chain; /* the first record of the next key in the bucket */
 };
 
@@ -180,7 +180,7 @@ static void split_one(struct mqd_share *share)
     }
 }
 
-/* Called when there are no keys. */
+/* Called when there are no keys, or when all are discarded. */
 static void buckets_shrink(struct mqd_share *share)
 {
     struct mqd_share_fifo *fifo = share->fifo;

@@ -9,7 +9,7 @@
 
 #define PAGE_BITS 10
 #define PAGE_MASK (MQD_SHARE_PAGE_OFFSETS - 1)
-#define DIRECTORY_PAGES 256 /* of one block */
+#define DIRECTORY_PAGES 256 /* in one block of the directory */
 #define ROW_NONE UINT32_MAX
 #define ROWS_PER_BLOCK 128
 /* Rows may have holes; a longer hole begins another row, so that walking a row stays short. */
@@ -59,8 +59,8 @@ static inline bool cell_finished(uint64_t cell)
 {
     return (cell & CELL_STATE) == MQD_SHARE_ACKNOWLEDGED || (cell & CELL_STATE) == MQD_SHARE_ARCHIVED;
 }
-/* The state of records that are archived without having been accepted: now, or once their dead
- * letter is written (L1). */
+/* The next state of a record that is archived without having been accepted: Archived, or, if a dead
+ * letter has to be written first, Archiving (L1). */
 static inline uint32_t archived_state(const struct mqd_share *share)
 {
     return share->settings.dead_letters && !PLANTED_BUG(share, NO_LETTER) ? MQD_SHARE_ARCHIVING : MQD_SHARE_ARCHIVED;

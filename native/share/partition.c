@@ -14,7 +14,8 @@
 #define BACKOFF_MS_MAX 5000
 #define BODY_KEEP_BYTES 4096
 
-/* Identifies the header that holds a record's key; the state is reset when it changes. */
+/* Identifies where a record's key is: in this header, or (1) the record's own key. When the id
+ * changes, the keys known so far are discarded. */
 static uint32_t fifo_id(const uint8_t *header, uint32_t header_bytes)
 {
     return header_bytes ? (uint32_t)mqd_share_member_hash(header, header_bytes) | 2 : 1;
@@ -338,15 +339,15 @@ void mqd_share_partition_await(struct mqd_share_partition *partition, struct mqd
 
 int64_t mqd_share_partition_deadline(const struct mqd_share_partition *partition)
 {
-    int64_t request_ms = MQD_SHARE_NEVER, expires = MQD_SHARE_NEVER;
+    int64_t request_ms = MQD_SHARE_NEVER, expires_ms = MQD_SHARE_NEVER;
     if (partition->phase == MQD_SHARE_ACTIVE)
-        expires = mqd_share_deadline(&partition->state);
+        expires_ms = mqd_share_deadline(&partition->state);
     if (!partition->in_flight && (partition->phase == MQD_SHARE_LOADING || partition->write_pending ||
                                   partition->verifies || !mqd_list_empty(&partition->waiting)))
         request_ms = partition->due_ms;
     else if (!partition->in_flight && is_dirty(partition))
         request_ms = partition->dirty_ms < 0 ? partition->due_ms : partition->dirty_ms + MQD_SHARE_LAZY_MS;
-    return request_ms < expires ? request_ms : expires;
+    return request_ms < expires_ms ? request_ms : expires_ms;
 }
 
 bool mqd_share_partition_is_idle(const struct mqd_share_partition *partition)

@@ -56,8 +56,8 @@ struct mqd_fetcher {
     uint32_t correlation_id; /* of the last request; wraps */
     struct mqd_buffer out;   /* empty when everything was sent */
     uint32_t out_sent;
-    /* received: [begin, end) is not taken yet; staged batches are before it until they are
-     * written */
+    /* received: [in_begin, in_end) is not taken yet; staged batches are before in_begin until they
+     * are written */
     uint8_t *in;
     uint32_t in_begin, in_end, in_capacity;
     struct mqd_response_parser parser;

@@ -21,7 +21,7 @@ struct walk {
     struct mqd_share_owned *owned;
     const struct mqd_share_owner_request *request;
     uint32_t slot;
-    int64_t from; /* offset, from mqd_share_next */
+    int64_t from; /* the offset that mqd_share_next returned */
     struct mqd_positions positions;
     struct mqd_range range;
     struct mqd_aborted_list aborted;
@@ -45,8 +45,8 @@ static void ensure_path(struct walk *w)
         mqd_fetch_ensure_path(w->r, topic, w->owned->partition.name.partition_index, w->slot);
 }
 
-/* Finds the range of whole batches from w->from on; size_bytes is 0 when there is nothing to read.
- * -1: the segments have changed. Returns codes like mqd_reader_find. */
+/* Sets w->range to whole batches from w->from on; its size_bytes is 0 if there is nothing to read.
+ * Returns a code like mqd_reader_find, or -1: the segments have changed. */
 static int16_t find_once(struct walk *w, uint64_t generation, uint32_t size_max)
 {
     struct mqd_reader *reader = w->r->reader;

@@ -2,8 +2,8 @@
  * member reaches them, from pages that are in memory.
  *
  *   small batches    immediately, each time that an acquisition needs them
- *   larger batches   a share-partition keeps one such batch until the keys of all its records are in
- *                    the state. A thread of the worker's pool decompresses it; then the slot is
+ *   larger batches   a share-partition keeps one such batch until the keys of all its records are
+ *                    in the state. A thread of the worker's pool decompresses it; then the slot is
  *                    woken, and the acquisitions that wait there continue
  *
  * The key is the record's own key, or the value of the last header with the configured name. Only
@@ -23,6 +23,7 @@
 #define TOO_LARGE (-1)
 #define KEEP_BYTES (64u << 10) /* memory kept between acquisitions */
 
+/* stands in batch->records for records in shares->keys, whose memory moves while it grows */
 static const struct mqd_share_record in_shared_buffer[1];
 
 static uint32_t hash_of(const uint8_t *key, int32_t key_bytes)

@@ -169,7 +169,7 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state, because a successor drops descriptors sent to this generation */
+    /* read before slot->state: if the acceptor dies meanwhile, its successor drops the descriptor */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     const struct mqd_buffer *body = &owned->partition.body;
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
@@ -325,15 +325,15 @@ static struct mqd_share_acknowledgement *take_ranges(const struct mqd_share_owne
         return NULL;
     struct mqd_share_acknowledgement *list = malloc((request->range_count + 1) * sizeof *list);
     for (uint32_t i = 0; list && i < request->range_count; i++) {
-        bool short_of = left < RANGE_BYTES_MIN;
-        if (!short_of) {
+        bool is_short = left < RANGE_BYTES_MIN;
+        if (!is_short) {
             memcpy(&list[i].first, at, 8);
             memcpy(&list[i].last, at + 8, 8);
             memcpy(&list[i].type_count, at + 16, 4);
             list[i].types = at + RANGE_BYTES_MIN;
-            short_of = list[i].type_count > left - RANGE_BYTES_MIN;
+            is_short = list[i].type_count > left - RANGE_BYTES_MIN;
         }
-        if (short_of) {
+        if (is_short) {
             free(list);
             return NULL;
         }
@@ -467,7 +467,7 @@ void mqd_share_on_archive(struct mqd_reactor *r, uint32_t slot, const uint8_t *p
     const uint8_t *group = payload + sizeof request;
     struct mqd_share_owned *owned = find(r->shares, &request, slot, group);
     if (!owned)
-        return; /* the state is read again, including the Archiving records */
+        return; /* when it is loaded again, its state has the Archiving records */
     check_leadership(r, owned);
     struct mqd_share_partition *partition = &owned->partition;
     uint64_t epochs = (uint64_t)(uint32_t)partition->state_epoch << 32 | (uint32_t)partition->leader_epoch;

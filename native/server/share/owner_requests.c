@@ -202,7 +202,7 @@ void mqd_share_on_link(struct mqd_reactor *r, const struct mqd_descriptor *descr
     bool inside = r->options.arenas[from] && descriptor->offset <= arena_bytes &&
                   descriptor->size_bytes <= arena_bytes - descriptor->offset;
     if ((uint64_t)descriptor->c != r->generation || !inside || !mqd_shares_of(r))
-        return; /* sent to our predecessor: the sender learns that it has died */
+        return; /* sent to our predecessor; the sender will notice the predecessor's death */
     const uint8_t *payload = r->options.arenas[from] + descriptor->offset;
     if (from == acceptor) {
         mqd_share_on_archive(r, descriptor->slot, payload, descriptor->size_bytes);

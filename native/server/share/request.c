@@ -103,7 +103,7 @@ static void set_session_gauge(struct mqd_reactor *r)
     mqd_set_gauge(r, MQD_GAUGE_SHARE_SESSIONS, r->shares->sessions.count);
 }
 
-static bool is_full(const struct mqd_reactor *r)
+static bool is_session_limit_reached(const struct mqd_reactor *r)
 {
     uint64_t count = 0;
     for (uint32_t i = 0; i < mqd_control_worker_count(r->options.control); i++)
@@ -306,8 +306,9 @@ static int16_t admit(struct mqd_reactor *r, struct arrival *a)
         return 0;
     if (a->session)
         close_session(r, a->session, MQD_SHARE_REQUEST_FORGET);
-    a->session =
-        is_full(r) ? NULL : mqd_share_session_open(sessions, wire->group_id, wire->member_id, &c->share_sessions);
+    a->session = is_session_limit_reached(r)
+                     ? NULL
+                     : mqd_share_session_open(sessions, wire->group_id, wire->member_id, &c->share_sessions);
     set_session_gauge(r);
     return a->session ? 0 : MQD_KAFKA_SHARE_SESSION_LIMIT_REACHED;
 }
@@ -374,7 +375,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_j
     memcpy(part->topic_id, topic_id, sizeof part->topic_id);
     mqd_list_init(&part->waiter);
     part->error = resolve(r, part);
-    /* another host leads the partition, or none: the client has to find the leader */
+    /* another host leads the partition, or no host does: the client has to find the leader */
     job->failed |= job->fetches && part->error == MQD_KAFKA_NOT_LEADER_OR_FOLLOWER;
     return part;
 }
@@ -523,7 +524,7 @@ static int accept_request(struct mqd_reactor *r, struct arrival *a)
         return mqd_error_set(MQD_E_INVALID, "no memory for a share group's request (queued.max.request.bytes)");
     make_parts(r, a, job);
     if (is_final)
-        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after the request's acknowledgements */
+        close_session(r, a->session, MQD_SHARE_REQUEST_RELEASE); /* H1: after the acknowledgements were sent */
     mqd_share_schedule(r, job);
     return 0;
 }

@@ -2,7 +2,7 @@
  * the share-partitions of the partitions that it owns (docs/design/share-groups.md).
  *
  *   request.c   turns a frame into a struct mqd_share_job ("job"), with one part for each partition
- *               that the request names
+ *               of the request and of its session
  *   job.c       the steps of a job: acknowledgements, acquiring part by part, waiting, reading,
  *               completion
  *   response.c  encodes the response
@@ -22,7 +22,7 @@
  *   H3  only a leader with its lease serves (S1); a share-partition's state belongs to one leader
  *       epoch.
  *   H4  a request's payload is lent until its response arrives or the owner has died.
- *   H5  an owner counts each session once. A session that it did not count is counted at its next
+ *   H5  an owner counts each session once. If it could not, it does so at the session's next
  *       request. A share-partition without sessions is unloaded.
  * Bounds: jobs are bounded by their connections and held on the heap; sessions by
  * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
@@ -121,12 +121,12 @@ struct mqd_share_job {
     uint64_t member;
     uint64_t session_hash, session_number; /* 0 = none */
     struct mqd_share_part *parts;          /* in order of topic id and index */
-    uint32_t part_count, turn, next;       /* `next`: how many parts this pass has handled */
+    uint32_t part_count, turn, next;       /* a pass begins with part `turn` and has handled `next` parts */
     uint32_t awaits_owner;                 /* a request for records to a part's owner is in flight: 0 or 1 */
     uint32_t acknowledgements;             /* acknowledgements whose outcome is awaited */
     uint32_t records_max, bytes_max;       /* what is left of the request's limits */
     uint32_t records_kept, bytes_kept;     /* reserved for ranks below that of this pass */
-    int32_t rank;                          /* of this pass; -1: it has not begun */
+    int32_t rank;                          /* of this pass; -1: between passes */
     uint8_t ranked;                        /* the parts have different ranks */
     uint32_t bytes_min;
     int32_t lock_ms;
@@ -170,7 +170,8 @@ struct mqd_share_owned {
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
-    /* offset + 1 from which a read-ahead is running, and from which the last one was made */
+    /* the offset + 1 at which the running read-ahead begins, and at which the last completed one
+     * began; 0 = none */
     int64_t warming, warmed;
     struct mqd_share_keys *keys; /* of a large batch; NULL: none */
     uint8_t reads_keys;          /* a thread is reading keys */
@@ -203,8 +204,8 @@ struct mqd_shares {
 
 #define MQD_SHARE_CHUNK_BYTES 65536
 #define MQD_SHARE_BATCHES_PER_RANGE 4096
-#define MQD_SHARE_TOKEN_KEYS                                                                                           \
-    (1ull << 32) /* token flag, with the index of the share-partition: a thread has read its keys */
+/* flag of a token, beside the index of the share-partition: a thread has read its keys */
+#define MQD_SHARE_TOKEN_KEYS (1ull << 32)
 
 /* ---- the interface for the reactor ---- */
 
@@ -221,8 +222,8 @@ void mqd_share_on_state_response(struct mqd_reactor *r, const struct mqd_descrip
 void mqd_share_on_endpoint_died(struct mqd_reactor *r, uint32_t endpoint);
 void mqd_share_on_acceptor_died(struct mqd_reactor *r);
 void mqd_share_on_read_ahead(struct mqd_reactor *r, uint64_t index);
-void mqd_share_pump(
-    struct mqd_reactor *r); /* once a turn, and after every call that gives jobs or owners something to do */
+/* called once a turn, and after every call that gives jobs or owners something to do */
+void mqd_share_pump(struct mqd_reactor *r);
 int64_t mqd_shares_next_ms(const struct mqd_reactor *r);
 void mqd_shares_destroy(struct mqd_reactor *r);
 
@@ -262,10 +263,10 @@ void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 
 /* ---- keys.c ---- */
-/* Sets the records (with their keys) of `count` batches, which begin at `places` in the file, where
- * the state needs the keys and they can be read now; keys of larger compressed batches are read by
- * a thread, which then wakes the slot. Valid until mqd_share_keys_done. Returns 0, or the error of
- * a damaged batch. */
+/* Sets the records (with their keys) of those of `count` batches whose keys the state needs and
+ * which can be read now; keys of larger compressed batches are read by a thread, which then wakes
+ * the slot. `places`: where the batches begin in the file, and where the last one ends. The records
+ * are valid until mqd_share_keys_done. Returns 0, or an error if a batch cannot be read. */
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
                             struct mqd_share_batch *batches, const uint32_t *places, uint32_t count);
 void mqd_share_keys_done(struct mqd_shares *shares);
