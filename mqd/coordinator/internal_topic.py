@@ -21,7 +21,7 @@ class CoordinatorError(Exception):
 
 
 class Source(NamedTuple):
-    """A partition of the internal topic in a state that can be loaded now."""
+    """A partition of the internal topic that can be loaded now, with its current offsets."""
 
     leader_epoch: int
     owner_generation: int
@@ -43,8 +43,8 @@ class Partitions(Protocol):
         """The partition's state. None: it is not served at the moment."""
 
     async def load(self, partition: int, end_offset: int, cores: Cores) -> Loaded:
-        """Reads the log up to `end_offset` in a thread, when its turn comes. Raises OSError, or its
-        subclass TimeoutError if the log directory does not respond.
+        """Reads the log up to `end_offset` in a thread, after earlier loads from its directory.
+        Raises OSError, or its subclass TimeoutError if the log directory does not respond.
         """
 
     async def create(self) -> bool:
@@ -57,7 +57,7 @@ class Partitions(Protocol):
         """Whether this host holds its lease. Checked on each request."""
 
 
-# only a hostile client uses longer names; 65536 of them would take gigabytes
+# only a hostile client uses longer names; a cache full of them would take gigabytes
 NAME_CHARS_CACHED = 256
 
 

@@ -4,9 +4,10 @@ committed offsets are loaded in seconds.
 The records that count are those that compaction would keep: the last plain record of each key, in
 log order, without tombstones. Records of a transaction count from its commit marker on, unless the
 current record for their key was written after them (Kafka compares the offsets of the two in the
-same way). Records without a marker are pending. A pending record that can no longer count keeps its
-key but has no value. If the cores are `in_order` (share-partitions, whose topic is not compacted
-and has no transactions), every record counts, and is replayed when it is read.
+same way). Records without a marker are pending. A pending record that can no longer count is passed
+to its core with its key but without its value. If the cores are `in_order` (share-partitions, whose
+topic is not compacted and has no transactions), every record counts, and is replayed when it is
+read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
@@ -50,8 +51,8 @@ class _State:
         self.plain: dict[bytes, bytes] = {}
         # producer id -> (epoch, key -> (write counter, value))
         self.open: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
-        # The write counter of each record that counts. Kept only while a transaction is open; a
-        # missing key is older than that.
+        # key -> the value of `write_count` when the record that counts was written. Kept only while
+        # a transaction is open; keys last written before that are missing.
         self.written: dict[bytes, int] = {}
         self.write_count = 0
         self.in_order: bool = getattr(cores, "in_order", False)
@@ -61,7 +62,7 @@ class _State:
         if self.loaded.skipped_count <= _NAMED_MAX:
             log.error(text, partition=self.name, **fields)
 
-    def on_plain(self, data: bytes, places: numpy.ndarray, base_position: int) -> None:
+    def on_plain(self, data: bytes, places: numpy.ndarray) -> None:
         plain, discard, in_order = self.plain, self.plain.pop, self.in_order
         starts = places[:, (0, 2)]
         ends = starts + places[:, (1, 3)]
@@ -141,12 +142,12 @@ class _State:
             replay_all(self.loaded.cores, self.plain, self._unreadable)
         else:
             self._replay_each()
-        left = [
+        pending_records = [
             (written, producer_id, epoch, key, value)
             for producer_id, (epoch, pending) in self.open.items()
             for key, (written, value) in pending.items()
         ]
-        for written, producer_id, epoch, key, value in sorted(left, key=lambda one: one[0]):
+        for written, producer_id, epoch, key, value in sorted(pending_records, key=lambda one: one[0]):
             self._replay_pending(producer_id, epoch, key, value if self.written.get(key, -1) < written else None)
 
     def _replay_each(self) -> None:
@@ -246,7 +247,7 @@ def _read_block(
     while True:
         stop, at, next_offset, found = places.walk(data, at, next_offset, end_offset)
         if len(found):
-            state.on_plain(data, found, position)
+            state.on_plain(data, found)
         if stop == WalkStop.END_OFFSET:
             return True, position + at, next_offset
         if stop == WalkStop.OTHER:
@@ -314,12 +315,14 @@ def _skip_damage(
         batch = _header_at(fd, candidate)
         whole = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""
         if batch is not None and whole and crc32c(whole[_CRC_END:]) == batch.crc:
-            return False, candidate, _log_damage(state, base, position, next_offset, min(batch.base_offset, end_offset))
+            end = min(batch.base_offset, end_offset)
+            _log_damage(state, base, position, next_offset, end)
+            return False, candidate, end
     _log_damage(state, base, position, next_offset, end_offset)
     return True, position, next_offset
 
 
-def _log_damage(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> int:
+def _log_damage(state: _State, base: int, position: int, first_offset: int, end_offset: int) -> None:
     state.log_problem(
         "damage in a coordinator's partition; its records are ignored",
         segment=base,
@@ -327,7 +330,6 @@ def _log_damage(state: _State, base: int, position: int, first_offset: int, end_
         first_offset=first_offset,
         end_offset=end_offset,
     )
-    return end_offset
 
 
 def _candidates(fd: int, directory: Path, base: int, position: int) -> Iterator[int]:

@@ -36,7 +36,7 @@ BATCH_BYTES_MAX = 4 << 20  # one batch must fit in one run of the arena
 RECORDS_MAX = 1 << 20  # per batch
 
 log = logging.get("coordinator.log")
-_PRODUCE = struct.Struct(">I")
+_CRC = struct.Struct(">I")
 
 
 class AppendError(Exception):
@@ -266,7 +266,7 @@ def _varint(value: int) -> bytes:
     """Zigzag encoding of a non-negative number."""
     value <<= 1
     if value < 0x80:
-        return _ONE[value]
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -275,7 +275,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-_ONE = [bytes([value]) for value in range(0x80)]
+_ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
 
 def record_size_max(key: bytes, value: bytes | None) -> int:
@@ -322,7 +322,7 @@ def _with_header(
         -1,
         count,
     )
-    return head[:17] + _PRODUCE.pack(crc32c(body, crc32c(head[21:]))) + head[21:] + body
+    return head[:17] + _CRC.pack(crc32c(body, crc32c(head[21:]))) + head[21:] + body
 
 
 _MARKER = struct.Struct(">hi")

@@ -15,10 +15,10 @@ CoreNames = Callable[[Shard], Iterable[str]]  # the cores that an event concerns
 
 
 class Missed(NamedTuple):
-    """An event that the cores must get after the next load: the partition was not loaded when it was
-    posted, or its effects are not written yet. `written`: the shard's `written_count` at which they
-    are written. `names`: the cores that the event concerns. `failed`: cores that do not get it again,
-    because they failed on it.
+    """An event that the cores must get after the next load: the partition was not loaded when the
+    event was posted, or the event's effects are not written yet. `written`: the `written_count` of
+    the shard from which on they are written. `names`: the cores that the event concerns. `failed`:
+    cores that do not get the event again, because they failed on it.
     """
 
     written: int
@@ -71,5 +71,5 @@ def expire(future: asyncio.Future[object]) -> None:
 
 
 def one_core(name: str, _shard: Shard) -> tuple[str, ...]:
-    """The cores that an event for one core concerns."""
+    """The CoreNames of an event that concerns only the core `name`."""
     return (name,)

@@ -21,11 +21,11 @@ Invariants
         partition and hold newer state
     R6  a partition is loaded only when no write of a predecessor on this host is in flight: it
         could be appended after the log was read, and the cores would not know of it
-    R7  an event posted to all reaches every core that it concerns and that does not fail on it:
+    R7  an event posted to all reaches every core that it concerns, unless the core fails on it:
         immediately, or after each reload of its partition before the core answers any request,
         until the core's effects are written. This holds as long as no other host has led the
         partition, even if this host lost its lease or the partition had no leader in between.
-        `after_load` makes up for earlier events
+        `after_load` makes up for events while no coordinator was active
 Bounds: REQUESTS_MAX requests wait in one coordinator; further ones are refused with
 COORDINATOR_NOT_AVAILABLE. MISSED_MAX posted events wait for one partition; the oldest are dropped.
 
@@ -50,7 +50,7 @@ from mqd.protocol.errors import ErrorCode
 
 REQUESTS_MAX = 100_000
 MISSED_MAX = 10_000
-# interval between checks of the partitions: while some are not active (first, later); when all are
+# seconds between checks: while some partitions are not loaded (at first, later), and when all are
 POLL_S, POLL_SLOW_S, POLL_IDLE_S = 0.02, 0.25, 1.0
 FIRST_CHECKS, FIRST_CHECK_S = 1000, 0.005
 LAZY_S = 0.1  # how long lazy Persists wait to be batched with others
@@ -143,8 +143,8 @@ class Coordinator:
         return await asyncio.shield(self._creating)
 
     async def _create(self) -> bool:
-        """Creates the topic and waits, for some seconds at most, until its partitions are loaded: they
-        are empty, and the first clients do not get COORDINATOR_LOAD_IN_PROGRESS.
+        """Creates the topic and waits, for some seconds at most, until its empty partitions are
+        loaded, so that the first clients do not get COORDINATOR_LOAD_IN_PROGRESS.
         """
         if not await self._partitions.create():
             return False
@@ -311,8 +311,8 @@ class Coordinator:
         if state.shard is None:
             raise CoordinatorError(self._absent_error(state))
         if not self._partitions.may_lead():  # R5
-            # The function that carries out effects drops them on an error, and only a load starts
-            # them again (Markers). If the lease has not returned, the next check unloads the shard.
+            # On this error Markers drops its effects, and only a load starts them again. If the
+            # lease has not returned after that load, the shard is unloaded here again.
             if self._carry_out is not None:
                 self._unload(state, int(ErrorCode.NOT_COORDINATOR), "this host has no lease")
             raise CoordinatorError(ErrorCode.NOT_COORDINATOR)
@@ -363,7 +363,7 @@ class Coordinator:
     # -- writing and timers ------------------------------------------------------------------------
 
     def _wake(self, state: PartitionState) -> None:
-        """One write per turn of the event loop: requests of one turn are written together."""
+        """Schedules a write at the end of this turn: requests of one turn are written together."""
         if not self._to_write and self._loop is not None:
             self._turn.call(self._on_turn)
         self._to_write[state] = None

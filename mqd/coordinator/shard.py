@@ -9,8 +9,8 @@ Invariants (check())
     H1  units are written in the order in which their Persists were made; at most one is in flight
     H2  a reply (or another effect) leaves only after every earlier non-lazy Persist of the same
         core is written; replies and effects of one core leave in order
-    H3  a unit has at most one batch without a producer id: so if only some batches of a unit fail,
-        records written together are not separated
+    H3  a unit has at most one batch without a producer id, so that its records without a producer
+        id are written together or not at all, even if other batches of the unit fail
     H4  a core that is_empty and has nothing in flight is dropped with its timers
     H5  a marker ends its producer's open transaction only if the transaction's epoch is the
         marker's or older; a bumped marker (KIP-890) requires an older one. Otherwise it is refused,
@@ -82,8 +82,9 @@ class Batch:
 
 
 class Unit:
-    """`is_due`: a caller waits for it: it has a marker or a Persist that is not lazy. `names`: the cores
-    with records that are not lazy. `waiting`: replies and effects that wait until it is written.
+    """`is_due`: to be written without the delay for lazy Persists: it has a marker or a Persist
+    that is not lazy, or another unit waits behind it. `names`: the cores with records that are not
+    lazy. `waiting`: replies and effects that wait until the unit is written.
     """
 
     __slots__ = ("batches", "waiting", "is_due", "names")
@@ -208,7 +209,7 @@ class Shard:
         self._run(name, entry, entry.core.handle(event, now_ms))
 
     def handle_known(self, name: str, event: object, now_ms: int) -> None:
-        """Like handle(), but ignores an event for a core that no longer exists; used for timers."""
+        """Like handle(), but ignores an event for a core that does not exist."""
         if name in self._entries:
             self.handle(name, event, now_ms)
 
@@ -231,8 +232,8 @@ class Shard:
         on_done: Callable[[int | None], None],
         is_bumped: bool = False,
     ) -> None:
-        """Writes the marker. Every core with pending records of that producer is notified. A unit
-        keeps its order, so earlier Persists stay ahead of the marker (H5).
+        """Writes the marker, unless H5 refuses it, and notifies every core with pending records of
+        that producer. A unit keeps its order, so earlier Persists stay ahead of the marker.
         """
         if producer_epoch < self._epochs.get(producer_id, -1) + is_bumped:
             on_done(int(ErrorCode.INVALID_PRODUCER_EPOCH))

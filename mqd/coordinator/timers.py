@@ -2,9 +2,9 @@
 takes those that are.
 
 Moving a timer to a later time is the usual case (every heartbeat does it) and costs no heap
-operation: when the old entry pops it is pushed again with the new time. Bound: twice as many
+operation: when the old entry pops, it is pushed again with the new time. Bound: twice as many
 entries as armed timers, plus HEAP_SLACK. Disarmed and superseded entries are purged when they
-outnumber the others; clients choose the times, which may be weeks ahead.
+outnumber the others: clients choose the times, so these entries might otherwise stay for weeks.
 """
 
 import heapq

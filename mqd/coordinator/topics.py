@@ -2,8 +2,8 @@
 
 The controller creates them on first need, like any topic: when a client looks up the coordinator of
 its group or transactional id. Their records are flushed before they are acknowledged
-(flush.on.ack), because exactly-once depends on committed offsets and transactions. The topics are
-compacted, never deleted by age or size. The topic of share-partitions is not compacted, because a
+(flush.on.ack), because exactly-once depends on committed offsets and transactions. No records are
+deleted by age or size. The topics are compacted, except that of share-partitions, because a
 snapshot and all updates after it give the state; the share coordinator deletes the records before
 its snapshots (mqd/acceptor/share_pruning.py).
 """
@@ -43,7 +43,7 @@ class InternalTopic(NamedTuple):
         return topic_config | self.cleanup()
 
     def cleanup(self) -> dict[str, str]:
-        """The properties that have the topic compacted, if this broker supports that, or else kept as it is."""
+        """Properties: compaction, if the topic has it and this broker supports it; otherwise unlimited retention."""
         return (
             {"cleanup.policy": "compact"}
             if self.is_compacted and "compact" not in TOPIC["cleanup.policy"].refused

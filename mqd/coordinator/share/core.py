@@ -13,11 +13,11 @@ Invariants (check())
         start offset
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on give the state (`durable()`)
-    P5  with updates since the last snapshot the timer of the next one is armed
-    P6  a read in a newer leader epoch drops the state of records that the log has lost. These are
-        the offsets from the point on where, in the reader's log, the leader epoch of the state
-        ends. Other records get these offsets
-Bounds: RUNS_MAX runs, above which a write that adds some is refused: the snapshot is one record.
+    P5  while there are updates since the last snapshot, the timer for the next one is armed
+    P6  a read in a newer leader epoch drops the state of records that the log has lost: all offsets
+        at or above the end of the state's leader epoch in the reader's log. Other records get these
+        offsets
+Bounds: RUNS_MAX runs. A write that might exceed this is refused, because a snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the
 state of lost records, and skips the records that get their offsets (P6); a start offset that is

@@ -18,7 +18,7 @@ its letters' records (the metadata of a committed offset). One transaction at a 
     WRITING_PROGRESS
                 the progress record, in the same transaction
     COMMITTING  EndTxn
-    ARCHIVING   the owner has been asked to archive them; ends with the owner's WRITE
+    ARCHIVING   the owner has been asked to archive the records; ends with the owner's WRITE
 
 After a failure or fencing it starts again with FENCING after a backoff, without limit. LOADING comes
 after FENCING: in the other order, a writer that was delayed between the two would write letters for

@@ -76,14 +76,14 @@ def letter_records(
 def batches(records: Iterable[Record], batch_bytes_max: int, producer_id: int, producer_epoch: int) -> list[bytes]:
     """Transactional batches without sequence numbers, as coordinators write them."""
     groups: list[list[Record]] = []
-    left = 0
+    bytes_left = 0
     for record in records:
         size = size_max(record)
-        if not groups or size > left:
+        if not groups or size > bytes_left:
             groups.append([])
-            left = batch_bytes_max - BATCH_OVERHEAD_BYTES
+            bytes_left = batch_bytes_max - BATCH_OVERHEAD_BYTES
         groups[-1].append(record)
-        left -= size
+        bytes_left -= size
     return [
         encode_batch(group, producer_id=producer_id, producer_epoch=producer_epoch, is_transactional=True)
         for group in groups

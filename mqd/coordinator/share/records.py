@@ -1,8 +1,8 @@
 """Keys and values of `__share_group_state` in Kafka's format, so that Kafka's tools can read them.
 
     key type   record          one for each
-    0          ShareSnapshot   share-partition: its whole state; a tombstone deletes it
-    1          ShareUpdate     write since the snapshot: the difference
+    0          ShareSnapshot   share-partition; has its whole state; a tombstone deletes it
+    1          ShareUpdate     write since the snapshot; has what the write changed
 
 Both keys are group (string), topic id, partition. The updates of a share-partition are applied, in
 the order of the log, to the last snapshot before them. Source: the record schemas of Kafka's share
@@ -137,7 +137,7 @@ def runs_of(batches: list) -> list[Run]:
 
 
 def epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The leader epochs of a reader's log, and its end as the last one. Raises ValueError."""
+    """(leader epoch, first offset) pairs of a reader's log; the last is (LOG_END, its end). Raises ValueError."""
     for (epoch, start), (next_epoch, next_start) in pairwise(epochs):
         if not (0 <= epoch < next_epoch and 0 <= start <= next_start):
             raise ValueError(f"leader epoch {epoch} begins at {start}, {next_epoch} at {next_start}")

@@ -21,9 +21,9 @@ end assigns the next producer id. Client version 0: the epoch stays; only fencin
 repeated EndTxn or AddPartitionsToTxn of such a client cannot be distinguished from one of its next
 transaction. A repeated Produce can, because it is verified.
 
-Fencing (a second InitProducerId, a timeout, an administrator) bumps the epoch by two. The retry of
-an EndTxn is recognized by the epoch before the current one, and a fenced producer must not be
-mistaken for it.
+Fencing (a second InitProducerId, a timeout, an administrator) bumps the epoch by two: the retry of
+an EndTxn is recognized by the epoch before the current one, and an EndTxn of a fenced producer must
+not be mistaken for such a retry.
 
 Invariants (check() asserts those of one state; the simulator those across transitions)
     T1  a transaction has partitions exactly in Ongoing and the two Prepare states; an abort without
@@ -33,8 +33,8 @@ Invariants (check() asserts those of one state; the simulator those across trans
     T3  epoch 32767 is never sent to a client: it is reserved for fencing the producer with 32766
     T4  an EndTransaction of version 2 changes only the transaction of its own epoch; a repetition
         gets the same response until the epoch changes again
-    T5  WriteMarkers comes only after the Persist of its Prepare record; Complete only after
-        MarkersWritten with its attempt
+    T5  WriteMarkers comes only after the Persist of its Prepare record; the Complete record only
+        after MarkersWritten with the attempt of the last WriteMarkers
     T6  every request is answered exactly once: immediately, when the markers are written, or when
         its time in the waiting list is over
     T7  requests wait only in a Prepare state
@@ -77,7 +77,7 @@ class Transaction(TransactionState):
 
     def on_loaded(self, now_ms: int) -> list[Action]:
         """The clock may have been ahead when the log was written. A start time in the future is
-        moved back to now, or the transaction would stay open until then (T9).
+        moved back to now; otherwise the transaction would outlive its timeout (T9).
         """
         self.start_ms, self.last_update_ms = min(self.start_ms, now_ms), min(self.last_update_ms, now_ms)
         actions: list[Action] = []
@@ -304,7 +304,7 @@ class Transaction(TransactionState):
         return NONE
 
     def _fence(self, now_ms: int, actions: list[Action], last_epoch: int = -1) -> None:
-        """Aborts the ongoing transaction without its producer."""
+        """Aborts the ongoing transaction without its producer's request, and fences the producer."""
         self.producer_epoch = min(self.producer_epoch + 2, EPOCH_MAX)
         self.last_producer_epoch = last_epoch
         self.client_version = VERSION_2
@@ -388,8 +388,8 @@ class Transaction(TransactionState):
         self._held.append(Held(now_ms + wait_ms, event))
 
     def _give_up(self, event: events.Request, actions: list[Action]) -> None:
-        """The markers take too long. An end is already decided and is answered; other requests must
-        be retried.
+        """The markers take too long, or too many requests wait. An end is already decided and is
+        answered; other requests must be retried.
         """
         if type(event) is events.EndTransaction:
             is_end = event.client_version < VERSION_2 or self._is_ended(event.producer_id, event.producer_epoch)

@@ -24,7 +24,7 @@ written twice.
 
 Invariants (check() asserts those of one state; tests/sim/coordinator/test_joint_sim.py those across
 transitions)
-    J1  committed_batch_id only rises, with the same record that decides the commit; an Enlist of a
+    J1  committed_batch_id only rises, and only in the record that decides a commit; an Enlist of a
         batch that is not above it gets no producer id
     J2  there is one open transaction at a time, of one batch and one run; a commit names only
         children of that transaction
@@ -85,7 +85,7 @@ class JointTransaction(JointState):
         return actions
 
     def on_loaded(self, now_ms: int) -> list[Action]:
-        """Writers could not reach this coordinator before: the timeout restarts."""
+        """The timeout restarts: before the load, writers could not reach this coordinator."""
         self.start_ms, self.last_update_ms, self._seen_ms = (
             min(self.start_ms, now_ms),
             min(self.last_update_ms, now_ms),
@@ -227,7 +227,7 @@ class JointTransaction(JointState):
         )
 
     def _abort(self, event: events.EndJoint, now_ms: int, actions: list[Action]) -> JointResponse | None:
-        """A run that aborts is over, but its tasks may outlive it: one that enlisted now would
+        """A run that aborts is over, but its tasks may outlive it: a task that enlisted now would
         begin a transaction that is never ended (J5). Aborting a transaction that does not exist
         succeeds immediately.
         """
@@ -371,19 +371,17 @@ class JointTransaction(JointState):
         wait.
         """
         if len(self._held) >= HELD_MAX:
-            return self._late_response(event)
+            return self._response_without_markers(event)
         wait_ms = self._settings.response_ms if type(event) is events.EndJoint else self._settings.hold_ms
         self._held.append(Held(now_ms + wait_ms, event))
         return None
 
-    def _late_response(self, event: events.Request) -> JointResponse:
-        """The markers take too long. An end is already decided and is answered; other requests must
-        be retried.
+    def _response_without_markers(self, event: events.Request) -> JointResponse:
+        """The markers take too long, or too many requests wait. An end is already decided and is
+        answered; other requests must be retried.
         """
         is_decided = type(event) is events.EndJoint and (
-            event.batch_id <= self.committed_batch_id
-            if event.committed
-            else self.state == State.PREPARE_ABORT and not event.committed
+            event.batch_id <= self.committed_batch_id if event.committed else self.state == State.PREPARE_ABORT
         )
         return self._response(NONE if is_decided else CONCURRENT)
 
@@ -392,7 +390,7 @@ class JointTransaction(JointState):
         late = [held.event for held in self._held if held.until_ms <= now_ms]
         self._held = [held for held in self._held if held.until_ms > now_ms]
         for waiting in late:
-            response = self._late_response(waiting)
+            response = self._response_without_markers(waiting)
             actions.append(
                 Reply(waiting.request, response.error if type(waiting) is events.AbortByAdministrator else response)
             )

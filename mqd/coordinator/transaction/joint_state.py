@@ -19,7 +19,7 @@ IN_PROGRESS = PREPARING | {State.ONGOING}
 
 
 class JointState:
-    """`serial` 0: this id is unknown."""
+    """`serial` 0: the transactional id is unknown."""
 
     __slots__ = (
         "_active",

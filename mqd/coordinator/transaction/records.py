@@ -88,7 +88,7 @@ def decode_key(key: bytes) -> str | None:
 
 
 def encode_partitions(partitions: tuple[Partition, ...]) -> bytes:
-    """The array in a value. The core keeps it, because the same partitions are written twice."""
+    """The array in a value. The core keeps the result: it writes the same partitions twice."""
     by_topic: dict[str, list[int]] = {}
     for topic, index in partitions:
         by_topic.setdefault(topic, []).append(index)

@@ -39,7 +39,7 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class TransactionState:
-    """`producer_id` -1: this id is unknown."""
+    """`producer_id` -1: the transactional id is unknown."""
 
     __slots__ = (
         "_armed_ms",

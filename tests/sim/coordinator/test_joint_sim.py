@@ -157,9 +157,9 @@ class ForgetsWaiting(JointTransaction):
 
 
 class AnswersTwice(JointTransaction):
-    def _late_response(self, event):
+    def _response_without_markers(self, event):
         self._held.append(Held(1 << 40, event))
-        return super()._late_response(event)
+        return super()._response_without_markers(event)
 
 
 class SharesAChild(JointTransaction):

@@ -9,7 +9,7 @@ from mqd.protocol.messages import StreamsGroupHeartbeatRequest, StreamsGroupHear
 
 
 class StreamsHeartbeat(msgspec.Struct, frozen=True, gc=False):
-    """The handler checks everything that needs no state. Answered with a StreamsHeartbeatOutcome."""
+    """The request handler has checked what needs no state. Answered with a StreamsHeartbeatOutcome."""
 
     request: int
     client_id: str

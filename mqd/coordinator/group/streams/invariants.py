@@ -47,11 +47,11 @@ def _check_epochs(group: StreamsGroup) -> None:
 def _check_target(group: StreamsGroup) -> None:
     assert group.target.keys() <= group.members.keys(), "T4"
     if group.epoch == group.assignment_epoch and group.configured.task_counts and not group.needs_new_epoch:
-        every = sorted(
+        all_tasks = sorted(
             (name, partition) for name, count in group.configured.task_counts.items() for partition in range(count)
         )
         active = sorted(task for tasks in group.target.values() for task in each(tasks.active))
-        assert not group.members or active == every, f"T4: {active} of {every}"
+        assert not group.members or active == all_tasks, f"T4: {active} of {all_tasks}"
     for name, member in group.members.items():
         current = member.current
         assert (current.state == UNREVOKED) != current.revoking.is_empty, "T5"

@@ -6,7 +6,7 @@
                 at the target's epoch
     UNRELEASED  the tasks are free -> STABLE
 
-The numbers are those of Kafka's records.
+The numbers of the states are those in Kafka's records.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _previous(current: Current, epoch: int) -> int:
 
 
 def _free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
-    """(the tasks that no other member holds, whether others hold some)."""
+    """(the requested tasks that no other member holds, whether others hold the rest)."""
     found = [
         task_set(
             [

@@ -41,7 +41,7 @@ def problem_of(message: StreamsGroupHeartbeatRequest) -> str | None:
     roles = (message.active_tasks, message.standby_tasks, message.warmup_tasks)
     if any(role is None for role in roles) and any(role is not None for role in roles):
         return "If one task-type is non-null, all must be non-null."
-    return _too_long_message(message)
+    return _problem_of_size(message)
 
 
 def _problem_of_joining(message: StreamsGroupHeartbeatRequest) -> str | None:
@@ -58,10 +58,10 @@ def _problem_of_joining(message: StreamsGroupHeartbeatRequest) -> str | None:
         return "The epoch of the topology cannot be negative."
     if any(one.source_topic_regex for one in message.topology.subtopologies):
         return "Regular expressions for source topics are not supported yet."
-    return _too_long_message(message)
+    return _problem_of_size(message)
 
 
-def _too_long_message(message: StreamsGroupHeartbeatRequest) -> str | None:
+def _problem_of_size(message: StreamsGroupHeartbeatRequest) -> str | None:
     """Why the names do not fit into a record's strings (32,767 bytes) or a batch; None: they do."""
     texts = [message.group_id, message.member_id, message.rack_id or "", message.process_id or ""]
     for tag in message.client_tags or ():

@@ -62,9 +62,9 @@ def contains(whole: Tasks, part: Tasks) -> bool:
 
 
 class Holders:
-    """Maps each task to the member that holds it, until the member has released it. One member at
-    most has a task as active. Within a process one member at most has it, in any role, because the
-    members of a process share a state directory.
+    """Maps each task to the member that holds it, until the member has released it. At most one
+    member has a task as active. Within a process at most one member has it, in any role, because
+    the members of a process share a state directory.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 MISSING_SOURCE_TOPICS, INCORRECTLY_PARTITIONED_TOPICS, MISSING_INTERNAL_TOPICS = 1, 2, 3
 CountOf = Callable[[str], int | None]  # a topic's partitions; None: it does not exist
-NAMED_MAX = 10  # names of topics in a status
+NAMED_MAX = 10  # topics that a status names
 
 
 class InternalTopic(msgspec.Struct, frozen=True):
@@ -168,7 +168,7 @@ def _sorted_indexes(names: list[str]) -> dict[int, int]:
 def configure(topology: Topology, existing: CountOf) -> Configured:
     """Raises InvalidTopology."""
     counts = _fixed_counts(topology)
-    _require_sinks(topology, counts)
+    _require_computable_counts(topology, counts)
     sources = {name for one in topology.subtopologies for name in one.source_topics}
     missing = sorted(name for name in sources if existing(name) is None)
     if missing:
@@ -177,7 +177,7 @@ def configure(topology: Topology, existing: CountOf) -> Configured:
     def count_of(name: str) -> int | None:
         return counts.get(name) or existing(name)
 
-    _derive(topology, counts, existing)
+    _derive_counts(topology, counts, existing)
     try:
         for one in topology.subtopologies:
             for group in one.copartition_groups:
@@ -211,7 +211,7 @@ def _uncounted_topics(topology: Topology, counts: Mapping[str, int]) -> set[str]
     }
 
 
-def _require_sinks(topology: Topology, fixed: Mapping[str, int]) -> None:
+def _require_computable_counts(topology: Topology, fixed: Mapping[str, int]) -> None:
     sinks = {name for one in topology.subtopologies for name in one.repartition_sinks}
     for name in sorted(_uncounted_topics(topology, fixed)):
         if name not in sinks:
@@ -239,7 +239,7 @@ def _writers_known(topology: Topology, name: str, solved: set[str]) -> bool:
     )
 
 
-def _derive(topology: Topology, counts: dict[str, int], existing: CountOf) -> None:
+def _derive_counts(topology: Topology, counts: dict[str, int], existing: CountOf) -> None:
     while rest := _uncounted_topics(topology, counts):
         for name in sorted(rest):
             if _writers_known(topology, name, set(counts)):
