@@ -23,7 +23,7 @@ log = logging.get("keeper")
 
 
 class Process(msgspec.Struct):
-    """One role and index of the broker, across all its processes."""
+    """One role and index of the broker; each restart fills it with a new process."""
 
     name: str
     role: str
@@ -39,7 +39,7 @@ class Process(msgspec.Struct):
     restart_count: int = -1  # the first start is not a restart
     generation: int = 0
     notices: deque[Any] = msgspec.field(default_factory=deque)  # not yet accepted by the socket
-    answered_s: float = 0.0  # of time.monotonic(): its last response to a Probe
+    answered_s: float = 0.0  # time.monotonic() of its last response to a Probe
     probed: bool = False  # a Probe is in flight: no further one is sent
     deaths: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=8))
 
@@ -52,7 +52,7 @@ class BrokerState:
         self.settings = settings
         self.resources = resources
         self.supervisor_pid = supervisor_pid
-        # False: supervisord also runs other programs; the broker does not count or stop it
+        # False: supervisord also runs other programs; the broker neither lists nor stops it
         self.supervisor_is_own = supervisor_is_own
         self.started_ms = now_ms()
         workers = [Process(f"mqd-worker-{index}", "worker", index, index) for index in range(settings.worker_count)]

@@ -33,7 +33,7 @@ _LATER_IMPORTS = (
 # variables for tests, which the native library reads when it is loaded
 _READ_AT_LOAD = frozenset({"MQD_FILE_JOURNAL", "MQD_FILE_FAULTS"})
 _PR_SET_NAME = 15
-# fields of /proc/self/stat, counted after the name: the start address; the end address is the next field
+# fields of /proc/self/stat, counted after the name: start addresses; each end is in the next field
 _ARGUMENTS_AT, _ENVIRONMENT_AT = 45, 47
 
 
@@ -94,8 +94,8 @@ def become(argv: Sequence[str], environment: Mapping[str, str], main: Callable[[
 
 
 def _set_title(argv: Sequence[str]) -> None:
-    """Sets /proc/PID/cmdline and comm. Removes the environment with which the parent was
-    executed from /proc/PID/environ: it may have secrets that the parent has removed from its own.
+    """Sets /proc/PID/cmdline and comm. Clears /proc/PID/environ, which still shows the environment
+    that the parent was started with: it may have secrets that the parent has removed since.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     begin, end = map(int, fields[_ARGUMENTS_AT : _ARGUMENTS_AT + 2])

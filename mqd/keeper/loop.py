@@ -9,8 +9,8 @@ does nothing else, to minimize its own risk of dying.
 3. A process gets the same descriptors as its predecessor of that role and index.
 4. The keeper never blocks on a peer. A process that leaves NOTICE_COUNT_MAX notices unread is
    killed; at most TOOL_COUNT_MAX tools are connected at a time.
-5. It serves no client. When all processes that act as the broker have ended and the other hosts
-   were notified (proof.py), it rejects new connections until an acceptor is back.
+5. The keeper serves no client. When all processes that act as the broker have ended and the other
+   hosts were notified (proof.py), it rejects new connections until an acceptor is back.
 
 One thread, one epoll. Time comes from the monotonic clock; there is no periodic work.
 """
@@ -83,7 +83,7 @@ class Keeper(BrokerState):
     def __init__(self, settings: Settings, resources: Resources, supervisor_pid: int, supervisor_is_own: bool = True):
         super().__init__(settings, resources, supervisor_pid, supervisor_is_own)
         self._selector = selectors.DefaultSelector()
-        # connections that are not (yet) a process; oldest first
+        # connections of tools, and of processes not yet welcomed; oldest first
         self._tools: dict[socket.socket, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_count = 0
@@ -203,13 +203,13 @@ class Keeper(BrokerState):
         except OSError:
             packet = b""
         if not packet:
-            self._on_end(connection, process)
+            self._on_disconnect(connection, process)
             return
         try:
             message = _decode(packet)
         except msgspec.DecodeError as error:
             log.warning("a packet on the keeper's socket is malformed", pid=peer_pid(connection)[0], error=str(error))
-            self._on_end(connection, process)
+            self._on_disconnect(connection, process)
             return
         if isinstance(message, Ready):
             if process is not None:
@@ -247,7 +247,7 @@ class Keeper(BrokerState):
             )
             return False
 
-    def _on_end(self, connection: socket.socket, process: Process | None) -> None:
+    def _on_disconnect(self, connection: socket.socket, process: Process | None) -> None:
         if process is None:
             self._drop_tool(connection)
             return
@@ -368,10 +368,12 @@ class Keeper(BrokerState):
     def _make_welcome(self, process: Process) -> tuple[Welcome, list[int]]:
         made = self.resources
         handoffs, listeners, lock_fds, local = [], [], [], []
-        cluster: list[socket.socket] = []
-        between = made.cluster
-        if between is not None and process.role != "worker":
-            cluster = [between.controller, between.gossip] if process.role == "controller" else [between.inter_broker]
+        cluster_sockets: list[socket.socket] = []
+        cluster = made.cluster
+        if cluster is not None and process.role == "controller":
+            cluster_sockets = [cluster.controller, cluster.gossip]
+        elif cluster is not None and process.role == "acceptor":
+            cluster_sockets = [cluster.inter_broker]
         if process.role == "worker":
             handoffs, lock_fds = [made.handoffs[process.index][1]], made.lock_fds
         elif process.role == "acceptor":
@@ -393,13 +395,13 @@ class Keeper(BrokerState):
             lock_count=len(lock_fds),
             segment_count=len(made.segment_fds),
             local_listener_count=len(local),
-            cluster_socket_count=len(cluster),
-            controller_listener=between.controller_advertised if between is not None else None,
-            inter_broker_listener=between.inter_broker_advertised if between is not None else None,
+            cluster_socket_count=len(cluster_sockets),
+            controller_listener=cluster.controller_advertised if cluster is not None else None,
+            inter_broker_listener=cluster.inter_broker_advertised if cluster is not None else None,
             config=self.settings.config,
             tls_secret=self._tls_secret if process.role == "worker" else b"",
         )
-        sockets = (*handoffs, *listeners), (*local, *cluster)
+        sockets = (*handoffs, *listeners), (*local, *cluster_sockets)
         return message, [
             *made.eventfds,
             *(one.fileno() for one in sockets[0]),
@@ -479,9 +481,10 @@ class Keeper(BrokerState):
             self._set_refusing(True)
 
     def _set_refusing(self, refuse: bool, repeat: bool = False) -> None:
-        """Starts or stops refusing connections, which is done from the end of all processes until an
-        acceptor is back. Other hosts lead this host's partitions then: a client whose connection the
-        kernel accepts but no process answers would wait, while a refused one tries another host.
+        """Starts or stops refusing connections. They are refused from the end of all processes until
+        an acceptor is back: other hosts then lead this host's partitions, and a client whose
+        connection the kernel accepts but no process answers would wait, while a refused one tries
+        another host. `repeat`: even if nothing changes, because a listener was paused.
         """
         if refuse == self._is_refusing and not repeat:
             return

@@ -39,7 +39,7 @@ class Resources(msgspec.Struct):
     control_lock: int  # shows other brokers that this one is alive
     control_name: str
     arena_bytes: list[int]  # by endpoint
-    segment_fds: list[int]  # in the order of Welcome.segment_count
+    segment_fds: list[int]  # in the order described at Welcome.segment_count
 
     @property
     def endpoint_count(self) -> int:
@@ -97,8 +97,8 @@ def _make_segments(
     base: str, settings: Settings, generation: int, arenas: dict[str, tuple[int, int]]
 ) -> tuple[native.Control, int, list[int]]:
     """Creates all segments. Returns the control segment, the descriptor of its flock, and the
-    descriptors for other processes. `arenas`: name -> (reserved bytes, total bytes). On
-    SegmentError none is left.
+    descriptors for other processes. `arenas`: name -> (reserved bytes, total bytes). On an
+    error no segment is left.
     """
     segments.clean(base)
     try:

@@ -3,9 +3,9 @@ supervisord, from the environment.
 
     MQD_DATA_DIR       the data directory
     MQD_CONFIG         a properties file (optional)
-    MQD_WORKERS        how many workers supervisord starts (both must have the same number)
-    MQD_RUN_RESOLVED   the result of `mqd up` from file, environment and command line; the others
-                       are then ignored
+    MQD_WORKERS        how many workers supervisord starts; the keeper must have the same number
+    MQD_RUN_RESOLVED   the file in which `mqd up` has saved the resolved properties; MQD_CONFIG and
+                       MQD_WORKERS are then ignored
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mqd.base.paths import Layout, default_data_dir, layout
 _NOT_PROPERTIES = ("MQD_WORKERS", "MQD_PYTHON", "MQD_RUN_", "MQD_FILE_")
 # acceptor and controller: for responses and control records, not record traffic
 CONTROL_ARENA_BYTES = 8 << 20
-_CLIENTS_OWN = "MQD_SOCKET"  # for clients on this host (mqd/shm/rendezvous.py)
+_CLIENT_VARIABLE = "MQD_SOCKET"  # for clients on this host (mqd/shm/rendezvous.py)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def properties_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if not name.startswith(_NOT_PROPERTIES) and name != _CLIENTS_OWN
+        if not name.startswith(_NOT_PROPERTIES) and name != _CLIENT_VARIABLE
     }
 
 
@@ -90,7 +90,7 @@ def _default_worker_count(config: dict[str, str], places: Layout) -> int:
 
 
 def save(settings: Settings) -> None:
-    """Writes the file for the keeper that `mqd up` is about to start, which removes it. Raises OSError."""
+    """Writes the file for the keeper that `mqd up` is about to start; the keeper removes it. Raises OSError."""
     temporary = settings.places.resolved_config.with_suffix(".new")
     temporary.unlink(missing_ok=True)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,5 +1,5 @@
-"""The sockets that outlive every other process of the broker: client listeners, the keeper's
-socket, and the hand-off sockets.
+"""The sockets that the keeper opens, so that they outlive every other process of the broker:
+listeners for clients and for other hosts, the keeper's socket, and the hand-off sockets.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def listen(
 
 
 def _do_not_pace(listener: socket.socket) -> None:
-    """BBR, if it is the host's default, paces: a timer for every 64 KiB, which doubles the CPU cost
-    of a fetch over loopback without any benefit. Connections inherit the listener's algorithm; one
-    that began with BBR is paced forever, whatever is set later (sk_pacing_status), so it is set
-    here and not after accept.
+    """If the host's default is BBR, it paces with a timer for every 64 KiB, which doubles the CPU
+    cost of a fetch over loopback without any benefit. Connections inherit the listener's algorithm;
+    one that began with BBR is paced forever, whatever is set later (sk_pacing_status), so the
+    algorithm is set here and not after accept.
     """
     for algorithm in (b"cubic", b"reno"):
         try:
