@@ -134,8 +134,8 @@ def walk(fd: int, position: int, end_position: int) -> Iterator[BatchInfo]:
 
 
 def first_timestamp_ms(path: Path) -> int:
-    """The first timestamp of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty or
-    unreadable. Raises OSError, except for a segment that is gone.
+    """The newest timestamp of a segment's first batch (Kafka's rollingBasedTimestamp); -1 = empty
+    or unreadable. Raises OSError, except for a segment that is gone.
     """
     try:
         with open(path, "rb") as file:

@@ -8,8 +8,8 @@ The work is implemented in native/log/compaction/compact.h and driven by mqd/wor
 L1  only whole segments that are below the last stable offset, the high watermark's segment and the
     flushed end are compacted; never the active one.
 L2  a segment with a record younger than min.compaction.lag.ms waits, and so do all later ones.
-L3  everything from the log start on is rewritten, and the dirty part determines the outdated
-    records: the clean part therefore stays clean.
+L3  everything from the log start on is rewritten. A record is outdated if the dirty part has a
+    later one with its key: the clean part therefore stays clean.
 L4  the first dirty offset only ever rises, and only after all groups are in place.
 
 Rules are Kafka's (LogCleanerManager): the dirtiest log first, if the dirty bytes exceed
@@ -60,8 +60,8 @@ class LogOffsets(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """`bases`: the segments to clean, from the log's first one, followed by all others up to the
-    high watermark's.
+    """`bases`: the base offsets of all segments from the log's first to the high watermark's. The
+    first `clean_count` of them are to be cleaned.
     """
 
     bases: tuple[int, ...]

@@ -9,8 +9,8 @@ D2  any other directory of that name is moved aside to TOPIC-PARTITION.UUID-stra
     never deleted automatically.
 D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and the
     next start recognizes the remains after a crash.
-D4  a partition with records according to a checkpoint never restarts at offset 0, because its
-    offsets would be assigned twice: it is not served without its partition.metadata, nor, as the
+D4  a partition that has records according to a checkpoint never restarts at offset 0: its
+    offsets would be assigned twice. It is not served without its partition.metadata, nor, as the
     only replica, without its directory. One of several replicas starts empty, and the caller marks
     it as shortened.
 

@@ -156,7 +156,7 @@ def _verify_batch(path: Path, batch: BatchInfo, report: SegmentReport, deep: boo
 
 
 def _report_tail(path: Path, size: int, report: SegmentReport) -> None:
-    """Reports the bytes after a walk that ended before the file did: at a truncated batch, or at zeroes."""
+    """Reports the bytes after the last complete batch: a truncated batch, or zeroes."""
     left = size - report.valid_bytes
     with open(path, "rb") as file:
         data = os.pread(file.fileno(), HEADER_BYTES, report.valid_bytes)

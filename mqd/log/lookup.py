@@ -163,16 +163,16 @@ def _timestamp_from(directory: Path, offset: int, log_start_offset: int, high_wa
 
 def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tuple[int, list[Record]]:
     found: list[Record] = []
-    left, searched, end = bytes_max, 0, offsets[-1] + 1
+    bytes_left, searched, end = bytes_max, 0, offsets[-1] + 1
     for base in _bases(directory, offsets[0], end):
         with _Reader(directory, base) as reader:
             for batch in reader.batches(offsets[searched], end):
-                if left <= 0:
+                if bytes_left <= 0:
                     return searched, found
                 inside = {offset for offset in offsets[searched:] if offset <= batch.last_offset}
                 searched += len(inside)
                 if any(offset >= batch.base_offset for offset in inside):
-                    left -= batch.size_bytes
+                    bytes_left -= batch.size_bytes
                     found += [record for record in reader.records(batch) if record.offset in inside]
                 if searched == len(offsets):
                     return searched, found
@@ -297,8 +297,8 @@ def read_leader_epochs(directory: str | os.PathLike[str]) -> list[tuple[int, int
 
 
 def epoch_end_offset(epochs: list[tuple[int, int]], leader_epoch: int, log_end_offset: int) -> EpochEnd:
-    """The largest epoch not above `leader_epoch` and its end offset. UNKNOWN_EPOCH: the log has
-    no such epoch (including future epochs).
+    """The largest epoch not above `leader_epoch` (if there is none, `leader_epoch` itself), and its
+    end offset. UNKNOWN_EPOCH: `leader_epoch` is negative or above all epochs of the log.
     """
     if leader_epoch < 0 or not epochs or leader_epoch > epochs[-1][0]:
         return UNKNOWN_EPOCH

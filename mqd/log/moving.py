@@ -6,13 +6,13 @@ and how a copy catches up with its source.
                                           until the source is deleted
 
 V1  the metadata alone decides which of two directories is valid. While it names the source, a
-    directory with MARKER elsewhere is a copy that was never valid: deleted. When it names the
-    directory with MARKER, another directory of that name is the old copy: deleted. A directory not
-    involved in a move is never deleted.
+    directory with MARKER elsewhere is a copy that was never valid, and is deleted. When it names
+    the directory with MARKER, another directory of that name is the old copy, and is deleted. A
+    directory not involved in a move is never deleted.
 V2  a copy gets its final name, and so its MARKER, only when all of its files are as long as the
     source's and flushed.
-V3  MARKER holds the log start, because the checkpoint with it is in the source's log directory.
-    MARKER is removed only when the target's checkpoint has it.
+V3  MARKER holds the log start, because the checkpoint that has it is in the source's log directory.
+    MARKER is removed only when the checkpoint in the target's log directory has the log start.
 
 Bytes below a published position never change, so a log that is being written is repeatedly copied
 up to there. Files that were replaced or rewritten since (another inode, size or time) are copied
@@ -73,7 +73,7 @@ def is_marked(path: Path) -> bool:
 
 
 def marked_log_start(path: Path) -> int:
-    """V3. 0: unknown."""
+    """The log start in MARKER (V3). 0: unknown."""
     try:
         match = _LOG_START.search((path / MARKER).read_bytes())
     except FileNotFoundError:
@@ -94,7 +94,7 @@ class Copy:
         # closed files of the source, at the time of their copying
         self._seen: dict[str, Fingerprint] = {}
         self._held: dict[str, int] = {}  # descriptors of logs copied while they were being written
-        self._copied: dict[str, int] = {}  # bytes copied of each
+        self._copied: dict[str, int] = {}  # bytes copied of each file
         self.copied_bytes = 0
 
     def begin(self) -> None:
@@ -191,7 +191,7 @@ class Copy:
                     self._copied[name] = done
                     self.copied_bytes += step
                     yield step
-                # immediately: finish(), while the partition is closed, must not wait for this data
+                # now, so that finish(), when the partition is closed, need not wait for this data
                 os.fdatasync(target.fileno())
             self._copied[name] = done
             if limit is None:

@@ -2,8 +2,8 @@
 
 The broker passes records through undecoded, so a network peer chose these bytes: every length is
 checked against the available bytes, and decompression stops at DECOMPRESSED_BYTES_MAX. Unlike a
-client, it also accepts header keys that are not UTF-8, and offsets that the header of the batch does
-not allow.
+client, this module also accepts header keys that are not UTF-8, and offsets that the header of the
+batch does not allow.
 """
 
 import contextlib

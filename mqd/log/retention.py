@@ -27,7 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 class RetentionPolicy(msgspec.Struct, frozen=True):
     retention_ms: int  # < 0 = never
     retention_bytes: int  # < 0 = no limit
-    # an active segment with a first record older than this is rolled; includes the jitter
+    # an active segment with a first batch older than this is rolled; includes the jitter
     segment_ms: int
     delete: bool = True  # cleanup.policy has `delete`
 
@@ -74,7 +74,7 @@ def decide(
     high_watermark: int,
     active_first_timestamp_ms: int = -1,
 ) -> Decision:
-    """`segments`: ascending, the active one last. `active_first_timestamp_ms`: of the first record
+    """`segments`: ascending, the active one last. `active_first_timestamp_ms`: of the first batch
     of the active segment; -1 = unknown or empty.
     """
     if not segments:

@@ -68,7 +68,7 @@ def plan(section: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms
 
 
 def header_sections(records: bytes, count: int) -> Iterator[tuple[int, bytes]]:
-    """The timestamp delta and the headers of each record of a batch, decompressed and found valid."""
+    """The timestamp delta and the headers of each record. `records`: of a batch, decompressed and validated."""
     position = 0
     for _ in range(count):
         size, position = read_varint(records, position)

@@ -77,9 +77,9 @@ class TimestampCache:
     """Cache of the newest timestamp per segment: sealed segments never change, and of the active
     one only appended data is read again.
 
-    Only one thread at a time uses a directory. Any other may `forget` it concurrently; results of
-    the first thread after that are not kept. Bound: one small entry per segment file of the owned
-    partitions; `forget` drops them.
+    Only one thread at a time uses a directory. Any other may `forget` it concurrently; a result
+    that the first thread is computing meanwhile is not kept. Bound: one small entry per segment
+    file of the owned partitions; `forget` drops them.
     """
 
     def __init__(self, scan: ScanMaxTimestamp):
