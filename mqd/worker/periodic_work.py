@@ -1,11 +1,11 @@
 """Ticks for the periodic work of a worker. They pause while its reactor is idle: nothing is
-connected, nothing is to be flushed (native/server/api.h:mqd_reactor_is_idle). An idle worker then
-sleeps for IDLE_S.
+connected, nothing is to be flushed (native/server/api.h:mqd_reactor_is_idle). The ticks of an idle
+worker are IDLE_S apart.
 
     async for _ in periodic_work.ticks(1.0):
         work()
 
-The work runs at least once after the reactor has become idle, so that it sees the last change, and
+The work runs at least once after the reactor has become idle, to see the last change. It runs again
 as soon as the reactor resumes. Concurrency: the event loop's thread.
 """
 
@@ -57,7 +57,7 @@ class Pace:
     def __init__(self, periodic_work: PeriodicWork, is_needed: Callable[[], bool] = never):
         self._periodic_work = periodic_work
         self._is_needed = is_needed
-        self._seen = -1  # the reactor's resumed_count at the last call, if it was idle then; otherwise -1
+        self._seen = -1  # resumed_count at the last call, if the reactor was idle then; otherwise -1
 
     def seconds(self, period_s: float) -> float:
         seen, self._seen = self._seen, -1

@@ -8,7 +8,7 @@ when they end.
         another address or epoch of the leader -> connect immediately
 
 A route is a worker of a leader's host in one lane. In-sync replicas, replicas that catch up, and
-throttled ones use different connections, so that no lane delays an earlier one. Routes to other
+throttled ones use different connections, so that no lane delays a more urgent one. Routes to other
 hosts that may become leaders of partitions replicated here are opened in advance: after a failover
 the new leader's acknowledgements wait for its followers, which would otherwise have to connect
 first. There is at most one such spare route for each worker of each other host; it is idle until
@@ -133,9 +133,9 @@ class Replication:
         self._credentials = credentials
         self._identity: Identity | None = None
         self._connections: dict[Route, _Connection] = {}
-        self._ended: dict[int, str] = {}  # tokens whose end was reported before their start
+        self._ended: dict[int, str] = {}  # token -> reason, of connections that ended before their token was known
         self._rate = 0
-        self._removals: set[asyncio.Task[None]] = set()
+        self._command_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.replication")
 
     # -- wanted routes ------------------------------------------------------------------------------
@@ -181,8 +181,8 @@ class Replication:
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._removals.add(task)
-        task.add_done_callback(self._removals.discard)
+        self._command_tasks.add(task)
+        task.add_done_callback(self._command_tasks.discard)
 
     async def _run(self, command: Any, *arguments: Any) -> None:
         try:
@@ -207,14 +207,14 @@ class Replication:
     async def close(self) -> None:
         tasks = [connection.task for connection in self._connections.values() if connection.task is not None]
         self._connections.clear()
-        for task in [*tasks, *self._removals]:
+        for task in [*tasks, *self._command_tasks]:
             task.cancel()
-        await asyncio.gather(*tasks, *self._removals, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._command_tasks, return_exceptions=True)
 
     # -- one route ----------------------------------------------------------------------------------
 
     async def _maintain_connection(self, route: Route, connection: _Connection) -> None:
-        """Runs until cancelled."""
+        """Keeps the route connected, until cancelled."""
         backoff_s, reason, loop = BACKOFF_S_MIN, "", asyncio.get_running_loop()
         while True:
             connection.changed.clear()
@@ -233,7 +233,7 @@ class Replication:
                         reason=text,
                     )
                 reason = text
-            except Exception as error:  # after a bug too, the replica must not remain without a connection
+            except Exception as error:  # not even a bug may leave the replica without a connection
                 if repr(error) != reason:
                     self._log.exception(
                         "leader cannot be reached; retrying", leader=route.leader, worker=route.leader_worker
@@ -246,7 +246,7 @@ class Replication:
             backoff_s = BACKOFF_S_MIN if loop.time() - began_s > STABLE_S else min(backoff_s * 2, BACKOFF_S_MAX)
             connection.changed.clear()
             with contextlib.suppress(TimeoutError):
-                # wait_for loses a cancellation that comes with the event
+                # wait_for would lose a cancellation that arrives together with the event
                 async with asyncio.timeout(backoff_s * random.uniform(0.5, 1.0)):
                     await connection.changed.wait()
 

@@ -15,9 +15,9 @@ if there is more log than log.scrub.bytes.per.second can read in an interval, ev
 turn, only less often. The due times are kept only in memory, one number for each segment.
 
 S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on the low-priority
-    thread of its log directory, where checkpoints and deletions get their turn between any two;
-    then it sleeps for the rest of the time that the rate allows. A stop waits for at most one
-    piece.
+    thread of its log directory, where checkpoints and deletions get their turn between any two
+    pieces. After each piece the scrubber sleeps as long as the rate requires. A stop waits for at
+    most one piece.
 S2  reading leaves the page cache unchanged if the kernel supports it (6.14 and later). Cached pages
     are checked in the cache, in the form that consumers receive.
 S3  apparent damage is checked again CONFIRM_S later, and reported only if the segment still exists,
@@ -174,7 +174,7 @@ class Scrubber:
         self._interval_ms = broker_number(config, "log.scrub.interval.ms")
         self._rate = broker_number(config, "log.scrub.bytes.per.second")
         self._plan = ScrubPlan(self._interval_ms)
-        # partition -> log start, active segment at the last listing
+        # partition -> its log start and active segment at the last listing
         self._surveyed: dict[Key, tuple[int, int]] = {}
         self._found: dict[SegmentKey, Damage] = {}
         # found by an earlier run, in partitions that are not open yet
@@ -211,7 +211,7 @@ class Scrubber:
                 await asyncio.sleep(RETRY_MS / 1000)
 
     def _survey_pause_s(self, survey_s: float) -> float:
-        """A segment is checked at most a minute late: negligible for intervals of seven hours or more."""
+        """While the reactor is idle, a segment may be checked a minute late, unless the interval is below 25 s."""
         return self._pace.seconds(survey_s) if survey_s == SURVEY_S_MAX else survey_s
 
     # -- survey ------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class Scrubber:
             for segment, one in self._found.items()
             if segment[0] == key and one.next_sound_offset <= view.log_start_offset
         ]:
-            self._plan.check_again(segment, now_ms, 0)  # it was skipped: check the part after the damage
+            self._plan.check_again(segment, now_ms, 0)  # the damage was skipped: check what follows it
         for segment in [segment for segment in self._earlier if segment[0] == key]:
             one = self._earlier.pop(segment)
             changed = True
@@ -287,13 +287,13 @@ class Scrubber:
     async def _visit(self, segment: SegmentKey) -> None:
         opened = self._open(segment[0])
         if opened is None:
-            self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey removes it
+            self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)  # the next survey removes the partition
             return
         path = segments.segment_path(opened.path, segment[1])
         try:
             found = await self._verify(segment, opened, path)
         except (FileNotFoundError, _SegmentChanged):
-            # the next survey removes it if it is gone
+            # the next survey removes the segment if it is gone
             self._plan.check_again(segment, clock.monotonic_ms(), RETRY_MS)
         except OSError as error:
             self._log.warning(
@@ -307,7 +307,7 @@ class Scrubber:
             await self._record(segment, opened, path, found)
 
     async def _verify(self, segment: SegmentKey, opened: OpenPartition, path: Path) -> Damage | None:
-        """Returns the first bad batch that can still be read. Raises OSError; _SegmentChanged."""
+        """Returns the first damage at or above the log start; None: there is none. Raises OSError; _SegmentChanged."""
         piece = _Piece(0, segment[1], 0, False)
         doubted = -1
         replacements = self._replacements.get(segment[0])
@@ -405,8 +405,8 @@ class Scrubber:
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
     """Checks the whole batches within PIECE_BYTES of `position`, the start of a batch. If there is not
     one whole batch, or the first looks bad, or the disk cannot read them, checks the file itself to its
-    end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises OSError; an
-    unreadable disk is a problem of the segment.
+    end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises OSError, but
+    returns an EIO of the disk as the segment's `problem`.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -1,8 +1,8 @@
 """Replicated logs that recovery has cut below records that may have been acknowledged: a flipped
 bit in flushed data looks like a torn write (C5 of native/log/recovery/recovery.h).
 
-Such a replica may hold less than the other replicas assume. A file in its directory records that
-until it has caught up:
+Such a replica may hold less than the other replicas assume. A file in its directory marks it as
+shortened until it has caught up. While it is marked:
     H1  it does not lead: as a leader it would make the others truncate acknowledged records. It
         reports that it does not serve the partition, so that another replica leads. It repeats that
         while there is no leader and it is in sync: otherwise the controller would conclude from the
@@ -53,8 +53,8 @@ def unmark(path: Path, files: Files) -> None:
 
 def is_leader_or_candidate(assignment: Assignment) -> bool:
     """Whether the replica is to lead, or is the next candidate: in sync while there is no leader. A
-    replica that is only eligible is elected as soon as it is available, and is in sync then. An
-    operator may choose one that is neither (H4).
+    replica that is only in the ELR is elected as soon as it is available, and is in sync then. An
+    operator may choose one that is in neither set (H4).
     """
     return assignment.leader == assignment.node_id or (assignment.leader < 0 and _is_in_sync(assignment))
 

@@ -10,7 +10,7 @@ from mqd.protocol.headers import KNOWN
 from mqd.worker.catalog import Catalog
 
 JOIN_GROUP, SYNC_GROUP = 11, 14
-WAITS = (JOIN_GROUP, SYNC_GROUP)  # their responses come when a rebalance ends
+WAITS = (JOIN_GROUP, SYNC_GROUP)  # not logged: they are answered when a rebalance ends
 WORDS = {
     native.Spent.QUEUE: "queued",
     native.Spent.WAIT: "waited_for_records",

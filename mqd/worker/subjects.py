@@ -6,12 +6,12 @@ address may do); this module compiles it from the rules, and again whenever they
     MQD_EVENT_SUBJECT_GONE   -> dropped
 
 Invariants
-    J1  when apply() returns, the reactor decides by the rules that were in force when it was called,
-        or newer ones; so a change of rules is acknowledged when every worker has
-        applied it
+    J1  when apply() returns, the reactor decides by the rules that were in force at the call, or by
+        newer ones; so a change of rules is acknowledged once every worker has applied it
     J2  commands for one subject are posted in the order of their rules
-    J3  then the active segments that local clients have mapped are rolled, in topics where a right
-        may have been taken away: a mapping also shows records that are appended later
+    J3  after the new rights are in force, the active segments that local clients have mapped are
+        rolled, in topics where a right may have been taken away: a mapping also shows records that
+        are appended later
 Bounds: the reactor's subjects. Concurrency: the event loop's thread.
 """
 
@@ -93,7 +93,7 @@ class Subjects:
         changed, self._changed = self._changed, []
         if changed is None or changed:
             slots = self._slots_of(lambda name: changed is None or any(one.covers(name) for one in changed))
-            # after the new rights are in force: no segment is mapped under the old ones any more
+            # only now: the reactor no longer lets a client map a segment under the old rights
             await self._commands.run(self._reactor.revoke_mappings, slots)
 
     async def _put(self, number: int) -> None:

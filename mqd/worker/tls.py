@@ -55,7 +55,7 @@ class TlsListeners:
         self._listeners = tls_files.listeners_with_tls(config)
         self._seen: dict[int, _State] = {}
         self._credentials = credentials
-        self._using: asyncio.Task[None] | None = None
+        self._use_host_task: asyncio.Task[None] | None = None
         self._rules = {index: tls_files.principal_rules(config, listener) for index, listener in self._listeners}
 
     def load(self) -> None:
@@ -75,7 +75,7 @@ class TlsListeners:
         await asyncio.gather(self._watch_listeners(), self._credentials.watch(self._on_host_changed))
 
     def _on_host_changed(self) -> None:
-        self._using = asyncio.get_running_loop().create_task(self._use_host())
+        self._use_host_task = asyncio.get_running_loop().create_task(self._use_host())
 
     async def _use_host(self) -> None:
         """Sets the context of new connections; existing ones keep theirs."""

@@ -9,7 +9,7 @@ sends it commands and cleans up after it.
            a bug of its own -> exit status 1, and supervisord restarts it
 
 Concurrency: one event loop; messages of the controller are applied one after the other under
-`_applying`, which the clean stop takes last, so a stop never meets a half-applied change.
+`_applying`. The shutdown holds it too, so it never meets a half-applied change.
 """
 
 import asyncio
@@ -360,7 +360,7 @@ class Worker:
         self._credits.close()
         self._local.close()
         self._log.info("stopped")
-        os._exit(self._client.exit_status if self._stopping.is_set() else 1)  # after a bug of its own it is restarted
+        os._exit(self._client.exit_status if self._stopping.is_set() else 1)  # 1, after a bug: it is restarted
 
     # -- the controller ----------------------------------------------------------------------------
 
@@ -534,7 +534,7 @@ class Worker:
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
             self._run_aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
-            # its caller is gone
+            # returned by a command whose caller no longer waits
             self._run_aside(self._background.urgent(ELSEWHERE, event.partition.close, False))
 
     def _log_line(self, event: native.Event) -> None:
@@ -572,14 +572,14 @@ class Worker:
 
 
 async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Cancels the tasks, and returns when they have ended. If the caller is cancelled, it does not wait
-    for them (gather would)."""
+    """Cancels the tasks, and returns when they have ended. A caller that is itself cancelled does not wait
+    for them (with gather it would)."""
     for task in tasks:
         task.cancel()
     done, _ = await asyncio.wait(tasks)
     for task in done:
         if not task.cancelled():
-            # retrieved: the first one ends this process, the others result from that
+            # only retrieved: run() raises the first one, and the others result from it
             task.exception()
 
 
