@@ -66,7 +66,8 @@ static inline uint8_t *put_record(uint8_t *at, const struct record *record, uint
 
 /* ---- batches ---- */
 
-/* Frees the unused end of the batch's run, and removes the batch from the linger queue. */
+/* Removes the batch from the linger queue, frees the unused end of its run, and queues it for
+ * sending. */
 void mqd_producer_batch_close(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     uint64_t begin = producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes;
@@ -123,11 +124,11 @@ static uint32_t take_run(struct mqd_producer *producer, uint64_t needed_bytes, u
     uint64_t allowed = producer->used_bytes_max > producer->used_bytes
                            ? (producer->used_bytes_max - producer->used_bytes) / memory->chunk_bytes
                            : 0;
-    uint64_t share = producer->used_bytes_max / memory->chunk_bytes / (2 * ((uint64_t)producer->active_count + 1));
+    uint64_t half_share = producer->used_bytes_max / memory->chunk_bytes / (2 * ((uint64_t)producer->active_count + 1));
     uint32_t needed = mqd_client_memory_chunks(memory, needed_bytes),
              preferred = mqd_client_memory_chunks(memory, preferred_bytes);
-    if (preferred > share)
-        preferred = (uint32_t)share;
+    if (preferred > half_share)
+        preferred = (uint32_t)half_share;
     if (needed < (preferred + 1) / 2)
         needed = (preferred + 1) / 2;
     if (preferred > allowed)
@@ -141,7 +142,8 @@ static uint64_t frame_bytes(const struct mqd_producer_topic *topic, uint64_t bat
     return topic->prefix_bytes + MQD_PRODUCER_HEAD_BYTES_MAX + batch_bytes + MQD_PRODUCER_TAIL_BYTES;
 }
 
-/* Begins a batch with room for `needed_bytes` and, if there is memory, more. NULL: full. */
+/* Begins a batch with room for `needed_bytes` and, if there is memory, up to `preferred_bytes`.
+ * NULL: there is no memory now. */
 static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, struct mqd_producer_partition *partition,
                                               uint64_t needed_bytes, uint64_t preferred_bytes)
 {
@@ -157,8 +159,9 @@ static struct mqd_producer_batch *batch_begin(struct mqd_producer *producer, str
     }
     uint64_t limit = (uint64_t)got * producer->memory.chunk_bytes - frame_bytes(topic, 0),
              most = needed_bytes > preferred_bytes ? needed_bytes : preferred_bytes,
-             carried = producer->client->request_bytes_max - frame_bytes(topic, 0); /* as fits_ever has checked */
-    most = most < carried ? most : carried;
+             request_limit =
+                 producer->client->request_bytes_max - frame_bytes(topic, 0); /* not below 0: see fits_ever */
+    most = most < request_limit ? most : request_limit;
     producer->used_bytes += (uint64_t)got * producer->memory.chunk_bytes;
     producer->active_count += partition->batch_count++ == 0;
     producer->live_count++;
@@ -189,7 +192,7 @@ static void batch_open(struct mqd_producer *producer, struct mqd_producer_batch 
 
 /* Called when no memory is free for a new batch. Handles the responses that have arrived. Open
  * batches are closed only when nothing else holds memory: otherwise they would be closed half empty
- * although the next response frees memory. True: try again. */
+ * although the next response frees memory. True: memory was freed; try again. */
 static bool make_room(struct mqd_producer *producer)
 {
     uint64_t before = producer->used_bytes;
@@ -232,7 +235,7 @@ static int32_t choose_partition(struct mqd_producer *producer, struct mqd_produc
 
 enum put_result { PUT, PUT_FULL, PUT_WRONG };
 
-/* False, with the error set, if the record can never fit, as opposed to full now. */
+/* False, with the error set: a batch of this size never fits, however much memory becomes free. */
 static bool fits_ever(const struct mqd_producer *producer, const struct mqd_producer_topic *topic, uint64_t batch_bytes)
 {
     if (frame_bytes(topic, batch_bytes) > producer->client->request_bytes_max) {
@@ -330,7 +333,7 @@ static int wrong_size(const char *what, int32_t size_bytes)
     return mqd_error_set(MQD_E_INVALID, "invalid size of %s: %d bytes", what, size_bytes);
 }
 
-/* The i-th record; the pointers are already after the previous record's bytes. */
+/* Completes `record`, the i-th: its pointers already point after the previous record's bytes. */
 static inline int column_record(const struct mqd_record_columns *columns, uint32_t i, struct record *record)
 {
     record->value_bytes = columns->value_bytes ? columns->value_bytes[i] : columns->fixed_value_bytes;
@@ -356,9 +359,9 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
         record->headers += record->header_bytes;
 }
 
-/* For values of one size, without keys and headers, with one timestamp: only the offset delta
- * differs, so the bytes before a value are built once for all records whose delta has the same
- * length. Fills the open batch; returns how many were appended. */
+/* Appends records with values of one size and one timestamp, without keys and headers. Only their
+ * offset deltas differ, so the bytes before a value are built once for all records whose delta has
+ * the same length. Returns how many were appended: those, as far as the open batch has room. */
 static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_producer_batch *batch,
                                const struct record *first, uint32_t count)
 {

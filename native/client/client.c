@@ -8,9 +8,10 @@
  *                      ROOM after a full fence; the waiter reads needs_room after its own fence. At
  *                      least one side sees the other.
  *   appends -> waiter  replies that an append or a submit takes, outside mqd_client_poll, must wake
- *                      a waiter too, because they add outcomes and responses. `signalled` is set
- *                      before the counters advance that the waiter would otherwise have noticed;
- *                      the waiter reads the counters first and `signalled` last.
+ *                      a waiter too, because they add outcomes and responses. Once the counters
+ *                      have advanced, the waiter no longer notices these replies: so `signalled`
+ *                      is set before that, and the waiter reads the counters first and
+ *                      `signalled` last.
  *
  * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
  * by a waiter, so they are level-triggered for all waiters.
@@ -91,14 +92,14 @@ void mqd_client_flush(struct mqd_client *client)
         wake(client->to_worker_fd);
 }
 
-/* See the top of this file. Must be called before the counters advance. */
+/* "appends -> waiter" above. Must be called before the counters advance. */
 static void wake_waiter(struct mqd_client *client)
 {
     if (!client->polling && !(mqd_load_relaxed(&client->signalled) & SIGNAL_TAKEN))
         mqd_fetch_or(&client->signalled, SIGNAL_TAKEN);
 }
 
-/* A3: everything before submission_head was copied. */
+/* Handles the submissions before submission_head: the worker has copied them (A3). */
 static int take_passed(struct mqd_client *client)
 {
     uint64_t head = mqd_load_acquire(&client->header->submission_head);
@@ -153,8 +154,8 @@ bool mqd_client_push(struct mqd_client *client, uint64_t offset, uint32_t size_b
     return true;
 }
 
-/* Finds a contiguous place for size_bytes in the ring of requests; the unused rest at its end is
- * `skipped`. */
+/* Finds a contiguous place for size_bytes in the ring of requests. *skipped: the bytes at the
+ * ring's end that stay unused, because the place is at its beginning. */
 static bool find_room(struct mqd_client *client, uint32_t size_bytes, uint32_t *skipped)
 {
     if (client->request_tail == client->request_head)
@@ -236,8 +237,8 @@ static int begin_response(struct mqd_client *client, uint32_t size_bytes)
     return 0;
 }
 
-/* Handles a complete response to the producer in place. 1 = handled, 0 = the reply is something
- * else, -1 = error. */
+/* Handles a response to the producer in place, if all of it is there. 1 = handled, 0 = incomplete,
+ * or another reply, -1 = error. */
 static int take_response(struct mqd_client *client, uint64_t there)
 {
     uint8_t word[4];
@@ -421,7 +422,7 @@ static bool spin(struct mqd_client *client, int64_t until_ns)
     return false;
 }
 
-/* Announces that this thread sleeps, then checks again. True: do not sleep. */
+/* Announces that this thread will sleep, then checks again. True: it must not sleep. */
 static bool announce_sleep(struct mqd_client *client)
 {
     uint32_t needs_room;
@@ -433,7 +434,7 @@ static bool announce_sleep(struct mqd_client *client)
     return has_changes(client);
 }
 
-/* 1 = poll the attachment, 0 = timeout, -1 = error. */
+/* 1 = the caller must poll the attachment, 0 = timeout, -1 = error. */
 static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
 {
     struct pollfd fds[3] = {{.fd = client->to_client_fd, .events = POLLIN},

@@ -55,8 +55,7 @@ struct mqd_arrow_rows {
     uint32_t damaged_keys;                             /* header keys that are not UTF-8 */
     struct mqd_arrow_blobs header_keys, header_values; /* header_capacity entries */
     uint32_t full; /* enum mqd_arrow_full: why the last append took fewer than requested */
-    /* total size that this buffer needs for the row that did not fit, in addition to its current
-     * content */
+    /* what the row that did not fit would add to that buffer: rows, headers or bytes */
     uint64_t needed;
 };
 void mqd_arrow_begin(struct mqd_arrow_rows *rows); /* removes all rows; the buffers stay */

@@ -8,8 +8,8 @@
  *   C3  `data` has two parts: requests (frames of mqd_client_submit, a ring, freed in order as
  *       submission_head advances) and the producer's (client/memory.h). So a full producer cannot
  *       block the Metadata request that it waits for.
- *   C4  mqd_client_wait runs concurrently with everything else: it uses only the words marked
- *       "wait".
+ *   C4  mqd_client_wait runs concurrently with everything else: of the fields that change, it uses
+ *       only those marked "wait".
  *   C5  a fork's child has the struct, but neither descriptors nor the memfd's mapping: `failure`
  *       records this (client/fork.c closes them, so that the worker notices that the client has
  *       ended even while a forked child runs).
@@ -76,13 +76,13 @@ struct mqd_client {
     uint64_t head; /* wait: value last handled */
     uint64_t reply_head;
     uint32_t unanswered; /* submissions before `tail` without a response: they count as answered once read */
-    uint32_t needs_room; /* wait: some thread waits for submission_head */
-    /* wait: to_client or wake_fd was written, or replies were taken in by calls other than
-     * mqd_client_poll */
+    uint32_t needs_room; /* wait: a waiter must also return when submission_head moves */
+    /* wait: to_client or wake_fd was written, or a call other than mqd_client_poll has taken
+     * replies */
     uint32_t signalled;
     bool polling;
     struct mqd_submitted *submitted;     /* submission_count of them */
-    uint64_t request_tail, request_head; /* byte counters of the ring of requests, only increasing */
+    uint64_t request_tail, request_head; /* byte counters of the ring of requests; both 0 again when it is empty */
 
     uint8_t length[4]; /* the length word of the next response; `length_arrived` of its bytes are here */
     uint32_t length_arrived;
@@ -103,8 +103,8 @@ struct mqd_client {
 int mqd_client_check(const struct mqd_client *client);
 /* Ends the attachment: EPIPE, or MQD_E_CORRUPT with a message. Returns -1. */
 int mqd_client_fail(struct mqd_client *client, int code, const char *message);
-/* Takes in replies and passed submissions; wakes no thread and frees no response that the caller
- * may hold. */
+/* Handles the replies that have arrived and the submissions that the worker has passed. Frees no
+ * response that the caller may hold. */
 int mqd_client_take_replies(struct mqd_client *client);
 /* Queues one submission of bytes in `data`; false: the ring is full. Not visible before
  * mqd_client_flush. */

@@ -1,8 +1,8 @@
 /* The producer's part of an attachment's data area: runs of chunks, one run per batch.
  *
  *   M1  a chunk is free or belongs to one run, as recorded in the bitmap. A run is allocated whole
- *       and freed whole, or its end is freed (when a batch is closed before it is full). The memory
- *       itself has no headers: it contains only the frame.
+ *       and freed whole, or its end is freed (when a batch is closed before it is full). A run
+ *       has no header of its own: it contains only its batch's frame.
  *   M2  bounded: the bitmap is allocated when the producer is opened; nothing is allocated
  *       afterwards.
  *

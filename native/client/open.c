@@ -25,17 +25,17 @@
 #define REQUEST_BYTES_MAX (8ull << 20)
 #define OTHER_BUILD "; client and broker are of different builds: install the same version of mqd for both"
 
-/* received with the welcome */
+/* the descriptors received with the welcome */
 struct welcome_fds {
     int fds[MQD_LOCAL_FD_COUNT];
     uint32_t fd_count;
 };
 
-static void attached_close(struct welcome_fds *attached)
+static void close_received(struct welcome_fds *received)
 {
-    for (uint32_t i = 0; i < attached->fd_count; i++)
-        close(attached->fds[i]);
-    attached->fd_count = 0;
+    for (uint32_t i = 0; i < received->fd_count; i++)
+        close(received->fds[i]);
+    received->fd_count = 0;
 }
 
 static int connect_to(const char *path, uint32_t timeout_ms)
@@ -218,24 +218,24 @@ static int map_control(struct mqd_client *client, int fd)
 static int attach(struct mqd_client *client, const struct mqd_client_options *options)
 {
     struct mqd_local_welcome welcome;
-    struct welcome_fds attached = {.fd_count = 0};
+    struct welcome_fds received = {.fd_count = 0};
     client->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (client->wake_fd < 0)
         return mqd_error_system(errno, "cannot create an eventfd");
     client->socket_fd = connect_to(options->socket_path, options->timeout_ms);
     if (client->socket_fd < 0 || send_hello(client->socket_fd, options))
         return -1;
-    int result = take_welcome(client->socket_fd, &welcome, &attached);
+    int result = take_welcome(client->socket_fd, &welcome, &received);
     if (result == 0) {
-        client->to_worker_fd = attached.fds[1];
-        client->to_client_fd = attached.fds[2];
+        client->to_worker_fd = received.fds[1];
+        client->to_client_fd = received.fds[2];
         fcntl(client->to_client_fd, F_SETFL, fcntl(client->to_client_fd, F_GETFL) | O_NONBLOCK);
-        attached.fds[1] = attached.fds[3]; /* once mapped, memfd and control segment are not needed as descriptors */
-        attached.fd_count = 2;
+        received.fds[1] = received.fds[3]; /* memfd, control segment: closed once they are mapped */
+        received.fd_count = 2;
         result =
-            map_memory(client, attached.fds[0], welcome.total_bytes) || map_control(client, attached.fds[1]) ? -1 : 0;
+            map_memory(client, received.fds[0], welcome.total_bytes) || map_control(client, received.fds[1]) ? -1 : 0;
     }
-    attached_close(&attached);
+    close_received(&received);
     return result;
 }
 

@@ -82,7 +82,7 @@ void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_produ
     memset(header + batch->size_bytes, 0, MQD_PRODUCER_TAIL_BYTES);
 }
 
-/* Writes all header fields that a client sets, and the checksum over header and records. */
+/* Writes all fields of the batch's header that a client sets, and the checksum. */
 static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batch, int32_t base_sequence)
 {
     uint8_t *header = mqd_producer_data(producer) + batch->header_position;
@@ -106,9 +106,9 @@ static void stamp(struct mqd_producer *producer, struct mqd_producer_batch *batc
 
 /* ---- order ---- */
 
-/* Finds the next batch to send after a failure, keeping the order. If a SENT batch that precedes it
- * was sent before a retry of a still earlier batch, that SENT batch will fail too, or has been
- * written out of order. So nothing is sent until its response has arrived. */
+/* Finds the next batch to send after a failure, keeping the order. A SENT batch that was sent
+ * before the retry of an earlier batch will fail too, or has been written out of order: until its
+ * response has arrived, nothing is sent. */
 static void find_next(struct mqd_producer_partition *partition)
 {
     uint32_t sent = 0;
@@ -127,9 +127,9 @@ static void find_next(struct mqd_producer_partition *partition)
 void mqd_producer_batch_queue(struct mqd_producer *producer, struct mqd_producer_batch *batch)
 {
     struct mqd_producer_partition *partition = batch->partition;
-    bool waiting = !mqd_list_empty(&partition->closed) &&
-                   BATCH_OF(partition->closed.previous)->sequence_identity != producer->identity;
-    if (!waiting)
+    bool follows_unsent = !mqd_list_empty(&partition->closed) &&
+                          BATCH_OF(partition->closed.previous)->sequence_identity != producer->identity;
+    if (!follows_unsent)
         partition->planned_sequence = partition->next_sequence;
     stamp(producer, batch, partition->planned_sequence);
     partition->planned_sequence = mqd_sequence_after(partition->planned_sequence, batch->record_count);
@@ -238,7 +238,7 @@ int64_t mqd_producer_next_send_us(const struct mqd_producer *producer)
 
 /* ---- responses ---- */
 
-/* Requeues a batch whose error follows from an earlier one (P4), else records the outcome. */
+/* Requeues a batch whose error follows from an earlier batch's (P4), else records the outcome. */
 static void record_outcome(struct mqd_producer *producer, struct mqd_producer_batch *batch, int16_t error,
                            int64_t base_offset, int64_t log_append_time_ms)
 {
@@ -259,9 +259,10 @@ static void record_outcome(struct mqd_producer *producer, struct mqd_producer_ba
     }
 }
 
-/* P6. OUT_OF_ORDER_SEQUENCE_NUMBER (45) shows that the batch is not in the log: the response would
- * have been DUPLICATE_SEQUENCE_NUMBER. Once the broker has forgotten or fenced the producer,
- * sending the batch again under the same identity cannot show whether the batch is in the log. */
+/* P6. OUT_OF_ORDER_SEQUENCE_NUMBER (45) shows that the batch is not in the log: otherwise the
+ * response would be DUPLICATE_SEQUENCE_NUMBER. Once the broker has forgotten or fenced the
+ * producer, sending the batch again under the same identity cannot show whether the batch is in the
+ * log. */
 static bool still_maybe_written(const struct mqd_producer_batch *batch, int16_t error)
 {
     switch (error) {
@@ -310,7 +311,7 @@ static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *in
                           int64_t *base_offset, int64_t *log_append_time_ms)
 {
     struct mqd_cursor_bytes cursor = mqd_cursor_over(bytes, size_bytes);
-    int32_t correlation, count, message, at;
+    int32_t correlation, count, throttle_ms, at;
     int64_t log_start_offset;
     struct mqd_text text;
     if (mqd_take_i32(&cursor, "correlation id", &correlation) || mqd_skip_tags(&cursor, true) ||
@@ -328,7 +329,7 @@ static int parse_response(const uint8_t *bytes, uint32_t size_bytes, int32_t *in
             mqd_skip_tags(&cursor, true))
             return -1;
     return mqd_take_text(&cursor, true, true, "error message", &text) || mqd_skip_tags(&cursor, true) ||
-                   mqd_skip_tags(&cursor, true) || mqd_take_i32(&cursor, "throttle time", &message) ||
+                   mqd_skip_tags(&cursor, true) || mqd_take_i32(&cursor, "throttle time", &throttle_ms) ||
                    mqd_skip_tags(&cursor, true)
                ? -1
                : mqd_cursor_finished(&cursor, "Produce response");

@@ -7,8 +7,8 @@
  *       OPEN. They are sent in that order. None is sent while an earlier one is QUEUED or FAILED,
  *       or while two SENT ones are out of order because the earlier of them was sent again. So a
  *       batch that is sent again keeps its place.
- *   P2  a SENT batch's bytes are not changed, because the worker may be copying them. Only the
- *       header of a batch about to be sent is written (stamp).
+ *   P2  a SENT batch's bytes are not changed, because the worker may be copying them. Its
+ *       header is stamped before it becomes SENT.
  *   P3  an idempotent batch gets its sequence when it is sent for the first time under an identity,
  *       and keeps it. So dropping a batch that was never sent leaves no gap. It is sent again
  *       alone: no other batch of its partition is in flight with it.
@@ -132,7 +132,7 @@ struct mqd_producer {
 /* client/producer.c */
 /* sends the batches that may be sent; false: no submission is free */
 bool mqd_producer_partition_send(struct mqd_producer *producer, struct mqd_producer_partition *partition);
-/* frees the batch's memory and its entry */
+/* frees the batch's memory and, unless its outcome has yet to be reported, its entry */
 void mqd_producer_batch_free(struct mqd_producer *producer, struct mqd_producer_batch *batch);
 /* writes the frame's head (P5) and the closing bytes */
 void mqd_producer_batch_put_head(struct mqd_producer *producer, struct mqd_producer_batch *batch);

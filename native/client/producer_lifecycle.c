@@ -38,7 +38,7 @@ static int check_options(const struct mqd_producer_options *options)
     return 0;
 }
 
-/* Takes the upper part of the attachment's data. */
+/* Makes the upper part of the attachment's data the producer's memory. */
 static int take_over(struct mqd_producer *producer, struct mqd_client *client)
 {
     if (client->producer)
@@ -280,14 +280,14 @@ static bool has_bytes(const struct mqd_producer_batch *batch)
            !batch->abandoned;
 }
 
-static uint32_t chunks_there(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
-                             const struct mqd_client_memory *there)
+static uint32_t chunks_needed(const struct mqd_producer *producer, const struct mqd_producer_batch *batch,
+                              const struct mqd_client_memory *there)
 {
     return mqd_client_memory_chunks(there, (uint64_t)batch->chunk_count * producer->memory.chunk_bytes);
 }
 
-/* Reserves a run for every batch: all of them, or nothing is changed. In an empty area first fit
- * leaves no gaps. */
+/* Reserves a run in the new attachment for every batch; changes nothing else. In an empty area
+ * first fit leaves no gaps. */
 static int plan_move(const struct mqd_producer *producer, const struct mqd_client *to, struct move *move)
 {
     move->used_bytes = 0;
@@ -300,7 +300,7 @@ static int plan_move(const struct mqd_producer *producer, const struct mqd_clien
         const struct mqd_producer_batch *batch = &producer->batches[i];
         if (!has_bytes(batch))
             continue;
-        uint32_t chunks = chunks_there(producer, batch, &move->memory), got;
+        uint32_t chunks = chunks_needed(producer, batch, &move->memory), got;
         move->first_chunks[i] = mqd_client_memory_take(&move->memory, chunks, chunks, &got);
         if (move->first_chunks[i] == UINT32_MAX)
             return mqd_error_set(MQD_E_FULL, "the new attachment has %llu bytes for batches, and %llu are to be moved",
@@ -319,12 +319,12 @@ static void move_batch(struct mqd_producer *producer, struct mqd_producer_batch 
         batch->header_position - (producer->base + (uint64_t)batch->first_chunk * producer->memory.chunk_bytes);
     uint64_t header_position = to->request_bytes + (uint64_t)first_chunk * move->memory.chunk_bytes + offset;
     memcpy(to->data + header_position, producer->client->data + batch->header_position, batch->size_bytes);
-    batch->chunk_count = chunks_there(producer, batch, &move->memory);
+    batch->chunk_count = chunks_needed(producer, batch, &move->memory);
     batch->first_chunk = first_chunk;
     batch->header_position = header_position;
 }
 
-/* Sent batches must be sent again; abandoned ones are no longer awaited. */
+/* Queues the SENT batches again; frees the abandoned ones, whose responses will never come. */
 static void untrack_sent(struct mqd_producer *producer)
 {
     for (uint32_t i = 0; i < producer->batches_begun; i++) {
@@ -353,7 +353,7 @@ static void untrack_sent(struct mqd_producer *producer)
         }
 }
 
-static int same_client_id(struct mqd_producer *producer, struct mqd_client *to)
+static int check_client_id(struct mqd_producer *producer, struct mqd_client *to)
 {
     return strcmp(producer->client->client_id, to->client_id) == 0
                ? 0
@@ -367,13 +367,13 @@ int mqd_producer_move(struct mqd_producer *producer, struct mqd_client *to)
     if (!old)
         return mqd_error_set_static(MQD_E_INVALID,
                                     "the producer's attachment was closed before it moved: its batches are lost");
-    if (mqd_client_check(to) || same_client_id(producer, to))
+    if (mqd_client_check(to) || check_client_id(producer, to))
         return -1;
     if (old->child || to->producer_serial)
         return mqd_error_set_static(
             MQD_E_INVALID,
             "a producer can move only to an attachment that never had one, in the process that opened it");
-    mqd_client_take_replies(old); /* handles responses that arrived before the end */
+    mqd_client_take_replies(old); /* handles responses that arrived before the attachment ended */
     if (plan_move(producer, to, &move)) {
         free(move.first_chunks);
         mqd_client_memory_close(&move.memory);

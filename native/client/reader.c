@@ -21,7 +21,7 @@
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
 #define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
-#define QUERY_COUNT_MAX 8            /* per call; then it returns, because the caller may have other work */
+#define QUERY_COUNT_MAX 8            /* per read, which then returns: the caller may have other work */
 #define STOP_NONE UINT32_MAX
 
 struct mqd_segment_reader *mqd_segment_reader_new(const struct mqd_segment_source *source, const uint8_t topic_id[16],
@@ -160,7 +160,7 @@ static int read_slot(struct mqd_segment_reader *reader, struct mqd_partition_vie
     return is_same_partition(reader, view) ? SLOT_OURS : SLOT_UNKNOWN;
 }
 
-/* Whether the slot has kept its files since the query for aborted transactions. S5 */
+/* Whether the partition's files are unchanged since the query for aborted transactions (S5). */
 static bool same_files_since_query(struct mqd_segment_reader *reader)
 {
     struct mqd_partition_view view;
@@ -286,7 +286,7 @@ static int query_segment(struct mqd_segment_reader *reader, struct mqd_read_stat
 
 /* ---- the walk ---- */
 
-/* state of one call */
+/* state of one read */
 struct walk {
     struct mqd_segment_reader *reader;
     struct mqd_record_view *out;
@@ -315,8 +315,8 @@ static void batch_end(struct mqd_segment_reader *reader)
     reader->checked_at = reader->decoded_at = MQD_NOWHERE;
 }
 
-/* Decodes the batch at `at` and ensures that all of it may be read. STOP_NONE or CORRUPT; *failed:
- * the file could not be read. */
+/* Decodes the header of the batch at `at`, and ensures that the whole batch may be read. Returns
+ * STOP_NONE or MQD_READ_CORRUPT. *failed: the file could not be read. */
 static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
 {
     struct mqd_segment_reader *reader = walk->reader;
@@ -355,7 +355,7 @@ static uint32_t batch_begin(struct walk *walk)
     struct mqd_record_view *out = walk->out;
     const struct mqd_batch *batch = &reader->batch;
     const uint8_t *bytes = reader->mapping->bytes + reader->at;
-    /* only after a query: the broker may return the position of an earlier batch */
+    /* happens only after a query: the broker may return the position of an earlier batch */
     if (batch->base_offset + batch->last_offset_delta < reader->position) {
         batch_end(reader);
         return STOP_NONE;
@@ -425,7 +425,7 @@ static uint32_t batch_take(struct walk *walk)
     return walk->bytes_left == 0 || out->count == out->capacity ? MQD_READ_FULL : STOP_NONE;
 }
 
-/* Queries the segment of the position, unless the call should return first. -1: failed. */
+/* Queries the segment of the position, unless this read should return first. -1: failed. */
 static int continue_in_next_segment(struct walk *walk, uint32_t *stop)
 {
     *stop = MQD_READ_SEGMENT;

@@ -37,10 +37,10 @@ void mqd_segment_reader_seek(struct mqd_segment_reader *reader, int64_t offset);
 void mqd_segment_reader_close(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_position(const struct mqd_segment_reader *reader); /* the next offset */
 /* For read_committed: sets the aborted transactions below `until_offset` that overlap the records
- * to come, as (producer id, first offset). They replace the previous ones. Request them at the
- * reader's position, by a Fetch for positions only, whose last_stable_offset is `until_offset`,
- * after MQD_READ_ABORTED. If the partition's files have changed since then, the list is not taken,
- * and MQD_READ_ABORTED is returned again. */
+ * to come, as (producer id, first offset). They replace the previous ones. After
+ * MQD_READ_ABORTED, request them by a Fetch without records at the reader's position;
+ * `until_offset` is its last_stable_offset. If the partition's files have changed since
+ * MQD_READ_ABORTED, the list is not taken, and the next read returns MQD_READ_ABORTED again. */
 int mqd_segment_reader_set_aborted(struct mqd_segment_reader *reader, const int64_t *producer_ids,
                                    const int64_t *first_offsets, uint32_t count, int64_t until_offset);
 
@@ -94,7 +94,7 @@ struct mqd_read_state {
  * (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
 int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc,
                             struct mqd_record_view *out, struct mqd_read_state *state);
-/* skips the compressed or corrupt batch at the position */
+/* skips the compressed or corrupt batch at the reader's position */
 int mqd_segment_reader_skip(struct mqd_segment_reader *reader);
 /* Parses the records of a decompressed batch: `header` is its 61 bytes, `records` the decompressed
  * bytes; records below from_offset are skipped. Takes no more than out->capacity: a batch has no
@@ -102,8 +102,8 @@ int mqd_segment_reader_skip(struct mqd_segment_reader *reader);
  * damage are in `out`. */
 int mqd_segment_records(const uint8_t *header, const uint8_t *records, uint64_t records_bytes, int64_t from_offset,
                         struct mqd_record_view *out);
-/* high watermark, or last stable offset for read_committed; without a request. -1: not known
- * (yet) */
+/* Returns the high watermark, or for read_committed the last stable offset, without a request.
+ * -1: not known (yet) */
 int64_t mqd_segment_reader_lag_end(struct mqd_segment_reader *reader);
 int64_t mqd_segment_reader_log_start(struct mqd_segment_reader *reader);
 /* Takes another reference on the mapping of the last view. Returns its handle, 0 = the last call

@@ -2,20 +2,20 @@
  * itself. See client/reader.h for its interface.
  *
  * Invariants
- *   S1  no byte of a mapping at or after `limit` is read: the published high watermark's position,
- *       or the size of a segment that no longer grows. Pages are populated (MADV_POPULATE_READ)
- *       before they are read, so that a disk failure is an error here and not a SIGBUS. Only
- *       some megabytes of the walked part stay resident: a reader's memory does not grow with the
- *       segment.
+ *   S1  no byte of a mapping at or after `limit` is read. The limit is the published high
+ *       watermark's position, or the size of a segment that no longer grows. Pages are populated
+ *       (MADV_POPULATE_READ) before they are read, so that a disk failure is an error here and not
+ *       a SIGBUS. Only some megabytes of the walked part stay resident: a reader's memory does not
+ *       grow with the segment.
  *   S2  `at` is a batch boundary; while `inside` it is the boundary of the batch that `walk` is in.
- *   S3  a mapping is unmapped with its last reference: the reader has one on `mapping` and one on
- *       `viewed`, each hold is one more.
+ *   S3  a mapping is unmapped with its last reference. The reader has one on `mapping` and one on
+ *       `viewed`; each hold adds one.
  *   S4  everything in a segment is untrusted (a producer wrote the records, a disk stored them):
  *       every length is checked against the remaining bytes before use.
  *   S5  data and aborted transactions are of the same version of the files. A compaction may drop
- *       an ABORT marker together with the data of its transaction: a list from before it would
- *       leave out later transactions of that producer, one from after it would return aborted
- *       records of an older file.
+ *       an ABORT marker together with the data of its transaction: with a list from before the
+ *       compaction, later transactions of that producer would be left out; with one from after it,
+ *       aborted records of an older file would be returned.
  */
 #ifndef MQD_CLIENT_READER_STATE_H
 #define MQD_CLIENT_READER_STATE_H
@@ -29,7 +29,7 @@ struct mqd_segment_mapping {
     uint64_t references; /* atomic */
     const uint8_t *bytes;
     uint64_t map_bytes;
-    uint64_t populated_bytes; /* populated up to here, as far as requested; S1 */
+    uint64_t populated_bytes; /* the requested pages up to here are populated; S1 */
     /* pages up to here are no longer resident in this process; a view that still uses them loads
      * them again from the page cache */
     uint64_t dropped_bytes;

@@ -17,7 +17,7 @@
 #include "wire/cursor.h"
 
 enum { API_FETCH = 1, API_METADATA = 3, FETCH_VERSION = 13, METADATA_VERSION = 12 };
-#define HEAD_BYTES 80 /* header of a request: 10 bytes, the client id, no tagged fields */
+#define HEAD_BYTES 80 /* room for a request's header: 10 bytes, the client id, one byte (no tagged fields) */
 
 static uint8_t *put_head(uint8_t *at, const struct mqd_client *client, uint16_t api_key, uint16_t version,
                          uint32_t correlation_id)
@@ -39,7 +39,7 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Removes the response to `correlation_id` from the queue; others stay. NULL: not arrived yet. */
+/* Takes the response to `correlation_id` out of the queue. NULL: it has not arrived yet. */
 static struct mqd_response *take_response(struct mqd_client *client, uint32_t correlation_id)
 {
     for (struct mqd_response **link = &client->first_response; *link; link = &(*link)->next) {
@@ -184,7 +184,7 @@ static uint8_t *put_partition(uint8_t *at, const struct mqd_client_position *pos
     return at;
 }
 
-/* The number of leading positions that have the same topic; they become one topic of the
+/* How many positions, from the first on, have the same topic; they become one topic of the
  * request. */
 static uint32_t topic_run(const struct mqd_client_position *positions, uint32_t count)
 {

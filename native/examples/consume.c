@@ -72,7 +72,7 @@ static void view_close(struct mqd_record_view *view)
         free(columns[i]);
 }
 
-/* Sleeps until one of the partitions has new records. */
+/* Sleeps until one of the partitions has new records, or for a minute. */
 static void park(struct mqd_client *client, const struct mqd_client_topic *topic, struct mqd_segment_reader **readers,
                  uint32_t correlation_id)
 {
@@ -98,7 +98,7 @@ int main(int count, char **arguments)
         return 2;
     }
     uint64_t left = count == 4 ? strtoull(arguments[3], NULL, 10) : UINT64_MAX;
-    /* a consumer needs no memory for batches: the minimum is used, all of it for requests */
+    /* a consumer needs no memory for batches: it takes the minimum, all of it for requests */
     struct mqd_client_options options = {
         .socket_path = arguments[1], .client_id = "example-consume", .data_bytes = 65536, .request_bytes = 65536};
     struct mqd_client *client = mqd_client_open(&options);

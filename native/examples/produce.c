@@ -14,7 +14,7 @@
 
 #include "client/client.h"
 
-#define ATTEMPTS_MAX 5
+#define RETRIES_MAX 5 /* of all batches together */
 
 struct program {
     struct mqd_client *client;
@@ -36,8 +36,8 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Whether retries may succeed: the leader moves, a replica lags, or the disk is slow. Other errors
- * are reported. */
+/* Whether a retry may succeed: after an error because the leader moves, a replica lags, or the disk
+ * is slow. Other errors are reported. */
 static int retriable(int16_t error)
 {
     return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||
@@ -60,8 +60,8 @@ static void take_outcomes(struct program *p)
                 p->written += d->record_count;
                 printf("partition %d: %u records from offset %" PRId64 "\n", d->partition, d->record_count,
                        d->base_offset);
-            } else if (retriable(d->error) && p->retries++ < ATTEMPTS_MAX) {
-                mqd_producer_retry(p->producer, d->batch); /* keeps its place before all later batches */
+            } else if (retriable(d->error) && p->retries++ < RETRIES_MAX) {
+                mqd_producer_retry(p->producer, d->batch); /* the batch keeps its place before all later ones */
             } else {
                 fprintf(stderr, "partition %d: %u records refused with error %d\n", d->partition, d->record_count,
                         d->error);
