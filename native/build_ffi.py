@@ -36,7 +36,7 @@ FOLDERS = ("base", "shm", "io", "tls", "codec", "wire", "replica", "share", "log
 
 
 # GCC for a generic x86-64 zeroes and copies structs of more than 128 bytes with `rep stos` and `rep
-# movs`, which take some 15 ns to start: a request had four of them. Other compilers have no such
+# movs`, which take some 15 ns to start, four times per request. Other compilers have no such
 # option and need none.
 UNROLLED = [f"-mmem{what}-strategy=unrolled_loop:512:noalign,libcall:-1:noalign" for what in ("set", "cpy")]
 

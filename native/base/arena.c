@@ -13,8 +13,8 @@
  * Invariants
  *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its reference
  *       count is 0.
- *   A2  reference count and length are stored at a run's first extent; `first` of every extent of a
- *       run is the index of the run's first extent.
+ *   A2  a run's reference count and length are stored in its first extent; `first` of every extent
+ *       of the run is the index of that one.
  * Concurrency: one thread.
  */
 #include <errno.h>
@@ -182,7 +182,7 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
 }
 
 /* Sorts the free extents, the lowest on top: after many allocations and releases, single extents
- * are scattered where a long run is needed. */
+ * would be taken from places that long runs need. */
 void mqd_arena_sort_free_extents(struct mqd_arena *arena)
 {
     arena->free_head = NO_EXTENT;

@@ -6,11 +6,11 @@
 
 #include "base/atomic.h"
 
-static _Thread_local uint8_t *counted;
+static _Thread_local uint8_t *failure_count;
 
 void mqd_assert_count(uint8_t *count)
 {
-    counted = count;
+    failure_count = count;
 }
 
 _Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
@@ -23,7 +23,7 @@ _Noreturn void mqd_assert_failed(const char *file, int line, const char *conditi
     fprintf(stderr, "mqd: invariant broken: %s (%s:%d: %s); the process aborts and is restarted\n", text, file, line,
             condition);
     fflush(stderr);
-    if (counted && mqd_load_relaxed(counted) < UINT8_MAX)
-        mqd_store_release(counted, (uint8_t)(mqd_load_relaxed(counted) + 1));
+    if (failure_count && mqd_load_relaxed(failure_count) < UINT8_MAX)
+        mqd_store_release(failure_count, (uint8_t)(mqd_load_relaxed(failure_count) + 1));
     abort();
 }

@@ -18,7 +18,7 @@
 _Noreturn void mqd_assert_failed(const char *file, int line, const char *condition, const char *format, ...)
     __attribute__((cold, format(printf, 4, 5)));
 
-/* While `count` is not NULL, an assertion that fails on this thread increments it before the
+/* Unless `count` is NULL, an assertion that fails on this thread increments *count before the
  * process aborts. The counter is in memory that outlives the process; the successor reads it. */
 void mqd_assert_count(uint8_t *count);
 

@@ -6,8 +6,8 @@
  * On x86-64 the crc32 instruction takes three cycles and can start every cycle, so one stream uses
  * a third of its throughput. Long input is cut into three equal parts whose checksums are computed
  * in parallel and then combined: shifting a checksum over n bytes is a multiplication by x^(8n)
- * modulo the polynomial. One carry-less multiplication by x^(8n-33), reduced by a crc32 step (which
- * multiplies by x^32; the reflected product brings one more x), does it. The method is Gopal et
+ * modulo the polynomial. That takes one carry-less multiplication by x^(8n-33), reduced by a crc32
+ * step (which multiplies by x^32; the reflected product brings one more x). The method is Gopal et
  * al., "Fast CRC computation for iSCSI polynomial using CRC32 instruction", Intel 2011. Up to
  * SHORT_BYTES_MAX combining costs more than it saves. ARM's instructions are the same except for
  * their names.

@@ -14,15 +14,15 @@
 /* Whether space, descriptors or memory were lacking: a later attempt may succeed. */
 bool mqd_error_is_transient(int code);
 
-/* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` is possible. Longer
- * messages are truncated. */
+/* code: errno or MQD_E_*. All return -1, so that `return mqd_error_set(...)` is possible.
+ * Messages are truncated to MQD_ERROR_MESSAGE_BYTES. */
 int mqd_error_set(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Like set, followed by ": " and the system's text for errno `code`. */
+/* Like mqd_error_set, and appends ": " and the system's text for errno `code`. */
 int mqd_error_system(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Prefixes the current message with context and ": "; the code is unchanged. */
 int mqd_error_wrap(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* Constant text that outlives the thread; no formatting, no copying: for frequent outcomes
- * (MQD_E_FULL). */
+/* For frequent outcomes (MQD_E_FULL): neither formats nor copies `text`, a constant that outlives
+ * the thread. */
 int mqd_error_set_static(int code, const char *text);
 
 #endif

@@ -118,8 +118,8 @@ static bool same_file(const struct stat *a, const struct stat *b)
            a->st_mtim.tv_nsec == b->st_mtim.tv_nsec;
 }
 
-/* A control file that is being written might fail to parse: then no faults are injected until it
- * changes again, and a line is written to stderr. */
+/* Parsing may fail, for example while the control file is being written: then a line is written to
+ * stderr, and no faults are injected until the file changes again. */
 static void reread_control(void)
 {
     struct stat now;

@@ -123,7 +123,7 @@ static void write_record(struct iovec *iov, int count)
         ssize_t written = writev(watch.fd, iov, count > IOV_MAX ? IOV_MAX : count);
         if (written < 0 && errno == EINTR)
             continue;
-        if (written < 0) { /* with a gap in the journal a test could accept lost data */
+        if (written < 0) { /* a journal with a gap could make a test accept lost data */
             fprintf(stderr, "mqd: file journal: %s\n", strerror(errno));
             abort();
         }
@@ -138,8 +138,8 @@ static void write_record(struct iovec *iov, int count)
     }
 }
 
-/* Mutex held. data: the first record.data_bytes bytes of `count` iovecs. Returns the
- * sequence number (0 without a journal). Preserves errno. */
+/* Mutex held. The record's data are the first record.data_bytes bytes of the `count` iovecs in
+ * `data`. Returns the sequence number (0 without a journal). Preserves errno. */
 static uint64_t journal_add(struct record record, const char *path, const struct iovec *data, int count)
 {
     int saved = errno;
@@ -212,7 +212,7 @@ static uint64_t iovec_bytes(const struct iovec *iov, int count)
     return total;
 }
 
-/* pwritev of the first bytes_max bytes only. */
+/* pwritev of at most the first bytes_max bytes; -1: of all. */
 static ssize_t write_some(int fd, const struct iovec *iov, int count, int64_t offset, int64_t bytes_max)
 {
     if (bytes_max < 0)

@@ -31,14 +31,14 @@
  *   op:fault[:path-substring][:key=value]...      '#' starts a comment
  *   op        open write sync syncfs truncate rename fallocate unlink mkdir any (pwritev and pwrite
  *             are `write`)
- *   fault     an errno name (ENOSPC EIO EDQUOT EROFS EACCES EMFILE ENFILE ENOMEM EOPNOTSUPP), SHORT
- *             or DELAY
+ *   fault     an errno name (ENOSPC EIO EDQUOT EROFS EACCES EMFILE ENFILE ENOMEM EOPNOTSUPP
+ *             EFBIG), SHORT or DELAY
  *   after=N   skips the first N matching calls
  *   count=M   then applies M times (default: always)
  *   bytes=K   SHORT: only the first K bytes are written
  *   ms=T      DELAY: sleeps T ms, then continues
- *   budget=B  (write, errno) the disk accepts B more bytes, then refuses; the write that crosses
- *             the limit is short
+ *   budget=B  for `write` with an errno: the disk accepts B more bytes, then refuses; the write
+ *             that crosses the limit is short
  *
  * The first rule that applies decides, except that evaluation continues after DELAY rules.
  * Thread-safe: one mutex orders effects and records; syncs run outside it. Bounds: 32 rules, 4096

@@ -7,7 +7,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-/* 0; -1 with errno: EIO if the file ends before. */
+/* Returns 0, or -1 with errno; EIO: the file ends too early. */
 static inline int mqd_read_exactly(int fd, void *bytes, size_t size_bytes, int64_t position)
 {
     for (size_t have = 0; have < size_bytes;) {

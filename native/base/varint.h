@@ -29,7 +29,7 @@ static inline const uint8_t *mqd_varlong(const uint8_t *at, const uint8_t *end, 
     return NULL;
 }
 
-/* The same without the number. */
+/* Skips a number without decoding it. */
 static inline const uint8_t *mqd_varlong_skip(const uint8_t *at, const uint8_t *end)
 {
     for (int count = 1; count <= 10 && at != end; count++)

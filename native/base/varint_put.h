@@ -8,7 +8,8 @@
 
 #include <stdint.h>
 
-/* 7 bits a byte, computed without division or loop; correct for every highest bit from 0 to 63. */
+/* The length of `value` as a varint (7 bits a byte), without division or loop; correct for every
+ * highest bit from 0 to 63. */
 static inline uint32_t mqd_unsigned_varint_bytes(uint64_t value)
 {
     return (9u * (63u - (uint32_t)__builtin_clzll(value | 1)) + 73) >> 6;
@@ -22,7 +23,7 @@ static inline uint8_t *mqd_put_unsigned_varint(uint8_t *at, uint64_t value)
     return at;
 }
 
-/* The same in exactly `size_bytes`, which must be the required length. */
+/* The same, when the caller knows the length: size_bytes = mqd_unsigned_varint_bytes(value). */
 static inline void mqd_put_varint_sized(uint8_t *at, uint64_t value, uint32_t size_bytes)
 {
     for (uint32_t i = 0; i + 1 < size_bytes; i++, value >>= 7)

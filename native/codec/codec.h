@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* numbers of a batch's attributes */
+/* the codec numbers in a batch's attributes */
 enum mqd_codec { MQD_CODEC_NONE, MQD_CODEC_GZIP, MQD_CODEC_SNAPPY, MQD_CODEC_LZ4, MQD_CODEC_ZSTD };
 
 /* limit of the decompressed records of one batch, wherever it is decompressed */
@@ -32,7 +32,7 @@ const char *mqd_codec_library(uint8_t codec); /* the name of its file */
  * The codec must be available. */
 int64_t mqd_decompress(uint8_t codec, const uint8_t *data, size_t size_bytes, size_t size_max, const uint8_t **records,
                        const char **reason);
-/* Gives a large buffer back to the system. */
+/* Frees this thread's buffer if it is large. */
 void mqd_decompress_trim(void);
 
 #endif

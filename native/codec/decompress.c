@@ -71,7 +71,7 @@ static struct workspace *workspace_of_thread(bool create)
     return own;
 }
 
-/* Ensures at least one free byte, unless the bound is already exceeded. */
+/* Ensures at least one free byte: grows a full buffer. False: no memory. */
 static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max)
 {
     if (own->length < own->capacity)
@@ -90,7 +90,7 @@ static bool make_room(struct workspace *own, size_t start_bytes, size_t size_max
     return true;
 }
 
-/* ---- the codecs: reset() before the first step and after each member; false: no memory ---- */
+/* ---- the codecs: reset() before each member, the first included; false: no memory ---- */
 
 static bool gzip_reset(struct workspace *own)
 {
@@ -164,7 +164,7 @@ static void zstd_step(struct workspace *own, struct step *step)
 static const struct stream {
     bool (*reset)(struct workspace *own);
     void (*step)(struct workspace *own, struct step *step);
-    bool once; /* one member only */
+    bool single_member; /* bytes after the first member are damage */
 } streams[] = {[MQD_CODEC_GZIP] = {gzip_reset, gzip_step, false},
                [MQD_CODEC_LZ4] = {lz4_reset, lz4_step, true},
                [MQD_CODEC_ZSTD] = {zstd_reset, zstd_step, false}};
@@ -192,9 +192,9 @@ static int decompress_stream(struct workspace *own, const struct stream *stream,
             return MQD_CODEC_TOO_LARGE;
         if (step.ended && size_bytes == 0)
             return 0;
-        *reason = stream->once ? "bytes follow the frame" : "the last member is cut off";
-        if (step.ended && (stream->once || !stream->reset(own)))
-            return stream->once ? MQD_CODEC_DAMAGED : MQD_CODEC_NO_MEMORY;
+        *reason = stream->single_member ? "bytes follow the frame" : "the last member is cut off";
+        if (step.ended && (stream->single_member || !stream->reset(own)))
+            return stream->single_member ? MQD_CODEC_DAMAGED : MQD_CODEC_NO_MEMORY;
         *reason = "it is cut off";
         /* the output has room, but no more input can be consumed */
         if (!step.ended && step.out_bytes < room && (size_bytes == 0 || step.in_bytes == 0))
@@ -219,7 +219,7 @@ static int decompress_block(struct workspace *own, const uint8_t *data, size_t s
     }
     while (own->capacity - own->length < length) {
         size_t before = own->length;
-        own->length = own->capacity; /* full: the next step grows it */
+        own->length = own->capacity; /* as if full, so that make_room grows the buffer */
         bool grown = make_room(own, length > START_BYTES ? length : START_BYTES, size_max);
         own->length = before;
         if (!grown)

@@ -1,5 +1,5 @@
-/* Loads the codecs' libraries and fills the table of their functions. They stay loaded until the
- * process ends. */
+/* Loads the codecs' libraries, which stay loaded until the process ends, and fills the table of
+ * their functions. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>

@@ -70,7 +70,7 @@ int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token)
 
 int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token)
 {
-    (void)token; /* the backend identifies it by fd */
+    (void)token; /* the backends identify the entry by fd */
     return poll->calls->remove(poll, fd);
 }
 

@@ -6,9 +6,9 @@
  * epoll: at most MQD_POOL_THREAD_COUNT_MAX threads) and complete as events. Preallocation, snapshot
  * writing and other arbitrary jobs run on the pool with both backends.
  *
- * Single caller, except for mqd_poll_interrupt, which any thread may call: the thread that waits
- * first is the only one that adds, removes and waits from then on. Another thread may create and
- * add before that, and destroy after the caller's thread has ended.
+ * Any thread may call mqd_poll_interrupt. For everything else there is a single caller: the thread
+ * that waits first is the only one that adds, removes and waits from then on. Another thread may
+ * create and add before that, and destroy after the caller's thread has ended.
  *
  * Invariants
  *   W1  every change of a socket after the last event about it causes another event; overflowing
@@ -38,7 +38,7 @@ struct mqd_poll;
 int mqd_poll_create(struct mqd_poll **out, int backend, uint32_t fd_count_max);
 void mqd_poll_destroy(struct mqd_poll *poll); /* waits for running file operations; their events are lost */
 int mqd_poll_backend(const struct mqd_poll *poll);
-/* Edge-triggered for reading, writing and hang-up. token must not have the top bit set. */
+/* Watches for reading, writing and hang-up, edge-triggered. token must not have the top bit set. */
 int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token);
 /* No event with this fd's token is delivered after return. Call before close(fd). */
 int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token);

@@ -2,11 +2,11 @@
  * submits, waits and collects.
  *
  * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket.
- * It ends when the kernel could not post a completion (its queue overflowed) or on an error; it is
- * then armed again, which reports the current state, so nothing is lost.
+ * It ends when the kernel could not post a completion (its queue overflowed); it is then armed
+ * again, which reports the current state, so nothing is lost. After an error it stays ended.
  *
- * Each watched descriptor has an entry, indexed by its number. user_data = kind (8 bits) |
- * generation (24) | index (32); the generation distinguishes late completions of a removed
+ * Each watched descriptor has an entry, indexed by the descriptor's number. user_data = kind (8
+ * bits) | generation (24) | index (32); the generation distinguishes late completions of a removed
  * descriptor from those of the next one with the same number.
  *
  * When a poll cannot be armed because the submission queue is full, `arm_pending` is set, and arming
@@ -39,7 +39,7 @@ enum kind { KIND_IGNORE, KIND_WAKE, KIND_POLL, KIND_SYNC, KIND_READ };
 
 struct watched_fd {
     uint64_t token;
-    uint32_t generation; /* of the current or the next use */
+    uint32_t generation; /* of the descriptor's current use, or of the next one */
     bool present;
     bool arm_pending; /* not armed yet: the submission queue was full */
 };
@@ -304,8 +304,8 @@ static int complete(struct uring_poll *uring, struct operation *operation, int32
     return 1;
 }
 
-/* Pieces are whole steps, so more than requested may be read; the range ends at the end of the file
- * or at an error. */
+/* Pieces are whole steps, so more than requested may be read. Reading stops at the end of the range
+ * or of the file, or at an error. */
 static int on_read(struct uring_poll *uring, struct operation *operation, int32_t result, struct mqd_poll_event *event)
 {
     if (result == -EINTR || result == -EAGAIN)
@@ -398,8 +398,8 @@ static int create_parts(struct uring_poll *uring, uint32_t fd_count_max)
     return mqd_uring_open(&uring->ring, mqd_poll_uring_submission_count, mqd_poll_uring_completion_count);
 }
 
-/* The caller's thread may have ended; the kernel has then finished or cancelled its requests and
- * refuses further calls. */
+/* The thread that waited may have ended; the kernel has then finished or cancelled its requests,
+ * and refuses further calls. */
 static void destroy(struct mqd_poll *poll)
 {
     struct uring_poll *uring = poll->backend_state;

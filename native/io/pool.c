@@ -5,8 +5,8 @@
  * them; the `queue` and `done` lists are protected by the mutex. An entry is freed when its event
  * is collected (W2), so nothing can overflow.
  *
- * Fairness: jobs are grouped by the device of their file. Arbitrary jobs (mqd_poll_run) of a device
- * form a second group, and jobs without a device another group. A group uses at most
+ * Fairness: jobs are grouped by the device of their file. The arbitrary jobs (mqd_poll_run) of a
+ * device form a second group, and all jobs without a device one more. A group uses at most
  * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
  * none. So a stalled disk, which then occupies both its groups, delays neither flushes nor
  * arbitrary jobs of another disk, however many jobs are queued. Within a group the order is that of
@@ -31,7 +31,7 @@
 #define NO_JOB UINT32_MAX
 #define NO_GROUP UINT64_MAX
 #define NO_DEVICE_GROUP (UINT64_MAX - 1)
-/* no device number has this bit set; without this bit, none equals one of the two values above */
+/* no device number has this bit set; with or without it, none equals one of the two values above */
 #define RUN_GROUP_BIT (1ull << 63)
 #define STACK_BYTES (1u << 20)
 
@@ -53,7 +53,7 @@ struct mqd_pool {
     int event_fd;
     bool stopping;
     uint32_t thread_count;
-    uint32_t idle_count; /* including those signalled but not running yet */
+    uint32_t idle_count; /* threads that wait, including those signalled but not running yet */
     uint32_t queue_count;
     uint32_t done_count; /* also read without the mutex */
     struct list queue;

@@ -2,8 +2,8 @@
  *
  * The ring is created disabled and enabled by the thread that enters first: SINGLE_ISSUER binds it
  * to that thread, not to the caller of mqd_uring_open. With DEFER_TASKRUN completions are
- * posted only while that thread waits, so the reactor is not interrupted; older kernels fall back
- * step by step.
+ * posted only while that thread waits, so the reactor is not interrupted. On older kernels
+ * setup() does without these flags, step by step.
  */
 #include "io/uring.h"
 
@@ -117,8 +117,8 @@ static int setup(struct parameters *parameters, uint32_t submission_count, uint3
     return fd;
 }
 
-static const uint8_t needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD,
-                                 MQD_URING_OP_ASYNC_CANCEL};
+static const uint8_t operations_needed[] = {MQD_URING_OP_READV, MQD_URING_OP_FSYNC, MQD_URING_OP_POLL_ADD,
+                                            MQD_URING_OP_ASYNC_CANCEL};
 
 static int check_offer(int fd, uint32_t features)
 {
@@ -129,9 +129,9 @@ static int check_offer(int fd, uint32_t features)
     memset(&probe, 0, sizeof probe);
     if (syscall(SYS_io_uring_register, fd, REGISTER_PROBE, &probe, 64) != 0)
         return mqd_error_system(errno, "the features of io_uring cannot be queried" WHAT_TO_DO);
-    for (size_t i = 0; i < sizeof needed; i++)
-        if (needed[i] > probe.last_op || !(probe.op[needed[i]].flags & 1))
-            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WHAT_TO_DO, needed[i]);
+    for (size_t i = 0; i < sizeof operations_needed; i++)
+        if (operations_needed[i] > probe.last_op || !(probe.op[operations_needed[i]].flags & 1))
+            return mqd_error_set(ENOSYS, "this kernel's io_uring lacks operation %u" WHAT_TO_DO, operations_needed[i]);
     return 0;
 }
 
@@ -166,13 +166,13 @@ static int map_queues(struct mqd_uring *ring, const struct parameters *p)
 /* Restricts the ring to the operations used here, because seccomp filters do not see them. */
 static int restrict_operations(int fd)
 {
-    struct restriction allowed[sizeof needed / sizeof needed[0] + 3] = {
+    struct restriction allowed[sizeof operations_needed / sizeof operations_needed[0] + 3] = {
         {.kind = RESTRICT_REGISTRATION, .allowed = REGISTER_ENABLE_RINGS},
         {.kind = RESTRICT_REGISTRATION, .allowed = REGISTER_IOWQ_MAX_WORKERS},
         {.kind = RESTRICT_FLAGS, .allowed = MQD_URING_SQE_ASYNC | MQD_URING_SQE_CQE_SKIP_SUCCESS},
     };
-    for (size_t i = 0; i < sizeof needed / sizeof needed[0]; i++)
-        allowed[i + 3] = (struct restriction){.kind = RESTRICT_OPERATION, .allowed = needed[i]};
+    for (size_t i = 0; i < sizeof operations_needed / sizeof operations_needed[0]; i++)
+        allowed[i + 3] = (struct restriction){.kind = RESTRICT_OPERATION, .allowed = operations_needed[i]};
     if (syscall(SYS_io_uring_register, fd, REGISTER_RESTRICTIONS, allowed, sizeof allowed / sizeof allowed[0]) != 0)
         return mqd_error_system(errno, "io_uring cannot be restricted to the operations used" WHAT_TO_DO);
     return 0;
@@ -259,7 +259,7 @@ void mqd_uring_pop(struct mqd_uring *ring)
     mqd_store_release(ring->completion_head_word, mqd_load_relaxed(ring->completion_head_word) + 1);
 }
 
-/* Uses a ring and an eventfd of its own: two writes must produce two completions of one poll. */
+/* Two writes to the eventfd must produce two completions of one poll. */
 static int try_poll(struct mqd_uring *ring, int fd)
 {
     const uint64_t one = 1;

@@ -1,6 +1,6 @@
 /* A minimal io_uring: the two queues and three system calls. Numbers and structures are the
  * kernel's (io_uring(7), io_uring_setup(2), io_uring_enter(2)); they are defined here because the
- * headers of the build machine may be older than the kernel it runs on.
+ * headers of the build machine may be older than the kernel that the program runs on.
  *
  * One thread submits and waits (the first that enters); another thread may create and fill the
  * queue before that.
@@ -73,12 +73,13 @@ void mqd_uring_close(struct mqd_uring *ring);
  * missing; the error message gives the reason. */
 int mqd_uring_probe(void);
 
-/* Returns a zeroed entry to fill; NULL when the queue is full and the kernel accepts nothing. */
+/* Returns a zeroed entry to fill; NULL when the queue is full and the kernel takes no entry. */
 struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring);
 /* Submits queued entries, lets the kernel post completions, waits for wait_count of them.
  * timeout_ns < 0: no limit. 0, or -errno (-ETIME, -EINTR...). */
 int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns);
-/* True when entering the kernel would produce completions even without waiting. */
+/* Whether to enter the kernel even without waiting: entries are queued, or completions may be ready
+ * to be posted. */
 bool mqd_uring_has_work(const struct mqd_uring *ring);
 /* The oldest completion, NULL when there is none; mqd_uring_pop frees its entry. */
 const struct mqd_uring_completion *mqd_uring_peek(struct mqd_uring *ring);

@@ -10,7 +10,7 @@
 
 /* ---- opening and closing ---- */
 
-static void name_segments(struct mqd_compact *compact, struct mqd_compact_input *input)
+static void input_init(struct mqd_compact *compact, struct mqd_compact_input *input)
 {
     *input = (struct mqd_compact_input){.directory = compact->directory,
                                         .bases = compact->bases,
@@ -30,7 +30,7 @@ static int check_options(const int64_t *bases, const struct mqd_compact_options 
                                                        "to clean, and a load factor");
 }
 
-/* The number of the segment that holds the offset, among those to clean; 0 if none does. */
+/* The number of the last segment to clean that begins at or below the offset; 0 if none does. */
 static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = 0;
@@ -39,8 +39,8 @@ static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
     return number;
 }
 
-/* Begins reading at the first batch that the producer snapshot does not cover, even if that part of
- * the log is already clean. */
+/* Begins reading in the segment of the first batch that the producer snapshot does not cover, even
+ * if that part of the log is already clean. */
 static int begin_map(struct mqd_compact *compact)
 {
     bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;
@@ -67,8 +67,8 @@ struct mqd_compact *mqd_compact_open(const char *directory, const int64_t *bases
         return NULL;
     }
     memcpy(compact->bases, bases, options->segment_count * sizeof *bases);
-    name_segments(compact, &compact->input);
-    name_segments(compact, &compact->scan_input);
+    input_init(compact, &compact->input);
+    input_init(compact, &compact->scan_input);
     compact->output.directory = compact->directory;
     compact->output.index_interval_bytes = options->index_interval_bytes;
     compact->first_dirty_number = number_of(compact, options->first_dirty_offset);
@@ -152,9 +152,9 @@ static int scan_batch(struct mqd_compact *compact, const struct mqd_batch *batch
     if (batch->producer_id < 0)
         return 0;
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL)) {
+        /* an emptied batch (no records) belongs to a transaction that has ended */
         bool begins = (batch->attributes & MQD_ATTRIBUTE_TRANSACTIONAL) && batch->record_count > 0 &&
                       batch->base_offset < clean_end &&
-                      /* an emptied batch belongs to a transaction that has ended */
                       !mqd_id_map_get(&compact->ongoing, batch->producer_id, &first_offset);
         return begins ? mqd_id_map_put(&compact->ongoing, batch->producer_id, batch->base_offset) : 0;
     }
@@ -210,7 +210,7 @@ bool mqd_compact_is_aborted(const struct mqd_compact *compact, const struct mqd_
         return false;
     struct mqd_aborted key = {.producer_id = batch->producer_id, .first_offset = batch->base_offset};
     uint32_t low = 0, high = compact->aborted.count;
-    while (low < high) { /* finds the last one that is not after it */
+    while (low < high) { /* finds the last entry that is not after `key` */
         uint32_t middle = low + (high - low) / 2;
         if (by_producer(&compact->aborted.entries[middle], &key) <= 0)
             low = middle + 1;
@@ -230,8 +230,8 @@ static int finish_map(struct mqd_compact *compact)
     return MQD_COMPACT_DONE;
 }
 
-/* The table became full at this offset, which is in the segment being read. The segments before it
- * are cleaned; if there are none, this segment is cleaned, as far as it was mapped. */
+/* The table became full at this offset, which is in the segment being read. The earlier segments
+ * are cleaned; if there are none, this one is cleaned, as far as it was mapped. */
 static int on_map_full(struct mqd_compact *compact, int64_t offset)
 {
     uint32_t number = compact->input.number;
@@ -331,7 +331,7 @@ static uint64_t moved_bytes(const struct mqd_compact *compact)
     return (uint64_t)(compact->input.read_bytes + compact->scan_input.read_bytes + compact->figures.written_bytes);
 }
 
-/* Records what is requested from the caller. */
+/* Fills `work`: the bytes that this call moved, and what the caller must decompress or compress. */
 static int report(struct mqd_compact *compact, int state, uint64_t before, struct mqd_compact_work *work)
 {
     *work = (struct mqd_compact_work){.done_bytes = moved_bytes(compact) - before};
