@@ -137,7 +137,7 @@ int mqd_epochs_load(struct mqd_epochs *epochs, const char *directory)
     return result;
 }
 
-static int write_fully(int fd, const char *text, size_t size_bytes)
+static int write_text(int fd, const char *text, size_t size_bytes)
 {
     ssize_t written = mqd_file_pwrite(fd, text, size_bytes, 0);
     if (written >= 0 && (size_t)written < size_bytes)
@@ -162,7 +162,7 @@ int mqd_epochs_write(const struct mqd_epochs *epochs, const char *directory)
         length += snprintf(text + length, capacity - (size_t)length, "%d %lld\n", epochs->entries[i].epoch,
                            (long long)epochs->entries[i].start_offset);
     int fd = mqd_file_open(temporary, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    int error = fd < 0 || write_fully(fd, text, (size_t)length) < 0 || mqd_file_rename(temporary, path) < 0 ? errno : 0;
+    int error = fd < 0 || write_text(fd, text, (size_t)length) < 0 || mqd_file_rename(temporary, path) < 0 ? errno : 0;
     free(text);
     if (!error)
         return fd;

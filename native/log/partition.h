@@ -108,9 +108,10 @@ int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, cons
  * dropped, and then any sequence is accepted. */
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
-/* Whether an idempotent producer's batch may overtake an earlier one that was refused before it
- * reached this log: its producer is unknown here, and it is not the producer's first. It is noted as
- * refused; when the producer sends it again, it had nothing earlier to send, and may come first. */
+/* Whether this batch of an idempotent producer, whose sequence is not 0, must be refused because an
+ * earlier one may have been refused before it reached this log. Only for a producer that is unknown
+ * here: the first of its batches to arrive is noted as refused. When the producer sends that batch
+ * again, it had nothing earlier to send, and the batch may come first. */
 bool mqd_partition_may_overtake(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 /* staged batches are included */
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id);

@@ -84,7 +84,7 @@ struct mqd_sync_item {
     bool marked;
     int64_t segment; /* -1: the file belongs to no segment */
     enum mqd_file_kind kind;
-    bool epochs;
+    bool epochs; /* the file is the leader-epoch checkpoint */
     struct mqd_mark mark;
 };
 

@@ -7,10 +7,9 @@
  *     base offset.
  *   - wholly before the oldest of the five: 46 DUPLICATE_SEQUENCE_NUMBER. It was written, but its
  *     offset is forgotten; clients treat this as success.
- *   - not the successor of the last sequence: 45 OUT_OF_ORDER_SEQUENCE_NUMBER. Also when it is
- *     before the oldest and fewer than five are remembered: the first batch taken from an unknown
- *     producer may have been its second, and its first, which was refused temporarily, is sent
- *     again.
+ *   - not the successor of the last sequence: 45 OUT_OF_ORDER_SEQUENCE_NUMBER. Also if the batch is
+ *     before the oldest and fewer than five are remembered, because it was never written: the
+ *     producer's first batch may have been refused temporarily, and its second one taken.
  *   - lower epoch: 47 INVALID_PRODUCER_EPOCH.
  *   - higher epoch: must begin with sequence 0, otherwise 45; also after a marker that has bumped
  *     the epoch (KIP-890).
@@ -82,9 +81,9 @@ struct mqd_producer {
     uint32_t transaction;      /* link of the ongoing one in producers->transactions; 0 = none */
     int32_t coordinator_epoch; /* of the last marker; -1 = none */
     int16_t epoch;
-    uint8_t count;
+    uint8_t count;            /* of the batches remembered */
     uint8_t head : 4;         /* batches[head] is overwritten next */
-    uint8_t any_sequence : 1; /* known only by a marker or a coordinator's batch */
+    uint8_t any_sequence : 1; /* known only by a marker or a coordinator's batch: any sequence may come next */
     /* the batches precede its last marker: the last one determines the next sequence, and none
      * counts for duplicates */
     uint8_t ended : 1;

@@ -274,12 +274,12 @@ static int read_chunk(const struct files *files, uint32_t first, uint32_t count,
                                         before ? sums : sums + MQD_TXN_SUM_BYTES);
     if (got_sums < 0)
         return -1;
-    bool complete = got == (int)count && got_sums == (int)(count + before);
-    for (uint32_t i = 0; complete && i < count; i++)
-        complete = mqd_txn_index_checksum(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
-                                          bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
-                   mqd_get_be32(sums + (i + 1) * MQD_TXN_SUM_BYTES);
-    if (complete)
+    bool valid = got == (int)count && got_sums == (int)(count + before);
+    for (uint32_t i = 0; valid && i < count; i++)
+        valid = mqd_txn_index_checksum(mqd_get_be32(sums + i * MQD_TXN_SUM_BYTES), files->segment_base,
+                                       bytes + i * MQD_TXN_INDEX_ENTRY_BYTES) ==
+                mqd_get_be32(sums + (i + 1) * MQD_TXN_SUM_BYTES);
+    if (valid)
         return (int)count;
     errno = EBADMSG;
     return -1;

@@ -1,9 +1,9 @@
 /* Compaction of one partition's sealed segments: keeps the last value of each key. Runs off the
  * reactor, on files that no longer change.
  *
- *   map    the dirty range is read: each key's last offset goes into a bounded table. If there are
- *          transactions, the headers up to the high watermark are read once (scan) to find the
- *          markers: records of aborted transactions are ignored
+ *   map    the dirty range is read: each key's last offset goes into a bounded table. Records
+ *          of aborted transactions are ignored: if there are transactions, the headers up to the
+ *          high watermark are read once (scan) to find the markers
  *   copy   each group of neighbouring segments is rewritten to BASE.*.cleaned, without the records
  *          that the table shows to be outdated
  *   swap   log/compaction/swap.c: the new files replace the old ones
@@ -84,7 +84,7 @@ struct mqd_compact_output {
 };
 
 int mqd_compact_output_begin(struct mqd_compact_output *output, int64_t base_offset);
-/* header_bytes and records_bytes form one batch; either may be 0. */
+/* `header` and `records` together are the bytes of one batch; either may be empty. */
 int mqd_compact_output_add(struct mqd_compact_output *output, const struct mqd_batch *batch, const void *header,
                            uint32_t header_bytes, const void *records, uint32_t records_bytes);
 /* Flushes the files, but not their directory entries. */
@@ -92,6 +92,7 @@ int mqd_compact_output_finish(struct mqd_compact_output *output);
 /* Closes the files; deletes them with `discard`. */
 void mqd_compact_output_end(struct mqd_compact_output *output, bool discard);
 
+/* neighbouring records that are kept; `at`: in the bytes of the decompressed records */
 struct mqd_compact_run {
     uint32_t at, size_bytes;
 };
@@ -123,7 +124,7 @@ struct mqd_compact {
     int64_t producers_from; /* the snapshot covers batches below this offset; -1 = no snapshot */
     /* copy */
     struct mqd_compact_output output;
-    uint32_t group_first, group_end, group_expected;
+    uint32_t group_first, group_end, next_group_first;
     int64_t group_left_bytes; /* bytes of the source segments after the current batch */
     bool group_changed;
     struct mqd_compact_run *runs;

@@ -339,7 +339,7 @@ static int sum_sources(struct mqd_compact *compact, uint32_t first, uint32_t cou
 int mqd_compact_group_begin(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {
     if ((compact->phase != MQD_PHASE_MAPPED && compact->phase != MQD_PHASE_COPIED) ||
-        first != compact->group_expected || count == 0 || first + count > compact->figures.clean_count)
+        first != compact->next_group_first || count == 0 || first + count > compact->figures.clean_count)
         return mqd_error_set_static(MQD_E_INVALID, "groups are copied in order, after the keys are known");
     compact->group_first = first;
     compact->group_end = first + count;
@@ -363,6 +363,6 @@ int mqd_compact_group_end(struct mqd_compact *compact, struct mqd_compact_group 
         return -1;
     out->has_transactions = compact->output.transaction_bytes.size_bytes > 0;
     mqd_compact_output_end(&compact->output, !compact->group_changed);
-    compact->group_expected = compact->group_end;
+    compact->next_group_first = compact->group_end;
     return 0;
 }

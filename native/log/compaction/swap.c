@@ -61,9 +61,9 @@ struct swap {
     int64_t *others;
 };
 
-static int name_of(char path[PATH_MAX], const char *directory, int64_t offset, const char *suffix, const char *state)
+static int make_path(char path[PATH_MAX], const char *directory, int64_t offset, const char *suffix, const char *ending)
 {
-    int length = snprintf(path, PATH_MAX, "%s/%020lld%s%s", directory, (long long)offset, suffix, state);
+    int length = snprintf(path, PATH_MAX, "%s/%020lld%s%s", directory, (long long)offset, suffix, ending);
     return length < PATH_MAX ? 0 : mqd_error_set(ENAMETOOLONG, "path too long: %s", directory);
 }
 
@@ -89,7 +89,7 @@ static int write_swap(const char *directory, const struct swap *swap)
     for (uint32_t i = 0; i < swap->count; i++)
         mqd_put_be64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i, (uint64_t)swap->others[i]);
     mqd_put_be32(bytes + 8, mqd_crc32c(0, bytes + 12, size_bytes - 12));
-    int result = name_of(path, directory, swap->base_offset, ".swap", "");
+    int result = make_path(path, directory, swap->base_offset, ".swap", "");
     if (result == 0)
         result = mqd_file_replace(path, bytes, size_bytes);
     free(bytes);
@@ -124,7 +124,7 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
 {
     char path[PATH_MAX];
     size_t capacity = SWAP_HEAD_BYTES + 8 * (size_t)SWAP_COUNT_MAX, have = 0;
-    if (name_of(path, directory, base_offset, ".swap", "") < 0)
+    if (make_path(path, directory, base_offset, ".swap", "") < 0)
         return -1;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
@@ -183,7 +183,7 @@ int mqd_compact_swap_prepare(const char *directory, int64_t base_offset, const i
 static int unlink_if_there(const char *directory, int64_t offset, const char *suffix)
 {
     char path[PATH_MAX];
-    if (name_of(path, directory, offset, suffix, "") < 0)
+    if (make_path(path, directory, offset, suffix, "") < 0)
         return -1;
     return exists(path) ? mqd_file_unlink(path) : 0;
 }
@@ -191,8 +191,8 @@ static int unlink_if_there(const char *directory, int64_t offset, const char *su
 static int install_kind(const char *directory, const struct swap *swap, int kind)
 {
     char from[PATH_MAX], to[PATH_MAX];
-    if (name_of(from, directory, swap->base_offset, suffixes[kind], ".cleaned") < 0 ||
-        name_of(to, directory, swap->base_offset, suffixes[kind], "") < 0)
+    if (make_path(from, directory, swap->base_offset, suffixes[kind], ".cleaned") < 0 ||
+        make_path(to, directory, swap->base_offset, suffixes[kind], "") < 0)
         return -1;
     if (!exists(from))
         return 0; /* already done */
@@ -202,7 +202,7 @@ static int install_kind(const char *directory, const struct swap *swap, int kind
 static int install(const char *directory, const struct swap *swap)
 {
     char log[PATH_MAX];
-    if (name_of(log, directory, swap->base_offset, ".log", ".cleaned") < 0)
+    if (make_path(log, directory, swap->base_offset, ".log", ".cleaned") < 0)
         return -1;
     if (exists(log) && (unlink_if_there(directory, swap->base_offset, ".index") < 0 ||
                         unlink_if_there(directory, swap->base_offset, ".timeindex") < 0))
@@ -257,14 +257,14 @@ int mqd_compact_swap_finish(const char *directory, int64_t base_offset)
 int mqd_compact_swap_undo(const char *directory, int64_t base_offset)
 {
     char path[PATH_MAX];
-    if (name_of(path, directory, base_offset, ".swap", "") < 0)
+    if (make_path(path, directory, base_offset, ".swap", "") < 0)
         return -1;
     /* The list is deleted first, and durably: recovery would mistake a list without its files for
      * an unfinished swap. */
     if (exists(path) && (mqd_file_unlink(path) < 0 || mqd_file_sync_directory(directory) < 0))
         return -1;
     for (int kind = 0; kind < KIND_COUNT; kind++) {
-        if (name_of(path, directory, base_offset, suffixes[kind], ".cleaned") < 0)
+        if (make_path(path, directory, base_offset, suffixes[kind], ".cleaned") < 0)
             return -1;
         if (exists(path) && mqd_file_unlink(path) < 0)
             return -1;

@@ -43,7 +43,7 @@ struct mqd_ids {
     uint64_t chunks_from; /* sequence number of the first entry of chunks[0] */
     uint32_t *slots;      /* 0 = unused */
     uint32_t slot_count;  /* a power of two */
-    uint32_t used;        /* slots */
+    uint32_t used;        /* slots in use */
     struct mqd_ids_mark *marks;
     uint32_t mark_count, mark_capacity, mark_head;
     struct mqd_ids_transaction *transactions;
@@ -62,12 +62,12 @@ int mqd_ids_open(struct mqd_ids *ids, uint32_t count_max);
 void mqd_ids_close(struct mqd_ids *ids);
 
 void mqd_ids_hash(const struct mqd_ids *ids, const uint8_t *id, uint32_t id_bytes, struct mqd_id_hash *hash);
-/* producer_id: of the transactional batch; -1: it is not transactional. *offset: of the record,
- * with USED. */
+/* producer_id: the producer, if its batch is transactional; -1: it is not. USED: *offset is that of
+ * the record with this id. */
 enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t producer_id,
                                int64_t *offset);
-/* Adds an id, in place of the entry that has it; offsets must increase. producer_id: of the
- * transactional batch; -1: of none. 0; -1: full, or no memory (nothing changes). */
+/* Adds an id; an older entry with this id becomes free. Offsets must increase. producer_id: as for
+ * mqd_ids_find. 0; -1: full, or no memory (nothing changes). */
 int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
 /* Ids added from now on have this time. Times are kept to a thousandth of the window: an id expires
  * at most that much too late, and never too early, unless there is no memory. */

@@ -83,8 +83,8 @@ bool mqd_range_just_written(struct mqd_reader *reader, uint32_t slot_number, con
         slot->seen_position = positions->high_watermark_position;
     }
     int64_t segment = range->segment->base_offset;
-    bool since =
+    bool written_since =
         segment > slot->seen_segment || (segment == slot->seen_segment && range->position >= slot->seen_position);
-    return since && segment == positions->high_watermark_segment &&
+    return written_since && segment == positions->high_watermark_segment &&
            positions->high_watermark_position - range->position < TAIL_BYTES;
 }

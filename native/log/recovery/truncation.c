@@ -129,8 +129,8 @@ static int listing_of(const struct mqd_partition *partition, struct mqd_listing 
     return 0;
 }
 
-/* Flushes files that wait for a flush (epochs and aborted transactions too, which recovery does not
- * check when they do not change) and closes the descriptors. */
+/* Flushes the files that wait for a flush, including those of epochs and aborted transactions,
+ * which recovery may leave unflushed when it does not change them. Closes the descriptors. */
 static int close_files(struct mqd_partition *partition)
 {
     int error = 0;
