@@ -301,7 +301,7 @@ class Worker:
         ):
             await self._log_hung_directories()
             self._exit_without_joining()
-        # otherwise a short run could not be marked clean
+        # mark_clean() requires it, and after a short run it may not have been done yet
         pruned = await self._unless_hung("pruning of checkpoints", self._upkeep.maybe_prune())
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not pruned:
