@@ -1,4 +1,4 @@
-/* Requests between arrival and response: order of replies, timeouts, memory.
+/* Requests between arrival and response: order of responses, timeouts, memory.
  *
  * A request exists until its last append or response has arrived, even if its client has
  * disconnected (connection NULL).

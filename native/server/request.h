@@ -129,8 +129,8 @@ struct mqd_produce_topic_entry {
     uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3];
 };
 
-/* state of a Produce that later requests of its connection must not overtake; most requests do not
- * need it */
+/* fields of a Produce that later requests of its connection must not overtake, because it waits for
+ * a check; most requests do not need them */
 struct mqd_request_order {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
@@ -199,8 +199,8 @@ struct mqd_request {
     uint8_t sent;
     uint16_t control_flags;      /* MQD_REQUEST_* */
     uint8_t disconnect;          /* the connection closes once the request is answered */
-    uint8_t control_counted;     /* in connection->control_sent */
-    uint8_t control_passed;      /* in reactor->control_passed_extents, while its frame is in the arena */
+    uint8_t control_counted;     /* counted in connection->control_sent */
+    uint8_t control_passed;      /* counted in reactor->control_passed_extents, while its frame is in the arena */
     struct mqd_buffer reply;     /* READY, CONTROL, LIST_OFFSETS: from the correlation id on */
     struct mqd_look_up *look_up; /* a LIST_OFFSETS that waits for flushes */
 };

@@ -62,9 +62,9 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
                          (uint32_t)(c->principal + c->principal_bytes - colon - 1));
 }
 
-/* The kinds that a request of this API is charged for. A request for changes of topics is refused
- * when the client is over its mutation quota, in the versions that have this error; in older
- * versions it waits (KIP-599). */
+/* The kinds that a request of this API is charged for. When a client is over its mutation quota, the
+ * acceptor refuses to create or delete its topics and partitions; only in older versions, which have
+ * no error for that, the connection is muted (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
     uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
@@ -86,8 +86,8 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
 }
 
 /* Finds the limits that apply to the connection: those of its user and of the client id in this
- * request's header. False: there are none, or the header cannot be read; its parser reports
- * that. */
+ * request's header. False: the connection is not charged, or the header cannot be read, which its
+ * parser reports. */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)

@@ -24,7 +24,7 @@
 struct mqd_share_page {
     uint64_t *cells;                       /* NULL: all are `uniform` */
     uint64_t uniform;                      /* the cell of all offsets; neither acquired nor Archiving */
-    uint16_t available, acquired, delayed; /* number of its 1,024 offsets, including those outside start..end */
+    uint16_t available, acquired, delayed; /* how many of its 1,024 offsets, including those outside start..end */
     uint16_t archiving, waiting;
     uint8_t in_use;
 };
@@ -133,8 +133,8 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share);
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
 /* Called when all keys below `offset` are known: moves mqd_share_keys_from there. */
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
-/* Called when cells were replaced: records that waited for their offsets become Available, or these
- * offsets have to wait. */
+/* Called when cells were replaced: if their offsets are finished, the records that waited for them
+ * become Available; if they were released, they may have to wait themselves. */
 void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
 /* Called when no offset of the page is open any more. */
 void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);

@@ -1,4 +1,5 @@
-/* A share-partition at its owner: loading, writing, waiting responses. See share/partition.h. */
+/* A share-partition at its owner: loading, writing, and responses that wait for a write. See
+ * share/partition.h. */
 #include "share/partition.h"
 
 #include <stdlib.h>

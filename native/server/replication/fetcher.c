@@ -226,8 +226,8 @@ void mqd_fetcher_leave(struct mqd_reactor *r, struct mqd_owned *owned)
     free(followed);
 }
 
-/* A partition may have been left out of requests even if its `storing` is false: flush.on.ack was
- * enabled while its flush was running. */
+/* A partition may have been left out of requests even if its `storing` is false: flush.on.ack may
+ * have been enabled while the flush was running. */
 void mqd_fetcher_on_flush(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     struct mqd_followed *followed = owned->followed;

@@ -6,7 +6,7 @@
 
 #include "server/replication/fetcher_state.h"
 
-#define BURST_MS 100 /* the throttled lanes may use the allowance of this time in one burst */
+#define BURST_MS 100 /* the throttled lanes may receive the bytes of this time in one burst */
 
 /* The state that the session should have for this partition. false: it must not be fetched now. */
 static bool next_fetch(struct mqd_reactor *r, const struct mqd_followed *followed, struct mqd_replica_fetch *out)

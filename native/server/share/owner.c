@@ -169,7 +169,7 @@ static bool send_to_acceptor(struct mqd_reactor *r, struct mqd_share_owned *owne
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before slot->state: if the acceptor dies meanwhile, its successor drops the descriptor */
+    /* read before slot->state: if the acceptor then dies, its successor drops the descriptor */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     const struct mqd_buffer *body = &owned->partition.body;
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||

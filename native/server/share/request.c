@@ -380,7 +380,7 @@ static struct mqd_share_part *add_part(struct mqd_reactor *r, struct mqd_share_j
     return part;
 }
 
-/* The next request to its owner reports that the session names the partition. */
+/* If the partition's owner has not counted the session yet, the next request to the owner joins. */
 static void join_partition(struct mqd_reactor *r, struct mqd_share_part *part, struct mqd_share_entry *entry)
 {
     uint16_t owner;
