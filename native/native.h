@@ -519,8 +519,8 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
     /* in: the partition has several replicas, so the recovered records may be uncommitted. Until
      * its first mqd_reactor_replica_set it serves no client */
     uint8_t replicated;
-    /* in: other hosts have replicas: a log that lost its end is not extended to where it had
-     * ended */
+    /* in: other hosts have replicas: a log that lost its end continues where its records now end,
+     * not where they ended before */
     uint8_t has_other_replicas;
     /* in, when replicated: all records below are known to be committed (the checkpointed high
      * watermark; 0 = none known) */

@@ -13,7 +13,7 @@
 #define SASL_AUTHENTICATE 36
 /* Maximum number of requests before a connection is authenticated. An exchange takes five:
  * ApiVersions twice, SaslHandshake, SaslAuthenticate twice. */
-#define COUNT_MAX 10
+#define REQUEST_COUNT_MAX 10
 
 static bool is_exchange(int16_t api_key)
 {
@@ -35,10 +35,10 @@ static bool refuse(struct mqd_reactor *r, struct mqd_connection *c, const char *
     return false;
 }
 
-static bool admit_before(struct mqd_reactor *r, struct mqd_connection *c, int16_t api_key)
+static bool admit_unauthenticated(struct mqd_reactor *r, struct mqd_connection *c, int16_t api_key)
 {
     char reason[160];
-    if (++c->authentication_count > COUNT_MAX)
+    if (++c->authentication_count > REQUEST_COUNT_MAX)
         return refuse(r, c, "it has sent more requests than an authentication needs");
     if (is_exchange(api_key) || api_key == MQD_API_API_VERSIONS)
         return true;
@@ -51,10 +51,10 @@ static bool admit_before(struct mqd_reactor *r, struct mqd_connection *c, int16_
 bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame,
                               uint32_t size_bytes)
 {
-    static const struct mqd_request_header token = {.api_key = SASL_AUTHENTICATE};
+    static const struct mqd_request_header raw_token_header = {.api_key = SASL_AUTHENTICATE};
     int16_t api_key = c->raw_tokens ? SASL_AUTHENTICATE : (int16_t)mqd_get_be16(frame);
     if (c->authentication == MQD_AUTHENTICATION_REQUESTED) {
-        if (!admit_before(r, c, api_key))
+        if (!admit_unauthenticated(r, c, api_key))
             return false;
     } else if (c->session_end_ms <= r->now_ms && !is_exchange(api_key)) {
         return refuse(r, c, "its session has ended, and the client did not authenticate again (KIP-368)");
@@ -63,7 +63,7 @@ bool mqd_authentication_admit(struct mqd_reactor *r, struct mqd_connection *c, c
     }
     if (!c->raw_tokens)
         return true;
-    mqd_control_on_request(r, c, &token, frame, size_bytes);
+    mqd_control_on_request(r, c, &raw_token_header, frame, size_bytes);
     return false;
 }
 

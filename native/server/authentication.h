@@ -15,8 +15,8 @@
  *       checked before the response to its predecessor has changed the state.
  *   U3  a control request carries the principal that its connection had when it arrived, also when
  *       it is sent again to the acceptor's successor.
- * Bounds: COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max (checked
- * once a second). Concurrency: the reactor's thread.
+ * Bounds: REQUEST_COUNT_MAX requests, authentication_bytes_max per frame, authentication_ms_max
+ * (checked once a second). Concurrency: the reactor's thread.
  */
 #ifndef MQD_AUTHENTICATION_H
 #define MQD_AUTHENTICATION_H

@@ -30,11 +30,11 @@
 /* bytes of a large frame that are read in one turn; then other connections are served */
 #define RUN_STEP_BYTES (256u << 10)
 #define PARTIAL_BYTES_MIN 64
-#define EVICT_MS 200 /* applies while other connections wait for room in the arena or for memory */
-#define RELIEVE_MS 10
+#define EVICT_MS 200  /* an incomplete frame gives up its memory after this, if other connections need it */
+#define RELIEVE_MS 10 /* compact_arena runs at most once in this time */
 #define PROBE_S 5
 #define PROBE_COUNT 6
-#define HANGUP_PROBED 2
+#define HANGUP_PROBED 2         /* value of connection->hangup after probe_client */
 #define GONE_MS 2000            /* longer than a short stall of the threads that send responses */
 #define WINDOW_SHARE 16         /* 1 / WINDOW_SHARE of the arena is not available to large frames */
 #define TLS_RECORD_BEGIN 0x1603 /* first bytes of a TLS handshake; in a Kafka frame the upper half of the length */
@@ -406,8 +406,8 @@ static void keep_rest(struct mqd_reactor *r, struct mqd_connection *c, const uin
         c->expects_large = 1;
         return;
     }
-    /* A large frame for which the arena is full keeps the bytes received so far; the rest stays in
-     * the socket. A frame for the memory of large requests reserves its run when more bytes
+    /* If the arena is full, the bytes received so far of a large frame are kept, and the rest stays
+     * in the socket. A frame for the memory of large requests reserves its run when more bytes
      * arrive. */
     keep_bytes(r, c, rest, rest_bytes, total > LARGE_FRAME_BYTES ? rest_bytes : capacity_for(rest_bytes, total));
 }

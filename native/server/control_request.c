@@ -150,7 +150,7 @@ static uint64_t extents_of(const struct mqd_request *request)
     return (request->frame_bytes + MQD_CONTROL_EXTENT_BYTES - 1) / MQD_CONTROL_EXTENT_BYTES;
 }
 
-static void release(struct mqd_reactor *r, struct mqd_request *request)
+static void release_frame(struct mqd_reactor *r, struct mqd_request *request)
 {
     if (request->control_offset < 0)
         return;
@@ -165,7 +165,7 @@ void mqd_control_untrack(struct mqd_reactor *r, struct mqd_request *request)
 {
     mqd_list_remove(&request->control_node);
     uncount(r, request);
-    release(r, request);
+    release_frame(r, request);
     if (request->control_index == UINT32_MAX)
         return;
     struct mqd_control_entry *entry = &r->control[request->control_index];
@@ -252,7 +252,8 @@ void mqd_control_send_queued(struct mqd_reactor *r)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state, because a successor drops descriptors sent to this generation */
+    /* read before the state: if the acceptor restarts in between, its successor sees the old
+     * generation in the descriptor and drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     struct mqd_node passed; /* connections whose request found no room: first in turn next time, in the same order */
     mqd_list_init(&passed);
@@ -425,7 +426,7 @@ void mqd_control_on_parked(struct mqd_reactor *r, const struct mqd_descriptor *d
         memcpy(request->frame, r->options.arenas[r->options.self] + r->control_arena_base + request->control_offset,
                request->frame_bytes);
     }
-    release(r, request);
+    release_frame(r, request);
     if (!request->connection)
         cancel(r, request);
     mqd_control_send_queued(r);

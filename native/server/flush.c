@@ -219,14 +219,15 @@ void mqd_flush_background(struct mqd_reactor *r)
 /* ---- preallocation ---- */
 
 struct preallocate_job {
-    struct mqd_preallocation job;
+    struct mqd_preallocation preallocation;
 };
 
 static int preallocate(void *argument)
 {
-    struct mqd_preallocation job = ((struct preallocate_job *)argument)->job;
+    struct mqd_preallocation range = ((struct preallocate_job *)argument)->preallocation;
     free(argument);
-    return mqd_file_fallocate(job.fd, FALLOC_FL_KEEP_SIZE, job.offset, job.size_bytes) < 0 ? -mqd_error_code() : 0;
+    int result = mqd_file_fallocate(range.fd, FALLOC_FL_KEEP_SIZE, range.offset, range.size_bytes);
+    return result < 0 ? -mqd_error_code() : 0;
 }
 
 void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
@@ -237,7 +238,7 @@ void mqd_preallocate_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
         return;
     struct preallocate_job *job = malloc(sizeof *job);
     if (job) {
-        job->job = preallocation;
+        job->preallocation = preallocation;
         if (mqd_poll_run(r->poll, preallocation.fd, preallocate, job, mqd_token(MQD_TOKEN_PREALLOCATE, owned->slot)) ==
             0) {
             owned->preallocating = 1;

@@ -48,7 +48,7 @@ void mqd_frame_release(struct mqd_reactor *r, uint64_t offset)
         madvise(r->options.arenas[r->options.self] + r->large_base + start, size_bytes, MADV_REMOVE); /* B2 */
 }
 
-static bool take(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
+static bool reserve_run(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes)
 {
     int64_t offset = mqd_arena_allocate(r->large, size_bytes);
     if (offset < 0)
@@ -68,7 +68,7 @@ bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t s
         mqd_frame_release(r, (uint64_t)c->run_offset);
         c->run_offset = -1;
     }
-    if (mqd_list_empty(&r->large_waiting) && take(r, c, size_bytes))
+    if (mqd_list_empty(&r->large_waiting) && reserve_run(r, c, size_bytes))
         return true;
     mqd_stat(r, MQD_COUNT_LARGE_STALLS, 1);
     c->large_bytes = size_bytes;
@@ -106,7 +106,7 @@ void mqd_large_grant(struct mqd_reactor *r)
 {
     while (!mqd_list_empty(&r->large_waiting)) {
         struct mqd_connection *c = MQD_CONTAINER(r->large_waiting.next, struct mqd_connection, stall_node);
-        if (!take(r, c, c->large_bytes))
+        if (!reserve_run(r, c, c->large_bytes))
             return;
         mqd_list_remove(&c->stall_node);
         mqd_connection_resume(r, c);

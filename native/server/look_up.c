@@ -19,9 +19,9 @@
 
 #define MQD_LOOK_UP_MS_MAX 2000
 
-bool mqd_look_up_must_wait(struct mqd_reactor *r, uint32_t index, int64_t end_offset)
+bool mqd_look_up_must_wait(struct mqd_reactor *r, uint32_t slot_index, int64_t end_offset)
 {
-    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, index);
+    const struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, slot_index);
     struct mqd_positions positions;
     if (!mqd_load_acquire(&slot->flush_on_ack) || mqd_load_acquire(&slot->state) != MQD_SLOT_ONLINE ||
         mqd_load_acquire(&slot->role) != MQD_ROLE_LEADS)

@@ -20,8 +20,8 @@
 #include "server/slow/turn.h"
 #include "wire/record_scan.h"
 
-#define OVERTAKING_MS 5000 /* batches that were sent before their producer knew of a refusal arrive within this time   \
-                            */
+/* batches that were sent before their producer knew of a refusal arrive within this time */
+#define OVERTAKING_MS 5000
 
 static struct mqd_owned *owned_of(struct mqd_reactor *r, uint32_t slot)
 {
@@ -191,8 +191,8 @@ static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
     }
 }
 
-/* Running out of descriptors is not a disk failure: it ends as soon as any connection closes. */
-static bool out_of_descriptors(const struct mqd_owned *owned, int error)
+/* A shortage of descriptors or memory is not a disk failure, and may end at any time. */
+static bool is_shortage(const struct mqd_owned *owned, int error)
 {
     return (error == EMFILE || error == ENFILE || error == ENOMEM) && !mqd_partition_fenced(owned->partition);
 }
@@ -222,10 +222,9 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
     }
     if (full) {
         mqd_owner_note_dir_full(r, owned, error, mqd_error_message());
-    } else if (out_of_descriptors(owned, error)) {
-        mqd_log(r, 3, 0, owned->slot,
-                "a batch could not be written, its producer must retry: %s; raise the limit of open files (ulimit -n)",
-                mqd_error_message());
+    } else if (is_shortage(owned, error)) {
+        mqd_log(r, 3, 0, owned->slot, "a batch could not be written, its producer must retry: %s%s",
+                mqd_error_message(), error == ENOMEM ? "" : "; raise the limit of open files (ulimit -n)");
     } else {
         mqd_owner_fence_dir(r, owned->log_dir, error, "write");
     }

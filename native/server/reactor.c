@@ -166,7 +166,7 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
 static void read_ready(struct mqd_reactor *r)
 {
     struct mqd_node *node;
-    uint32_t written_bytes = 0; /* of turn_bytes */
+    uint32_t written_bytes = 0; /* the part of turn_bytes that has been written early */
     for (int i = 0; i < MQD_READS_PER_TURN && r->turn_bytes < MQD_BYTES_PER_TURN && (node = mqd_list_pop(&r->ready));
          i++) {
         struct mqd_connection *c = MQD_CONTAINER(node, struct mqd_connection, ready_node);

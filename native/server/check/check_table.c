@@ -123,7 +123,8 @@ static bool send_one(struct mqd_reactor *r, struct mqd_check *check)
 {
     uint32_t acceptor = mqd_control_worker_count(r->options.control);
     struct mqd_worker_slot *slot = mqd_control_worker(r->options.control, acceptor);
-    /* read before the state, because a successor drops descriptors sent to this generation */
+    /* read before the state: if the acceptor restarts in between, its successor sees the old
+     * generation in the descriptor and drops it */
     uint64_t generation = mqd_load_acquire(&slot->generation);
     if (mqd_load_acquire(&slot->state) != MQD_PROCESS_RUNNING || mqd_endpoint_free_count(r->endpoint, acceptor) == 0 ||
         r->overflow_head[acceptor] != r->overflow_count[acceptor])

@@ -451,7 +451,7 @@ static void collect(struct mqd_reactor *r, struct mqd_request *request)
         qsort(set->included, set->included_count, sizeof *set->included, by_topic);
 }
 
-static void drop(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
+static void drop_records(struct mqd_reactor *r, struct mqd_fetch_entry *entry)
 {
     entry->outcome.records_bytes = 0;
     entry->cursor.valid = false;
@@ -469,7 +469,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         if (__builtin_expect(entry->topic->view != NULL, 0)) {
             if (!mqd_view_begin(r, request, entry))
-                drop(r, entry);
+                drop_records(r, entry);
             continue;
         }
         struct mqd_positions positions;
@@ -479,7 +479,7 @@ static void read_cold(struct mqd_reactor *r, struct mqd_request *request)
             continue;
         /* leaves operations free for flushes; the client requests this partition again */
         if (r->cold_read_count >= COLD_READ_COUNT_MAX && request->pending) {
-            drop(r, entry);
+            drop_records(r, entry);
             continue;
         }
         if (mqd_poll_read_ahead(r->poll, mqd_segment_ref_fd(entry->range.segment), entry->range.position,

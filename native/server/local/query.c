@@ -80,7 +80,7 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
     int fd = -1;
     if (code == 0) {
         mqd_fetch_ensure_path(r, topic, query->partition_index, response->slot);
-        code = -1;
+        code = -1; /* try (again) */
     }
     for (int tries = 0; tries < TRIES && code == -1; tries++) {
         struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, response->slot);
