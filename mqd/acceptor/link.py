@@ -44,7 +44,7 @@ from mqd.acceptor.checks import CheckResult as CheckResult
 from mqd.acceptor.checks import Checks, Compression
 from mqd.base import logging
 from mqd.base.crash_on_error import crash_on_error
-from mqd.base.tasks import Work
+from mqd.base.tasks import InlineCoroutine
 from mqd.native import Descriptor, DescriptorKind, ProducerView
 from mqd.protocol.errors import ErrorCode, ProtocolError
 
@@ -83,7 +83,7 @@ class _Piece(msgspec.Struct):
 class _Pending(msgspec.Struct, frozen=True):
     """An unanswered request."""
 
-    task: asyncio.Task[None] | Work
+    task: asyncio.Task[None] | InlineCoroutine
     worker: int
     token: int
     generation: int  # generation of the worker's process
@@ -138,11 +138,11 @@ class Link:
         self.appends: Appends | None = None
         self.checks: Checks | None = None
         self.share_states: ShareStates | None = None
-        self._share_work: list[set[Work]] = [set() for _ in range(worker_count)]
+        self._share_work: list[set[InlineCoroutine]] = [set() for _ in range(worker_count)]
         # by worker: token -> the caller's future
         self._descriptions: list[dict[int, asyncio.Future[tuple[int, bytes]]]] = [{} for _ in range(worker_count)]
         self._describe_count = self._archive_count = 0
-        self._tasks: set[asyncio.Task[None] | Work] = set()
+        self._tasks: set[asyncio.Task[None] | InlineCoroutine] = set()
         self._newer: list[_Pending] = []  # requests that arrived after the last _on_park()
         self._older: list[_Pending] = []  # requests that arrived before it
         # by worker: token -> slow requests, which may be abandoned
@@ -285,15 +285,15 @@ class Link:
         if self._park is None:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
-    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> Work:
+    def _begin(self, coroutine: Coroutine[Any, Any, None]) -> InlineCoroutine:
         """Runs the coroutine without a task until it needs one. Raises what it raises before it first waits."""
-        work = Work(self._turn, coroutine)
+        work = InlineCoroutine(self._turn, coroutine)
         work.start()
         if not work.done():
             self._keep(work)
         return work
 
-    def _keep(self, task: asyncio.Task[None] | Work) -> None:
+    def _keep(self, task: asyncio.Task[None] | InlineCoroutine) -> None:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -325,7 +325,7 @@ class Link:
         if pending is not None:
             pending.task.cancel()
 
-    def _unpark(self, pending: _Pending, _task: asyncio.Task[None] | Work) -> None:
+    def _unpark(self, pending: _Pending, _task: asyncio.Task[None] | InlineCoroutine) -> None:
         """Forgets a request that is done. A successor of its worker may use the same token again."""
         if self._parked[pending.worker].get(pending.token) is pending:
             del self._parked[pending.worker][pending.token]

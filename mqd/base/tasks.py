@@ -70,11 +70,11 @@ class Turn:
 
 
 class Prompt(asyncio.Future[T]):
-    """A future that immediately resumes the Work that awaits it, in the turn of the event loop in which
-    it gets its result. For tasks and callbacks it is an ordinary future.
+    """A future that immediately resumes the InlineCoroutine that awaits it, in the turn of the event loop
+    in which it gets its result. For tasks and callbacks it is an ordinary future.
     """
 
-    work: Work | None = None  # the Work that awaits this future
+    work: InlineCoroutine | None = None  # the InlineCoroutine that awaits this future
 
     def set_result(self, result: T, /) -> None:
         super().set_result(result)
@@ -95,11 +95,12 @@ class Prompt(asyncio.Future[T]):
             work.wake()
 
 
-class Work:
+class InlineCoroutine:
     """A coroutine that runs without a task: it begins in start(), and continues in the turn in which the
     future that it awaits is done. That works as long as it awaits only Prompts, each of them
-    awaited by only one Work at a time. When it awaits anything else, the rest of it becomes a task. A task from the
-    beginning would cost two more turns of the event loop, and one more for each await.
+    awaited by only one InlineCoroutine at a time. When it awaits anything else, the rest of it becomes
+    a task. A task from the beginning would cost two more turns of the event loop, and one more for
+    each await.
 
     Until it is a task it must not call anything that needs one, such as asyncio.timeout(); use
     timeout() below, which works with and without a task.
@@ -109,7 +110,7 @@ class Work:
 
     def __init__(self, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:
         self._turn, self._coroutine = turn, coroutine
-        self._callbacks: list[Callable[[Work], object]] = []
+        self._callbacks: list[Callable[[InlineCoroutine], object]] = []
         self._waits_for: Prompt[Any] | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_ended = self._is_cancelled = self._is_woken = False
@@ -121,7 +122,7 @@ class Work:
     def done(self) -> bool:
         return self._is_ended
 
-    def add_done_callback(self, callback: Callable[[Work], object]) -> None:
+    def add_done_callback(self, callback: Callable[[InlineCoroutine], object]) -> None:
         """Unlike a task's callback, this one is called immediately when the coroutine ends. The coroutine
         must not have ended yet.
         """
@@ -179,8 +180,8 @@ class Work:
 
 @asynccontextmanager
 async def timeout(seconds: float) -> AsyncIterator[None]:
-    """asyncio.timeout() for coroutines that may run as Work: asyncio.timeout() needs a task, so the rest
-    of the Work first becomes one. Raises TimeoutError.
+    """asyncio.timeout() for coroutines that may run as an InlineCoroutine: asyncio.timeout() needs a task, so
+    the rest of the InlineCoroutine first becomes one. Raises TimeoutError.
     """
     if asyncio.current_task() is None:
         await asyncio.sleep(0)

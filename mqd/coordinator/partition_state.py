@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from mqd.base.tasks import Work
+from mqd.base.tasks import InlineCoroutine
 from mqd.coordinator.internal_topic import CoordinatorError, Source
 from mqd.coordinator.shard import Shard
 from mqd.protocol.errors import ErrorCode
@@ -55,7 +55,7 @@ class PartitionState:
         self.requests: set[int] = set()
         self.not_before = 0.0
         # the last write, by this shard or by one since discarded
-        self.writing: Work | None = None
+        self.writing: InlineCoroutine | None = None
 
     def forget_missed(self) -> None:
         """Drops the posted events: another host leads the partition, or may have led it, and has

@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any
 
 from mqd.base import logging
-from mqd.base.tasks import Prompt, Turn, Work
+from mqd.base.tasks import InlineCoroutine, Prompt, Turn
 from mqd.coordinator.actions import Core, Cores, Effect, TimerFired
 from mqd.coordinator.budget import Budget
 from mqd.coordinator.internal_topic import CoordinatorError, Partitions, Source, partition_for
@@ -99,7 +99,7 @@ class Coordinator:
         self._alarm_ms = 0
         self._next_check: asyncio.TimerHandle | None = None
         self._poll_s = POLL_S
-        self._tasks: set[asyncio.Task[Any] | Work] = set()
+        self._tasks: set[asyncio.Task[Any] | InlineCoroutine] = set()
         self._creating: asyncio.Task[bool] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -391,7 +391,7 @@ class Coordinator:
             self._log.append_nowait(self.topic, state.index, batch.encode(now_ms), shard.leader_epoch)
             for batch in unit.batches
         ]
-        work = state.writing = Work(self._turn, self._finish_write(state, shard, unit, futures))
+        work = state.writing = InlineCoroutine(self._turn, self._finish_write(state, shard, unit, futures))
         self._tasks.add(work)
         work.add_done_callback(self._tasks.discard)
         work.start()

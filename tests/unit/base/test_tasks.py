@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from mqd.base import tasks
-from mqd.base.tasks import Prompt, Turn, Work
+from mqd.base.tasks import InlineCoroutine, Prompt, Turn
 
 
-def begun(coroutine: Coroutine[object, object, None], turn: Turn | None = None) -> Work:
-    work = Work(turn or Turn(), coroutine)
+def begun(coroutine: Coroutine[object, object, None], turn: Turn | None = None) -> InlineCoroutine:
+    work = InlineCoroutine(turn or Turn(), coroutine)
     work.start()
     return work
 
@@ -57,7 +57,7 @@ def test_the_rest_is_run_as_a_task() -> None:
             raise
 
     async def body() -> None:
-        ended: list[Work] = []
+        ended: list[InlineCoroutine] = []
         work = begun(coroutine())
         work.add_done_callback(ended.append)
         await until(lambda: len(seen) == 2)
@@ -82,7 +82,7 @@ def test_a_prompt_resumes_it_at_the_end_of_the_turn() -> None:
 
     async def body() -> None:
         turn, prompts = Turn(), [Prompt[int]() for _ in range(3)]
-        ended: list[Work] = []
+        ended: list[InlineCoroutine] = []
         turn.is_open = True
         work = begun(coroutine(prompts), turn)
         work.add_done_callback(ended.append)
@@ -196,7 +196,7 @@ def test_a_task_is_made_for_a_timeout() -> None:
 
 
 def test_requests_use_a_timeout_that_makes_a_task() -> None:
-    """Their handlers run as Work. These modules wait in tasks of their own."""
+    """Their handlers run as InlineCoroutines. These modules wait in tasks of their own."""
     own = {"acceptor/dead_letters.py", "acceptor/interbroker/channel.py", "acceptor/interbroker/client.py"}
     root = Path(tasks.__file__).parents[1]
     found = {
