@@ -62,9 +62,9 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
                          (uint32_t)(c->principal + c->principal_bytes - colon - 1));
 }
 
-/* The kinds that a request of this API is charged for. When a client is over its mutation quota, the
- * acceptor refuses to create or delete its topics and partitions; only in older versions, which have
- * no error for that, the connection is muted (KIP-599). */
+/* The kinds that a request of this API is charged for. When a client is over its mutation quota,
+ * the acceptor refuses to create or delete its topics and partitions; only in older versions, which
+ * have no error for that, the connection is muted (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
     uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
