@@ -1,9 +1,11 @@
 /* The sparse indexes of one segment, written by the partition's owner.
  *
- *   .index      8 bytes per entry, big endian: i32 base offset of a batch - segment base, i32
- *               position of its first byte
+ *   .index      8 bytes per entry, big endian: i32 base offset of a batch, i32 position of the
+ *               batch's first byte
  *   .timeindex  12 bytes per entry, big endian: i64 largest timestamp so far (ms), i32 last offset
- *               of the batch that has it - segment base
+ *               of the batch that has it
+ *
+ * Both offsets are relative to the segment's base offset.
  *
  * Entries are collected in memory and written when 32 of them, or 256 KiB of log, are pending, and
  * when the segment is sealed or closed. A look-up must therefore be prepared to walk 256 KiB or

@@ -38,7 +38,7 @@ struct mqd_mark {
     int64_t offset;
     int64_t segment;
     uint32_t position;
-    int64_t written_bytes; /* value of the partition's counter */
+    int64_t written_bytes; /* the partition's written_bytes at this position */
 };
 
 #define MQD_MARK_COUNT_MIN 8
@@ -119,7 +119,7 @@ struct mqd_partition {
     struct mqd_sync_item sync_queue[MQD_SYNC_QUEUE_MAX];
     uint32_t sync_queue_count;
     bool directory_dirty;
-    bool syncing; /* the next four fields belong to the running sync */
+    bool syncing; /* the next three fields belong to the running sync */
     uint32_t sync_item_count;
     struct mqd_mark sync_mark;
     int sync_directory_fd;

@@ -84,8 +84,8 @@ struct mqd_producer {
     uint8_t count;            /* of the batches remembered */
     uint8_t head : 4;         /* batches[head] is overwritten next */
     uint8_t any_sequence : 1; /* known only by a marker or a coordinator's batch: any sequence may come next */
-    /* the batches precede its last marker: the last one determines the next sequence, and none
-     * counts for duplicates */
+    /* the remembered batches precede the producer's last marker: the last batch determines the next
+     * sequence, but a batch with the sequences of one of them is no duplicate */
     uint8_t ended : 1;
     struct mqd_producer_batch batches[MQD_PRODUCER_BATCH_COUNT];
 };

@@ -27,8 +27,9 @@ static int copy_unchanged(struct mqd_compact *compact)
     return write_batch(compact, &compact->batch, compact->bytes, (uint32_t)compact->batch.size_bytes, NULL, 0);
 }
 
-/* Positions are int32. A batch may have grown (its delete horizon, a different compression result);
- * a batch that would leave no room for the rest is copied unchanged. */
+/* Positions are int32, and a rebuilt batch may be larger than the old one (delete horizon, another
+ * compression result). If it would leave no room for the batches after it, the old one is
+ * copied. */
 static bool fits(const struct mqd_compact *compact, uint64_t size_bytes)
 {
     return (uint64_t)compact->output.position + size_bytes + (uint64_t)compact->group_left_bytes <= INT32_MAX;
@@ -316,6 +317,7 @@ int mqd_compact_copy_step(struct mqd_compact *compact)
 
 /* ---- groups ---- */
 
+/* Sets group_left_bytes, and checks that the group fits into one segment. */
 static int sum_sources(struct mqd_compact *compact, uint32_t first, uint32_t count)
 {
     char path[PATH_MAX];

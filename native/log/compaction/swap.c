@@ -313,7 +313,8 @@ int mqd_compact_recover(const char *directory)
 
 /* ---- the owner's list ---- */
 
-/* Segments that readers use by position, or that are not flushed yet, must not be replaced. */
+/* The active segment must not be replaced, nor one that is not flushed yet, nor one from the high
+ * watermark's on, where readers use positions. */
 static bool may_be_replaced(const struct mqd_partition *partition, int64_t last)
 {
     return last < partition->active.base_offset && last < partition->high_watermark.segment &&

@@ -3,8 +3,8 @@
 #include "base/error.h"
 #include "log/reader/files.h"
 
-/* The high watermark itself: the end of the readable bytes, in the newest segment that contains
- * it. */
+/* Finds the place of the high watermark itself: the end of the readable bytes, in the newest
+ * segment that contains it. */
 static int16_t locate_end(struct mqd_reader *reader, struct mqd_reader_slot *slot,
                           const struct mqd_positions *positions, struct mqd_segment_location *out)
 {
