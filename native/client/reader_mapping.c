@@ -62,8 +62,10 @@ struct mqd_segment_mapping *mqd_mapping_of_fd(int fd, uint64_t map_bytes)
 struct mqd_segment_mapping *mqd_mapping_of_memory(const void *bytes, uint64_t size_bytes)
 {
     uint8_t *copy = malloc(size_bytes ? size_bytes : 1);
-    if (!copy)
+    if (!copy) {
+        mqd_error_set(ENOMEM, "no memory for a copy of %llu bytes", (unsigned long long)size_bytes);
         return NULL;
+    }
     memcpy(copy, bytes, size_bytes);
     struct mqd_segment_mapping *mapping = mapping_new(copy, size_bytes, false);
     if (!mapping)

@@ -192,9 +192,12 @@ static int decompress_stream(struct workspace *own, const struct stream *stream,
             return MQD_CODEC_TOO_LARGE;
         if (step.ended && size_bytes == 0)
             return 0;
-        *reason = stream->single_member ? "bytes follow the frame" : "the last member is cut off";
-        if (step.ended && (stream->single_member || !stream->reset(own)))
-            return stream->single_member ? MQD_CODEC_DAMAGED : MQD_CODEC_NO_MEMORY;
+        if (step.ended && stream->single_member) {
+            *reason = "bytes follow the frame";
+            return MQD_CODEC_DAMAGED;
+        }
+        if (step.ended && !stream->reset(own))
+            return MQD_CODEC_NO_MEMORY;
         *reason = "it is cut off";
         /* the output has room, but no more input can be consumed */
         if (!step.ended && step.out_bytes < room && (size_bytes == 0 || step.in_bytes == 0))
