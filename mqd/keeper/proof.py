@@ -27,9 +27,9 @@ def notify_voters(
     all_ended: bool = True,
 ) -> bool:
     """Sends a notice immediately, and repeats it a few times. False if there is no recipient or nothing to
-    report. Never raises, never blocks, because it runs in the keeper's own loop. `all_ended`:
-    controller and workers; otherwise the controller only, which concerns other hosts only if it led
-    the metadata quorum.
+    report. Never raises, never blocks, because it runs in the keeper's own loop. `all_ended`: the
+    controller and all workers have ended; otherwise only the controller has, which concerns other
+    hosts only if it led the metadata quorum.
     """
     instructions = death_notice.read_instructions(run_dir, control.generation)
     if instructions is None or (
@@ -37,7 +37,7 @@ def notify_voters(
     ):
         return False
     if all_ended:
-        # first: a process that comes back must not act on an earlier grant
+        # ends the lease first: a process that comes back must not act on it
         control.set_broker(instructions.broker_epoch, control.broker_incarnation, 0)
     try:
         secret = cluster_config.load_key(config)

@@ -100,7 +100,7 @@ def _bases(directory: Path, log_start_offset: int, high_watermark: int) -> list[
 
 def _newest_of_sealed(directory: Path, base: int) -> int:
     """Upper bound of a sealed segment's timestamps, as a hint: its last time index entry; -1 =
-    there is none, the log must be read.
+    there is none, and the log must be read.
     """
     entries = indexes.read_time_index(directory, base)
     return int(entries["timestamp"][-1]) if len(entries) else -1
@@ -182,8 +182,9 @@ def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tupl
 def _newest_in_segment(
     directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp
 ) -> OffsetAndTimestamp:
-    """The walk may skip to the first entry with the segment's newest indexed timestamp: earlier
-    records are not newer.
+    """The first record with the newest timestamp, or `best` if none is newer. The walk starts at
+    the index entry before the first one with the newest indexed timestamp: earlier records are
+    older.
     """
     entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)

@@ -212,7 +212,8 @@ class SharePartition:
         """Drops the state of records that the log has lost (P6). Returns whether there was any."""
         if not epochs:
             return False
-        is_written = self.complete_count != -1  # by an owner, in this leader epoch or an earlier one
+        # by an owner, in this leader epoch or an earlier one; if not, only the log's end is a bound
+        is_written = self.complete_count != -1
         log_end = epochs[-1][1]
         end = next((start for epoch, start in epochs if epoch > self.leader_epoch), log_end) if is_written else log_end
         if self.start_offset <= end and not self.runs.truncate(end):

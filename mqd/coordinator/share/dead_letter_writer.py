@@ -20,9 +20,10 @@ its letters' records (the metadata of a committed offset). One transaction at a 
     COMMITTING  EndTxn
     ARCHIVING   the owner has been asked to archive the records; ends with the owner's WRITE
 
-After a failure or fencing it starts again with FENCING after a backoff, without limit. LOADING comes
-after FENCING: in the other order, a writer that was delayed between the two would write letters for
-records that another writer has finished meanwhile.
+After a failed step, for example because another writer has fenced this one, the writer backs off
+and starts again with FENCING, without limit. LOADING comes after FENCING: in the other order, a
+writer that was delayed between the two would write letters for records that another writer has
+finished meanwhile.
 
 Invariants (check())
     L1  each record that is Archiving gets one committed letter, unless the log loses the record or
