@@ -154,9 +154,9 @@ class Description(msgspec.Struct, frozen=True):
 class WriteMarkers(Effect, frozen=True):
     """Retried until all markers are written; then MarkersWritten is posted with `attempt`. Writing
     a marker twice is harmless: a partition without an open transaction of the producer accepts it
-    without effect. `is_bumped`: the epoch is one above that of the transaction's records, and the next
-    transaction will use it. A partition that already knows this epoch has the marker, and refuses
-    it (KIP-890).
+    without effect. `is_bumped`: the epoch is one above that of the transaction's records, and the
+    next transaction will use it. A partition that already knows this epoch has the marker, and
+    refuses it (KIP-890).
     """
 
     partitions: tuple[Partition, ...]
