@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any, NamedTuple
 
+from mqd.base.cluster_config import format_address
 from mqd.cli import client_security
 from mqd.cli.common import CliError
 from mqd.cli.kafka_request import Broker
@@ -68,11 +69,7 @@ def offline_replicas_of(host: str, port: int) -> list[OfflineReplica]:
     """The offline replicas of the broker at this address; [] when it does not respond."""
     from mqd.protocol.messages import MetadataRequest
 
-    address = (
-        f"[{host}]:{port}"
-        if ":" in host.strip(":")
-        else f"{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{port}"
-    )
+    address = format_address("127.0.0.1" if host in ("", "0.0.0.0", "::") else host, port)
     try:
         with Broker(address, RESPONSE_S) as broker:
             response = broker.request(_METADATA, MetadataRequest(topics=None, allow_auto_topic_creation=False))

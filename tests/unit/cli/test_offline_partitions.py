@@ -93,6 +93,14 @@ def test_one_broker_reports_only_its_own_partitions(hosts) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("host", "address"), [("::1", "[::1]:1"), ("fd00::2", "[fd00::2]:1"), ("::", "127.0.0.1:1"), ("b", "b:1")]
+)
+def test_one_broker_is_queried_at_its_address(hosts, host: str, address: str) -> None:
+    hosts[address] = [directory("/d1", t=0)]
+    assert [place.directories for place in offline.offline_replicas_of(host, 1)] == [("/d1",), ()]
+
+
 def test_a_slow_host_delays_no_other_and_only_missing_partitions_are_queried(monkeypatch: pytest.MonkeyPatch) -> None:
     """For others, the sizes of all partitions would have to be measured."""
     together, requested = threading.Barrier(3), {}
