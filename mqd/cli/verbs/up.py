@@ -85,11 +85,13 @@ def _token(text: str, overrides: dict[str, str]) -> Token:
 
 
 def _check_names(places: Layout) -> None:
-    if any(mark in str(path) for path in (places.data_dir, places.run_dir, sys.executable) for mark in '%"\n'):
-        raise CliError(
-            f"{places.data_dir}: a data directory cannot have a percent sign or a quotation mark in its name"
-            " (supervisord's configuration could not name it)"
-        )
+    paths = {"data directory": places.data_dir, "run directory": places.run_dir, "Python interpreter": sys.executable}
+    for what, path in paths.items():
+        if any(mark in str(path) for mark in '%"\n'):
+            raise CliError(
+                f"{path}: the path of the {what} cannot have a percent sign, a quotation mark or a line break"
+                " (supervisord's configuration could not name it)"
+            )
 
 
 def _preflight(settings: Settings) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
+from mqd.base.paths import layout
 from mqd.cli import main as main_module
 from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, CliError, explain, pairs
 from mqd.cli.main import COMMANDS, cli
+from mqd.cli.verbs.up import _check_names
 from tests.unit.cli.unread_stdout import unread
 
 ROOT = Path(__file__).parents[3]
@@ -272,3 +274,19 @@ def test_a_reader_that_stops_early_is_not_an_error():
         timeout=60,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "run", "python", "refused"),
+    [
+        ("/100%", "/run", "/python", "/100%: the path of the data directory"),
+        ("/data", '/"run"', "/python", '/"run": the path of the run directory'),
+        ("/data", "/run", "/new\nline", "/new\nline: the path of the Python interpreter"),
+    ],
+)
+def test_a_path_that_supervisord_cannot_parse_is_named(monkeypatch, data, run, python, refused):
+    monkeypatch.setattr("sys.executable", python)
+    places = layout("/")._replace(data_dir=Path(data), run_dir=Path(run))
+    with pytest.raises(CliError) as error:
+        _check_names(places)
+    assert error.value.message.startswith(f"{refused} cannot have a percent sign, a quotation mark or a line break")
