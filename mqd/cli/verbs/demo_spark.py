@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -171,11 +170,7 @@ def _run_pipelines(
         ),
     ]
     queries = [running.start(spark, pipeline) for pipeline in pipelines]
-    sender = threading.Thread(
-        target=produce, args=(broker.bootstrap, [*encode_flights(flights), (None, AFTER_ALL.encode())], progress)
-    )
-    sender.start()
-    sender.join()
+    produce(broker.bootstrap, [*encode_flights(flights), (None, AFTER_ALL.encode())], progress)
     for query, pipeline in zip(queries, pipelines, strict=True):
         ended = _wait_until_complete(query, partial(running.start, spark, pipeline))
         progress.show(f"  {query.name}: complete after batch {ended.lastProgress['batchId']}")

@@ -7,12 +7,14 @@ from __future__ import annotations
 import importlib.util
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
 from mqd.cli import main as main_module
-from mqd.cli.common import EXIT_USAGE
+from mqd.cli.common import EXIT_USAGE, CliError
+from mqd.cli.verbs import demo_spark
 from mqd.cli.verbs.demo_spark import draw, verdict
 
 
@@ -58,6 +60,19 @@ def test_each_kind_of_error_is_found() -> None:
     )
     assert failed(rows, report(rows)[1:]) == {"topic"}
     assert failed(rows, [*report(rows), report(rows)[0]]) == {"topic"}
+
+
+def test_a_failed_production_is_the_cause(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It was only a traceback, and the demo reported what Spark made of the records that were there."""
+
+    def fail(*_: object) -> float:
+        raise CliError("3 records were not acknowledged")
+
+    monkeypatch.setattr(demo_spark, "produce", fail)
+    monkeypatch.setattr("mqd.spark.pipelines.running.start", lambda *_: None)
+    broker = SimpleNamespace(bootstrap="127.0.0.1:1", directory=tmp_path)
+    with pytest.raises(CliError, match="3 records were not acknowledged"):
+        demo_spark._run_pipelines(None, broker, [], None)  # type: ignore[arg-type]
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
