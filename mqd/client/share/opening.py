@@ -55,16 +55,17 @@ def open_share_runner(settings: Settings, config: ShareConfig, choice: Choice) -
         raise failure(KafkaError._INVALID_ARG, "bootstrap.servers has no broker")
     credentials: dict[str, str] = {}
     over_tcp = _opener_over_tcp(settings, config, core, credentials)
-    open_channel = over_tcp
+    open_channel: OpenChannel = over_tcp
+    attached: list[Channel] = []
     if choice.transport == "shm":
         try:
-            open_channel = _opener_over_shared_memory(settings, config, choice, core, over_tcp)
+            open_channel, attached = _opener_over_shared_memory(settings, config, choice, core, over_tcp)
         except (KafkaException, OSError) as error:
             if settings.own["transport"] == "shm" or not servers:
                 raise
             reason = error.args[0] if isinstance(error, KafkaException) else error
             choice = Choice("tcp", None, f"shared memory is not available: {reason}")
-    return Opened(ShareRunner(core, open_channel), credentials, choice)
+    return Opened(ShareRunner(core, open_channel, attached), credentials, choice)
 
 
 def _opener_over_tcp(
@@ -100,10 +101,11 @@ def _opener_over_tcp(
 
 def _opener_over_shared_memory(
     settings: Settings, config: ShareConfig, choice: Choice, core: ShareCore, over_tcp: OpenChannel
-) -> OpenChannel:
+) -> tuple[OpenChannel, list[Channel]]:
     """Uses shared memory for this host's broker, TCP for other hosts. There are two attachments, because
     a heartbeat on the same one would wait for the response to a parked fetch. Both attach only to this
-    broker, even if bootstrap.servers has others, since a share session belongs to its leader.
+    broker, even if bootstrap.servers has others, since a share session belongs to its leader. Returns the
+    attachments' channels, too: they are open even if no request ever uses them.
     """
     settings = settings._replace(own={**settings.own, "mqd.socket.path": choice.socket_path})
 
@@ -136,7 +138,7 @@ def _opener_over_shared_memory(
             return data
         return AttachmentChannel(requests, over_tcp(target) if target.node_id < 0 else None)
 
-    return open_channel
+    return open_channel, [AttachmentChannel(requests), data]
 
 
 def _same(left: str | None, right: str | None) -> bool:

@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,12 +34,15 @@ def now_ms() -> int:
 
 
 class ShareRunner:
-    """`open_channel(target)` returns a channel without waiting; it is called once for each target."""
+    """`open_channel(target)` returns a channel without waiting; it is called once for each target. stop()
+    also closes `channels`, which need not have been returned by it.
+    """
 
-    def __init__(self, core: ShareCore, open_channel: Callable[[Target], Channel]) -> None:
+    def __init__(self, core: ShareCore, open_channel: Callable[[Target], Channel], channels: Sequence[Channel] = ()):
         self.core = core
         self.lock = threading.RLock()
         self._open_channel = open_channel
+        self._attached = channels
         self._channels: dict[Target, Channel] = {}
         self._arrived: deque[tuple[int, Any, KafkaError | None]] = deque()
         self._application = threading.Condition(self.lock)
@@ -159,4 +162,4 @@ class ShareRunner:
             channels, self._channels = list(self._channels.values()), {}
             self._background.notify()
             self._application.notify_all()
-        close_all(channels)
+        close_all([*channels, *self._attached])
