@@ -46,6 +46,7 @@ class Coordinator:
                 then()
             else:
                 self._waiting.append(then)
+                self._attachment.wake_by(self._give_up_at)
 
     def _send(self) -> None:
         attachment = self._attachment
@@ -86,9 +87,12 @@ class Coordinator:
             self._run_waiting()
         if self._retry_at is not None and now >= self._retry_at and not self._is_under_way:
             self._send()
-        # None while the broker is gone: a time that has passed would cause turns without a pause. The
+        # Not while the broker is gone: a time that has passed would cause turns without a pause. The
         # first turn after reattaching sends the request.
-        return self._retry_at if self._attachment.attached else None
+        due = self._retry_at if self._attachment.attached else None
+        if not self._waiting:
+            return due
+        return self._give_up_at if due is None else min(due, self._give_up_at)
 
     def on_lost(self, _error: KafkaError) -> None:
         pass

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from mqd.client import requests
+from mqd.client.group import coordinator as coordinator_module
 from mqd.client.group.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, local_error
 from mqd.client.shm.attachment import Attachment
@@ -203,6 +204,32 @@ def test_an_unavailable_coordinator_causes_no_busy_loop(attachment: Attachment, 
     assert attachment.wait_for(lambda: known, 5)
     # known by the response, not because it waited long enough
     assert requests.FIND_COORDINATOR in [key for key, _ in broker.seen]
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_requests_wait_no_longer_than_they_should_for_a_coordinator(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    """They were held until the look-up without a response timed out."""
+    monkeypatch.setattr(coordinator_module, "WAIT_MAX_S", 0.2)
+    broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
+    attachment = Attachment(broker.attach, client_id="test", request_timeout_s=600)
+    try:
+        watcher, sent = Watcher(), threading.Event()
+        attachment.subscribe(watcher)
+        coordinator = Coordinator(attachment, "group")
+        if is_gone:
+            broker.refuse = ConnectionRefusedError("nobody listens")
+            broker.kill()
+            assert attachment.wait_for(lambda: watcher.lost, 5)
+        while not is_gone and attachment._sleep_until < time.monotonic() + 60:
+            time.sleep(0.001)  # until its thread would sleep for long
+        with attachment.lock:
+            coordinator.when_known(sent.set)
+            assert coordinator.on_turn(0.0) == coordinator._give_up_at
+        assert sent.wait(10)
+    finally:
+        attachment.close()
 
 
 def test_a_client_in_wake_is_not_closed(
