@@ -87,24 +87,21 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class Assign(msgspec.Struct, frozen=True):
-    """Adds `partitions` to the assignment; `is_incremental` False (eager): replaces the assignment."""
+    """Adds `partitions` to the assignment."""
 
     partitions: Partitions
-    is_incremental: bool = True
 
 
 class Revoke(msgspec.Struct, frozen=True):
     """Commit, then stop reading `partitions`: another member may get them as soon as this is Done."""
 
     partitions: Partitions
-    is_incremental: bool = True
 
 
 class Lost(msgspec.Struct, frozen=True):
     """Stop reading `partitions`: they may have other owners already, and a commit would be refused."""
 
     partitions: Partitions
-    is_incremental: bool = True
 
 
 class Resolve(msgspec.Struct, frozen=True):
