@@ -324,7 +324,7 @@ class TcpConsumer:
         return list(self._subscription)
 
     def unsubscribe(self) -> None:
-        self._held = []
+        self._drop(None)
         self._store()
         self._consumer.unsubscribe()
         self._subscription = []

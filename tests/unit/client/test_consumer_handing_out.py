@@ -448,3 +448,17 @@ def test_over_tcp_the_position_of_a_partition_paused_with_fetched_records_is_kno
     assert [one.offset for one in sought] == [5] and [one.offset for one in consumer.position([place])] == [5]
     consumer.seek(place)
     assert [one.offset for one in consumer.position([place])] == [-1001]
+
+
+def test_over_tcp_no_position_outlives_a_subscription() -> None:
+    """librdkafka has none in a new assignment until it returns a record."""
+    fake = Librdkafka((1, 4), (0, 0), (1, 5))
+    fake.pause = fake.seek = lambda _partition: None
+    fake.unsubscribe = lambda: None
+    fake.position = lambda partitions: [TopicPartition(TOPIC, one.partition, -1001) for one in partitions]
+    consumer, place = over_tcp(fake), TopicPartition(TOPIC, 1)
+    assert consumer.consume_batch(10).partition == 1
+    consumer.pause([place])
+    assert [one.offset for one in consumer.position([place])] == [5]
+    consumer.unsubscribe()
+    assert [one.offset for one in consumer.position([place])] == [-1001] and consumer._held == []
