@@ -98,8 +98,10 @@ def create_topic(settings: Settings, form: Form) -> Change:
     partitions = number_in(form, "partitions", "partitions", PARTITIONS_MAX)
     replicas = number_in(form, "replicas", "replicas", REPLICAS_MAX)
     lines = [line.strip() for line in form.get("configs", "").splitlines() if line.strip()]
+    if len(lines) > CONFIGS_MAX:
+        raise BadForm(f"at most {CONFIGS_MAX} properties")
     configs: dict[str, str] = {}
-    for line in lines[:CONFIGS_MAX]:
+    for line in lines:
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
             raise BadForm(f"properties are KEY=VALUE, one per line, not {line!r}")

@@ -4,6 +4,7 @@ of an hour, kept in memory, and what `mqd doctor` finds in these metrics.
 
 from __future__ import annotations
 
+import http.client
 import re
 import ssl
 import threading
@@ -171,7 +172,7 @@ class Sampler:
             began_s = time.time()
             try:
                 found = parse(self._read(url), time.monotonic())
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, http.client.HTTPException) as error:
                 with self._lock:
                     self._failed[url] = str(error)
                     self._last.pop(url, None)
@@ -205,6 +206,8 @@ class Sampler:
             page = response.read(PAGE_BYTES_MAX + 1)
         if len(page) > PAGE_BYTES_MAX:
             raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")
+        if response.length:  # read() with a limit does not check it
+            raise http.client.IncompleteRead(page, response.length)
         return page.decode("utf-8", "replace")
 
     def points(self) -> list[Point]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import ssl
 import urllib.request
 from collections.abc import Mapping
@@ -28,8 +29,11 @@ def text(url: str, data_dir: Path) -> str:
     if token.exists():
         request.add_header("Authorization", f"Bearer {token.read_text().strip()}")
     context = ssl.create_default_context(cafile=str(ca)) if url.startswith("https") and ca.exists() else None
-    with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as response:
-        return response.read().decode()
+    try:
+        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as response:
+            return response.read().decode()
+    except http.client.HTTPException as error:  # such as a page that is cut short
+        raise OSError(f"the response is not valid: {error!r}") from error
 
 
 def read(url: str, data_dir: Path) -> list[Sample]:

@@ -7,12 +7,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 
+from mqd.cli.common import Settings
+from mqd.cli.inspection import metrics_page
 from mqd.cli.inspection.diagnosis import Harm
-from mqd.console import rendering
+from mqd.console import changing, rendering
 from mqd.console.audit import Audit
 from mqd.console.cache import KEEP_FACTOR, Cache
 from mqd.console.metrics import Sampler, between, clock_ahead_s, parse, quantile
@@ -199,6 +203,42 @@ def test_a_broker_whose_clock_differs_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert [clock_ahead_s(at, 10.0, 12.0) for at in (None, 9.0, 10.5, 13.0)] == [0.0, -1.0, 0.0, 1.0]
 
 
+@pytest.fixture(params=["Content-Length", "Transfer-Encoding"])
+def cut_short(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a page that ends too early."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            in_chunks = request.param == "Transfer-Encoding"
+            self.send_header(request.param, "chunked" if in_chunks else "100")
+            self.end_headers()
+            self.wfile.write(b"64\r\nmqd_clock" if in_chunks else b"mqd_clock")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/metrics"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_page_that_is_cut_short_is_a_failed_scrape(cut_short: str, tmp_path: Path) -> None:
+    """In chunks, it ended the sampler's thread, and the charts no longer moved; else it was counted as whole."""
+    sampler = Sampler(Options("", ClientSecurity(), "", 0, frozenset(), metrics=(cut_short,)))
+    sampler.sample()
+    assert "IncompleteRead" in sampler.failures()[cut_short]
+    with pytest.raises(OSError, match="IncompleteRead"):
+        metrics_page.text(cut_short, tmp_path)
+
+
 def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
     assert quantile(0.99, {}, {0.5: 0.0, float("inf"): 10.0}) == 0.5
     assert quantile(0.99, {}, {}) is None
@@ -239,3 +279,13 @@ def test_a_line_of_the_audit_log_is_one_line(tmp_path: Path) -> None:
     assert json.loads(line)["user"] == "ada\n" and file.stat().st_mode & 0o777 == 0o600
     Audit(file).write("ada", "127.0.0.1", "mqd produce t -K " + "k" * 1_000_000, "done")
     assert file.stat().st_size < 5000
+
+
+# -- forms -----------------------------------------------------------------------------------------
+
+
+def test_too_many_properties_of_a_new_topic_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changing, "Broker", None)
+    lines = "\n".join(f"name{number}=1" for number in range(changing.CONFIGS_MAX + 1))
+    with pytest.raises(changing.BadForm, match=f"at most {changing.CONFIGS_MAX} properties"):
+        changing.create_topic(Settings("127.0.0.1:1"), {"name": "orders", "configs": lines})
