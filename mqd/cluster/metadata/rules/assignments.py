@@ -110,10 +110,12 @@ def spread(state: MetadataState, count: int, factor: int, place: Placement, inte
     live = place.view.nodes()
     away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]
     if factor > len(live) + len(away):
+        draining = sum(broker.draining for broker in state.brokers.values())
+        but = f", not counting {draining} being drained" if draining else ""
         raise Refusal(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"Unable to replicate the partition {factor} time(s): The target replication factor of {factor} cannot be"
-            f" reached because only {len(live) + len(away)} broker(s) are registered.",
+            f" reached because only {len(live) + len(away)} broker(s) are registered{but}.",
         )
     if not live:
         raise Refusal(
