@@ -88,6 +88,7 @@ NOT_FOR_WORKERS = (
     DelegationTokenRemoved,
 )
 NOT_ACTIVE = "This host is not the active controller."
+TOO_MANY_CHANGES = "The controller has too many changes in progress; try again."
 
 
 class MetadataCore(LogTail):
@@ -174,12 +175,7 @@ class MetadataCore(LogTail):
         if len(self._waiting) >= REQUESTS_WAITING_MAX:
             return [
                 Reply(
-                    event.client,
-                    messages.Response(
-                        request.request_id,
-                        ErrorCode.REQUEST_TIMED_OUT,
-                        "The controller has too many changes in progress; try again.",
-                    ),
+                    event.client, messages.Response(request.request_id, ErrorCode.REQUEST_TIMED_OUT, TOO_MANY_CHANGES)
                 )
             ]
         if self._active is None:
@@ -382,17 +378,22 @@ class MetadataCore(LogTail):
         self, node_id: int, records: list[Record], message: broker_messages.FromActiveController
     ) -> list[Action]:
         """Answers once all records that the response depends on are committed. If more than
-        PEERS_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its way.
+        PEERS_WAITING_MAX responses wait, the oldest is dropped, as if it had been lost on its way; but not
+        the response to a change, which is never repeated.
         """
         actions = self._persist(records)
         self._peers.append(PeerWaiting(node_id, message, self.tail.version))
         if len(self._peers) > PEERS_WAITING_MAX:
-            del self._peers[0]
+            change = broker_messages.ChangeResponse
+            del self._peers[next(i for i, entry in enumerate(self._peers) if not isinstance(entry.message, change))]
         return actions + self._respond_ready()
 
     def _on_change_forwarded(
         self, active: ActiveController, node_id: int, message: broker_messages.ChangeForwarded
     ) -> list[Action]:
+        if len(self._peers) >= PEERS_WAITING_MAX:
+            refusal = messages.Response(message.request.request_id, ErrorCode.REQUEST_TIMED_OUT, TOO_MANY_CHANGES)
+            return [SendPeer(node_id, self._change_response(message, refusal, None))]
         response, topic_name, records = self._decide(active, message.request)
         if message.request.validate_only:
             topic = self._preview(topic_name, records) if response.error == 0 and topic_name is not None else None

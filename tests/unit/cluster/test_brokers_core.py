@@ -46,6 +46,33 @@ def test_proposals_of_a_stopped_controller_may_still_be_committed(world: World) 
     assert all("a" in host.core.committed.topics for host in world.hosts.values())
 
 
+def test_a_response_to_a_change_is_never_dropped(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker repeats a change, so its client would wait for its timeout."""
+    monkeypatch.setattr(metadata_core, "PEERS_WAITING_MAX", 2)
+    core, now_ms = world.hosts[world.active].core, world.now_ms
+    epoch = world.unlogged.brokers[2].epoch
+
+    def forward(number: int, name: str) -> list[metadata_core.Action]:
+        request = messages.Request(number, messages.CreateTopic(name, 1, -1, {}, {}))
+        change = broker_messages.ChangeForwarded(2, epoch, number, 1, request)
+        return core.handle(metadata_core.PeerReceived(2, change), now_ms)
+
+    def propose(node: int) -> list[metadata_core.Action]:
+        return core.handle(metadata_core.PeerReceived(node, broker_messages.AlterPartition(-1, node, 1, [])), now_ms)
+
+    (persist,) = forward(1, "a")
+    assert isinstance(persist, metadata_core.Persist)
+    assert propose(3) == [] and propose(4) == [], "a broker repeats the dropped one"
+    (refused,) = forward(2, "b")
+    assert isinstance(refused, metadata_core.SendPeer) and isinstance(refused.message, broker_messages.ChangeResponse)
+    assert refused.message.response.error == E.REQUEST_TIMED_OUT and "b" not in core.tail.topics
+    actions = core.handle(metadata_core.Committed(persist.records, persist.version), now_ms)
+    sent = [action for action in actions if isinstance(action, metadata_core.SendPeer)]
+    assert [one.node_id for one in sent] == [2, 4]
+    assert isinstance(sent[0].message, broker_messages.ChangeResponse) and sent[0].message.response.error == 0
+    core.check()
+
+
 def test_offsets_of_control_records_are_skipped(world: World) -> None:
     host = world.hosts[world.active]
     version = host.core.tail.version
