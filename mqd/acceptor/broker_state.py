@@ -200,6 +200,9 @@ class BrokerState:
             return address.local_ip, address.local_port or port
         return (host if host not in ("", "0.0.0.0", "::") else "localhost"), address.local_port or port
 
+    def listener_name(self, address: Address) -> str:
+        return self._listener(address)[0]
+
     def _listener(self, address: Address) -> tuple[str, str, int]:
         """Name, host and port of the client's listener; a local client gets those of the first
         one."""

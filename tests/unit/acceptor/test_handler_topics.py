@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mqd.acceptor.broker_state import Address
 from mqd.acceptor.disks import READ_THREADS
 from mqd.acceptor.handlers.cluster import describe_log_dirs
 from mqd.acceptor.handlers.configs import config_entries
@@ -182,6 +183,24 @@ def test_describe_configs(tmp_path: Path) -> None:
             assert (await describe(broker, TOPIC, "bad name")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
             assert (await describe(broker, BROKER, "2")).error_code == ErrorCode.INVALID_REQUEST
             assert (await describe(broker, 64, "1")).error_code == ErrorCode.INVALID_REQUEST
+
+    asyncio.run(run())
+
+
+def test_the_default_of_advertised_listeners_names_the_clients_listener(tmp_path: Path) -> None:
+    async def run() -> None:
+        listeners = [("PLAINTEXT", "127.0.0.1", 9092), ("SASL_SSL", "10.1.2.3", 9093), ("INNER", "::1", 9094)]
+        resource = DescribeConfigsRequest.Resource(
+            resource_type=BROKER, resource_name="1", configuration_keys=["advertised.listeners"]
+        )
+        async with HandlerBroker(tmp_path, None, listeners) as broker:
+            shown = []
+            for number, (_, host, port) in enumerate(listeners):
+                response = await broker.send_request(
+                    DescribeConfigsRequest(resources=[resource]), 4, Address(number, host, port)
+                )
+                shown += [config.value for config in response.results[0].configs]
+            assert shown == ["PLAINTEXT://127.0.0.1:9092", "SASL_SSL://10.1.2.3:9093", "INNER://[::1]:9094"]
 
     asyncio.run(run())
 

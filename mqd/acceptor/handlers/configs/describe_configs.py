@@ -5,6 +5,7 @@ client metrics subscriptions, and consumer groups; with synonyms and documentati
 from mqd.acceptor.broker import Broker, Context
 from mqd.acceptor.handlers.configs import broker_loggers, config_entries
 from mqd.acceptor.handlers.configs.config_entries import Entry
+from mqd.base.cluster_config import format_address
 from mqd.cluster.metadata.rules.configs import RESOURCE_BROKER, RESOURCE_CLIENT_METRICS, RESOURCE_GROUP, RESOURCE_TOPIC
 from mqd.cluster.metadata.rules.topics import Refusal, check_topic_name
 from mqd.protocol.errors import ErrorCode
@@ -74,8 +75,9 @@ def _entries(context: Context, resource: DescribeConfigsRequest.Resource) -> lis
                 f"Unexpected broker id, expected {broker.node_id} or empty string, but received"
                 f" {resource.resource_name}",
             )
-        host, port = broker.advertised_address(context.address)
-        return config_entries.of_broker(broker, f"PLAINTEXT://{f'[{host}]' if ':' in host else host}:{port}", names)
+        advertised = format_address(*broker.advertised_address(context.address))
+        listener = broker.listener_name(context.address)
+        return config_entries.of_broker(broker, f"{listener}://{advertised}", names)
     if resource.resource_type == RESOURCE_GROUP:
         if not resource.resource_name:
             raise Refusal(ErrorCode.INVALID_REQUEST, "The name of a group must not be empty.")
