@@ -33,8 +33,12 @@ PAUSE_S = 0.1
 # many are held; further ones are closed immediately.
 DELAYED_COUNT_MAX = 1024
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-# The client left before it was served.
-_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET)
+# The client left before it was served, or the new connection has a network error: see accept(2).
+# EOPNOTSUPP, which is listed there too, pauses: it can also mean that the listener accepts nothing.
+_GONE = (
+    *(errno.ECONNABORTED, errno.EPROTO, errno.ENOTCONN, errno.EINVAL, errno.ECONNRESET),
+    *(errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.ENONET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+)
 
 log = logging.get("acceptor.accepting")
 assert PACKET.size == 64
