@@ -93,16 +93,21 @@ class TimerStarter:
             self._retry = None
         if self._loop is None or self._published is None or not any(topic.led for topic in self._published.topics):
             return
-        in_thread(self._start).add_done_callback(self._on_started)
         self._retry = self._loop.call_later(START_RETRY_S, self._publish)
+        try:
+            in_thread(self._start).add_done_callback(self._on_started)
+        except RuntimeError as error:  # no thread can be started
+            self._report(error)
 
     def _on_started(self, outcome: asyncio.Future[None]) -> None:
-        if not outcome.cancelled() and outcome.exception() is not None:
-            log.error(
-                "the timer cannot be started, so scheduled records are not delivered; start mqd-timer with"
-                " supervisorctl",
-                reason=str(outcome.exception()),
-            )
+        if not outcome.cancelled() and (error := outcome.exception()) is not None:
+            self._report(error)
+
+    def _report(self, error: BaseException) -> None:
+        log.error(
+            "the timer cannot be started, so scheduled records are not delivered; start mqd-timer with supervisorctl",
+            reason=str(error),
+        )
 
 
 def start_by_supervisord(environment: Mapping[str, str] = os.environ) -> None:

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from mqd import native
+from mqd.acceptor import schedules
 from mqd.acceptor.checks import CheckResult, check_records
 from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
-from mqd.base import schedule_files
+from mqd.base import blocking_pool, schedule_files
 from mqd.cluster.host import messages
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
@@ -125,6 +126,33 @@ def test_the_timer_is_started_when_there_is_a_schedule(tmp_path: Path) -> None:
         assert (tmp_path / schedule_files.SCHEDULES).stat().st_ino == before, "only what changed is written"
         await put(_topic("later", 2, schedule_to="orders"))
         assert not any(one.led for one in schedule_files.read_schedules(tmp_path).topics)
+        starter.stop()
+
+    asyncio.run(play())
+
+
+def test_a_start_without_a_thread_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The error ended the acceptor's connection to the controller."""
+    metadata = Metadata()
+    metadata.apply(messages.TopicPut(0, _topic("later", 1, schedule_to="orders")))
+    refusals = [RuntimeError("can't start new thread")]
+
+    def in_thread(query: Callable[[], None]) -> asyncio.Future[None]:
+        if refusals:
+            raise refusals.pop()
+        return blocking_pool.in_thread(query)
+
+    monkeypatch.setattr(schedules, "in_thread", in_thread)
+    monkeypatch.setattr(schedules, "START_RETRY_S", 0.01)
+
+    async def play() -> None:
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+        starter = TimerStarter({}, metadata, 1, tmp_path, lambda: loop.call_soon_threadsafe(started.set))
+        starter.start(loop)
+        assert not refusals and "the timer cannot be started" in caplog.text
+        await asyncio.wait_for(started.wait(), 20)
         starter.stop()
 
     asyncio.run(play())
