@@ -6,7 +6,7 @@ the folders of native/. Only core.py touches cffi.
 
 1. A buffer given to a class (a mapping, a bytearray) is held as long as the object lives: the C
    side keeps bare pointers into it.
-2. A failing call raises NativeError with the cause and the way out; a full queue or arena returns
+2. A failing call raises NativeError with the cause and the remedy; a full queue or arena returns
    False or None where the caller is expected to retry (Endpoint.send, Arena.allocate).
 3. This package makes no decisions. numpy is imported by the methods that need it.
 

@@ -38,8 +38,8 @@ class BatchHeader(msgspec.Struct, gc=False):
 
 
 class ScanResult(msgspec.Struct, gc=False):
-    """The result of a walk over one segment file. `reason` None = valid to its end; otherwise why
-    the byte at `valid_bytes` is not valid.
+    """The result of a walk over one segment file. `reason`: why the data at `valid_bytes` is
+    invalid; None: the file is valid to its end.
     """
 
     valid_bytes: int
@@ -71,8 +71,8 @@ def batch_validate(data: Any) -> tuple[int, str, BatchHeader]:
 
 
 def batch_decode(data: Any) -> BatchHeader:
-    """Decodes the header without checking the CRC. Raises NativeError (E_CORRUPT) when the bytes
-    cannot be a batch, E_INVALID below 61 bytes.
+    """Decodes the header without checking the CRC. Raises NativeError: E_INVALID for fewer than
+    61 bytes, E_CORRUPT when the bytes cannot be a batch.
     """
     memory, batch = bytes_of(data, writable=False), ffi.new("struct mqd_batch *")
     if len(memory) < BATCH_HEADER_BYTES:
@@ -125,9 +125,9 @@ class RecordPositions:
     def walk(
         self, data: bytes, position: int, next_offset: int, end_offset: int
     ) -> tuple[WalkStop, int, int, numpy.ndarray]:
-        """Walks from `position` on. Returns (why it stopped, position of the stop, offset after the last
-        processed batch, int64[n, 4] of key position and size, value position and size; size -1 =
-        null).
+        """Walks from `position` on. Returns (why the walk stopped, where, the offset after the last
+        processed batch, int32[n, 4] with the position and size of each key and of each value; size
+        -1 = null).
         """
         import numpy
 

@@ -4,7 +4,7 @@ thin method per function.
 1. A failing call raises NativeError; `errno` EPIPE = the worker at the other end has ended (attach
    again, `Producer.move`). A full queue or memory returns False, 0 or fewer than requested.
 2. Buffers passed to a call are read only during it; none is kept.
-3. A Client that its producer has moved away from is closed by the move: closing it again does
+3. Producer.move closes the Client that the producer leaves; closing that Client again does
    nothing.
 
 Concurrency: one thread at a time for a Client and the Producer on it; only Client.wait and
@@ -21,7 +21,8 @@ import msgspec
 
 from mqd.native.core import E_FULL, E_INVALID, NativeError, bytes_of, check, failure, ffi, lib
 
-CORRELATION_ID_END = 1 << 30  # correlation ids below are for Client.submit; from here on they are the producer's
+# Client.submit takes correlation ids below this; the producer uses those from this one on.
+CORRELATION_ID_END = 1 << 30
 INT64_MAX = (1 << 63) - 1  # Producer.next_send_us: no batch is open
 
 
@@ -111,8 +112,8 @@ class Client:
         return lib.mqd_client_free_bytes(self.pointer)
 
     def submit(self, frame: bytes) -> bool:
-        """A whole request from the api key on; its correlation id is below CORRELATION_ID_END.
-        False: no room now (wait, then retry). Visible to the broker after flush().
+        """Submits a whole request, from the api key on, with a correlation id below
+        CORRELATION_ID_END. The broker sees it after flush(). False: no room now (wait, then retry).
         """
         if lib.mqd_client_submit(self.pointer, frame, len(frame)) == 0:
             return True
@@ -152,8 +153,9 @@ class Client:
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """struct mqd_delivery: the outcome of a batch. error: Kafka's code, 0 = written; then
-    base_offset -1 = not known. timestamp_ms: log append time or -1.
+    """struct mqd_delivery: the outcome of a batch. `error`: Kafka's code; 0: the batch was
+    written, and base_offset -1 means that its offset is not known. `timestamp_ms`: log append time
+    or -1.
     """
 
     batch: int
@@ -182,8 +184,10 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Columns(msgspec.Struct, kw_only=True, gc=False):
-    """struct mqd_record_columns: buffers (bytes, numpy arrays), or None = the same for all.
-    `values` one after another; int32 sizes, -1 = null; int64 times.
+    """struct mqd_record_columns. Each column is a buffer (bytes or a numpy array), or None.
+    `values`, `keys` and `headers` are stored consecutively; sizes are int32 (-1 = null), times
+    int64. None: no record has a key or headers; value sizes, partitions and times are the same for
+    all records, as the scalar fields give them.
     """
 
     count: int
@@ -292,7 +296,9 @@ class Producer:
         return self._pointer
 
     def topic(self, name: str, partition_count: int, partitioner: int) -> int:
-        """Registers a topic and returns its number; a second call raises its partition count."""
+        """Registers a topic and returns its number; a repeated call can only increase its partition
+        count.
+        """
         return check(lib.mqd_producer_topic(self.pointer, name.encode(), partition_count, partitioner))
 
     def put(
@@ -339,8 +345,8 @@ class Producer:
 
     def append_batch(self, topic: int, partition: int, batch: Any) -> int:
         """Appends a whole encoded batch, such as a compressed one. Returns its number, 0 = full.
-        When Ctrl-C interrupts a call that has appended it (outstanding_records shows that),
-        `batch_number` is its number.
+        If Ctrl-C interrupts the call after the batch was appended (outstanding_records shows that),
+        `batch_number` has the batch's number.
         """
         memory = bytes_of(batch, writable=False)
         if lib.mqd_producer_append_batch(self.pointer, topic, partition, memory, len(memory), self._number) == 0:
@@ -356,12 +362,15 @@ class Producer:
         return self._number[0]
 
     def send(self, now_us: int, everything: bool = False) -> None:
-        """now_us: time.monotonic_ns() // 1000."""
+        """Sends the batches whose linger time is over, or all.
+
+        now_us: time.monotonic_ns() // 1000.
+        """
         if lib.mqd_producer_send(self.pointer, now_us, everything) < 0:
             raise failure()
 
     def next_send_us(self) -> int:
-        """The time at which send() must be called next, in its clock; INT64_MAX: no batch is open."""
+        """When send() must be called next, as its `now_us`; INT64_MAX: no batch is open."""
         return lib.mqd_producer_next_send_us(self.pointer)
 
     def deliveries(self) -> list[Delivery]:
@@ -421,8 +430,9 @@ def records_encode(columns: Columns, out: Any, records_max: int = 0) -> tuple[in
 
 
 def partitions_for(partitioner: int, columns: Columns, partition_count: int, without_key: int, partitions: Any) -> None:
-    """Replaces negative entries of `partitions` (int32, one for each record) by the keys of
-    `columns`. Only for partitioners by key: MURMUR2_RANDOM, FNV1A_RANDOM.
+    """Fills in the negative entries of `partitions` (int32, one for each record) by the record's
+    key in `columns`, with `without_key` if it has none. Only for partitioners that depend on the
+    key alone: MURMUR2_RANDOM, FNV1A_RANDOM.
     """
     native, held = columns.native()
     if len(partitions) != columns.count:

@@ -2,9 +2,9 @@
 
     rows = ArrowRows(65536, 8 << 20, {"key", "value", "offset", "timestamp", "timestampType",
     "headers"})
-    taken = rows.append(view, start)      # a RecordBatchView of mqd.client; fewer than passed:
-                                          full, finish() and continue
-    arrays = rows.finish()                # {"key": pyarrow.Array...}; `rows` is empty again
+    taken = rows.append(view, start)      # view: a RecordBatchView of mqd.client. While some of its
+                                          records are left: finish(), and append again
+    count, arrays = rows.finish()         # {"key": pyarrow.Array...}; `rows` is empty again
 
 Buffers are used again as soon as no array over them exists (BUFFER_SETS_MAX are kept): new
 memory for each batch would cost more than filling it. Concurrency: one thread at a time.
@@ -84,8 +84,8 @@ class _Buffers:
 
 
 class ArrowRows:
-    """See the module. `data_bytes` bounds keys and values of one batch, each; a single larger
-    record gets the memory that it needs. Raises NativeError (E_CORRUPT) for damaged headers.
+    """See the module. `data_bytes` limits the keys of one batch, and likewise its values; a single
+    larger record gets the memory that it needs. Raises NativeError (E_CORRUPT) for damaged headers.
     """
 
     def __init__(self, row_count: int, data_bytes: int, columns: Collection[str]) -> None:
@@ -106,7 +106,7 @@ class ArrowRows:
 
     @property
     def _buffers(self) -> _Buffers:
-        """Allocated with the first row, not before: a task that is done needs none."""
+        """Allocated for the first row, not before: a task without records needs none."""
         if self._current is None:
             self._current = self._take()
         return self._current
@@ -121,8 +121,8 @@ class ArrowRows:
         return buffers
 
     def append(self, view: Any, start: int = 0) -> int:
-        """Appends records of a RecordBatchView from `start` on; returns how many. If some are left,
-        call finish() first. Without rows yet, at least one is appended.
+        """Appends a RecordBatchView's records from `start` on, as many as fit, and returns how
+        many; call finish() before the rest. While there are no rows yet, at least one is appended.
         """
         count = len(view)
         native = self._fill(view, count)

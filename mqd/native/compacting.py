@@ -80,8 +80,8 @@ class Compaction:
             raise failure(directory)
 
     def step(self, bytes_max: int) -> int:
-        """Returns a CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS and
-        COMPRESS, the caller passes the converted data of `unconverted` to resume().
+        """Returns a CompactState. `done_bytes` counts the bytes read and written; after DECOMPRESS
+        or COMPRESS, the caller converts the data of `unconverted` and passes it to resume().
         """
         return check(lib.mqd_compact_step(self._open(), bytes_max, self._work))
 
@@ -101,7 +101,7 @@ class Compaction:
         )
 
     def group_begin(self, first: int, count: int) -> None:
-        """`first`: number in `bases`."""
+        """`first`: index in `bases`."""
         check(lib.mqd_compact_group_begin(self._open(), first, count))
 
     def group_end(self) -> CompactGroup:
@@ -129,7 +129,9 @@ class Compaction:
 def compact_swap_prepare(
     directory: str | os.PathLike[str], base_offset: int, old_bases: Sequence[int], has_transactions: bool
 ) -> None:
-    """Prepares a swap: from here on recovery from a crash finishes it; before, it undoes it."""
+    """Prepares a swap. After a crash, recovery finishes the swap if this has completed, and undoes
+    it otherwise.
+    """
     check(
         lib.mqd_compact_swap_prepare(
             os.fsencode(directory), base_offset, list(old_bases), len(old_bases), has_transactions

@@ -178,15 +178,15 @@ def control_size_bytes() -> int:
     return lib.mqd_control_size_bytes()
 
 
-# struct mqd_partition_view, flattened; unpacking once beats seventeen attribute reads
+# struct mqd_partition_view, flattened; unpacking once beats twenty attribute reads
 _VIEW = Layout("@7q2I16s2iH5B2Q")
 assert _VIEW.size == ffi.sizeof("struct mqd_partition_view")
 _unpack_view, _read_slot = _VIEW.unpack_from, lib.mqd_slot_view
 
 
 class SlotView(msgspec.Struct, frozen=True):
-    """A consistent copy of a partition slot (struct mqd_partition_view, flattened). Offsets are
-    exclusive ends.
+    """A consistent copy of a partition slot (struct mqd_partition_view, flattened). End offsets
+    and the high watermark are exclusive.
     """
 
     log_start_offset: int
@@ -220,8 +220,8 @@ class Control:
     def __init__(self, buffer: Any):
         self.buffer = buffer
         self._memory = bytes_of(buffer)
-        # (struct mqd_partition_view *, its bytes) buffers not in use: reusing them saves a quarter
-        # of a view's time
+        # idle buffers for slot_view, (struct mqd_partition_view *, its bytes): reusing them saves a
+        # quarter of its time
         self._idle: list[tuple[Any, Any]] = []
 
     @classmethod
@@ -288,8 +288,8 @@ class Control:
         return lib.mqd_control_lease_deadline_ns(self._memory)
 
     def set_api_versions(self, version: int, body: bytes) -> None:
-        """Called by the acceptor: the prebuilt ApiVersions body for one request version (0..7), at most
-        4080 bytes.
+        """Called by the acceptor: the prebuilt ApiVersions body for one request version (0..7), of
+        at most 4080 bytes.
         """
         check(lib.mqd_control_set_api_versions(self._memory, version, body, len(body)))
 
@@ -371,8 +371,8 @@ class Control:
     def slot_view(self, slot: int) -> SlotView:
         """Used in hot paths, so it makes as few calls as possible."""
         try:
-            lent = view, view_bytes = self._idle.pop()  # owned by the caller until it is put back
-        except IndexError:  # the first time, or when other threads use them all
+            lent = view, view_bytes = self._idle.pop()  # used by this call alone until it is put back
+        except IndexError:  # the first time, or while other threads use all of them
             view = ffi.new("struct mqd_partition_view *")
             lent = view, view_bytes = view, ffi.buffer(view)
         if _read_slot(self._memory, slot, view) < 0:
@@ -447,13 +447,13 @@ class Quotas:
             raise failure()
 
     def refresh(self) -> int:
-        """The kinds for which any client has a quota, one bit by QuotaKind; 0 = there are no
+        """The kinds for which any client has a quota, one bit for each QuotaKind; 0 = there are no
         quotas."""
         return lib.mqd_quota_refresh(self._control.pointer, self._limits)
 
     def charge(self, user: bytes, client_id: bytes, kind: int, units: int, now_ns: int) -> int:
-        """Charges the units and returns how long the client must be throttled, in nanoseconds. 0
-        units: only for its present debt. `now_ns`: CLOCK_MONOTONIC.
+        """Charges the units and returns how long the client must be throttled, in nanoseconds; with
+        0 units, how long for its existing debt. `now_ns`: CLOCK_MONOTONIC.
         """
         control = self._control.pointer
         user_key = lib.mqd_quota_key(control, user, len(user))

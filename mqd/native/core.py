@@ -1,7 +1,7 @@
 """The one module that touches cffi: the extension, its errors, and helpers of every module of this
 package.
 
-1. A failing call raises NativeError with the cause and the way out; `check` and `failure` create it
+1. A failing call raises NativeError with the cause and the remedy; `check` and `failure` create it
    from the core's last error on this thread.
 2. `bytes_of` checks that a buffer is contiguous and, unless the caller allows read-only, writable.
    Its result keeps the buffer alive.
@@ -34,7 +34,7 @@ def enumeration(name: str, prefix: str) -> dict[str, int]:
 
 class NativeError(OSError):
     """A call into the core failed. `errno` (also `code`) is the system's errno or one of E_*; the
-    message names the cause and the way out.
+    message names the cause and the remedy.
     """
 
     @property

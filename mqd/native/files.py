@@ -1,5 +1,5 @@
-"""Files that Python keeps beside the log, changed through native/base/file, where tests can observe every
-change and make it fail.
+"""Files that Python keeps beside the log. They are changed through native/base/file, where tests
+can observe every change and make it fail.
 
 Concurrency: functions are stateless; a descriptor belongs to its opener.
 """

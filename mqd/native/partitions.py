@@ -16,13 +16,12 @@ from mqd.native.core import E_INVALID, NativeError, check, copy_in, failure, ffi
 
 INT64_MAX = (1 << 63) - 1
 
-
 # prefix of files beside a truncated log: MQD_TRUNCATED_PREFIX of native/log/recovery/truncation.h
 TRUNCATED_PREFIX = "truncated."
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """struct mqd_log_options. The defaults are Kafka's topic defaults (and flush_on_ack, ours)."""
+    """struct mqd_log_options. The defaults are those of Kafka's topics, except flush_on_ack."""
 
     segment_bytes: int = 1 << 30
     segment_ms: int = 7 * 24 * 3600 * 1000

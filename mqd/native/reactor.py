@@ -90,7 +90,9 @@ def _topic_partitions(partitions: Sequence[tuple[int, int, int, int, int, int]])
 
 
 class ReactorOptions(msgspec.Struct, kw_only=True):
-    """struct mqd_reactor_options; `arenas` by endpoint, None = has none; its own is writable."""
+    """struct mqd_reactor_options; `arenas`: by endpoint, None where it has none; the reactor's own
+    arena is writable.
+    """
 
     control: Control
     links: Any
@@ -104,7 +106,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     spin_us: int = 0
     connection_count_max: int = 10000
     request_bytes_max: int = 8 << 20
-    large_bytes: int = 0  # the end of this reactor's arena
+    large_bytes: int = 0  # size of the end of this reactor's arena that is kept for large requests
     large_ms_max: int = 30_000
     heap_bytes_max: int = 64 << 20
     inflight_count_max: int = 64
@@ -140,7 +142,7 @@ class FetcherOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_ms: int
     backoff_ms: int
     bytes_per_second_max: int = 0
-    tls: bool = False  # from the socket's next byte on, as the client of leader_node
+    tls: bool = False  # TLS begins with the socket's next byte; this host is the TLS client
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -161,7 +163,7 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class SlowRequest(msgspec.Struct, frozen=True):
-    """MQD_EVENT_SLOW. `spent_us`: times by Spent, which add up to `whole_us`, except for THROTTLE."""
+    """MQD_EVENT_SLOW. `spent_us`: times by Spent; without THROTTLE they add up to `whole_us`."""
 
     api_key: int
     version: int
@@ -243,8 +245,8 @@ class Reactor:
         return bool(lib.mqd_reactor_is_idle(self._reactor))
 
     def set_local_max(self, count: int, size_bytes: int) -> None:
-        """Sets the limits of attachments through shared memory for this worker, and of their memory;
-        effective immediately.
+        """Sets this worker's limits for the number of attachments through shared memory and for
+        their memory; effective immediately.
         """
         check(lib.mqd_reactor_set_local_max(self._reactor, count, size_bytes))
 
@@ -252,7 +254,9 @@ class Reactor:
         check(lib.mqd_reactor_start(self._reactor))
 
     def stop(self) -> None:
-        """Stops reading, flushes, and sends the responses that are ready; returns when the thread has ended."""
+        """Stops reading, flushes, and sends the responses that are ready; returns when the thread
+        has ended.
+        """
         check(lib.mqd_reactor_stop(self._reactor))
 
     def destroy(self) -> None:
@@ -321,8 +325,8 @@ class Reactor:
         base: str,
         compiled_filter: bytes,
     ) -> None:
-        """A topic without a log: the records of the topic `base` that the filter selects. `partitions`: those of
-        the base, as for topic_put_partitions.
+        """A topic without a log: the records of the topic `base` that the filter selects.
+        `partitions`: those of the base, as for topic_put_partitions.
         """
         check(
             lib.mqd_reactor_view_put(
@@ -387,8 +391,8 @@ class Reactor:
         check(lib.mqd_reactor_in_sync_response(self._reactor, token, slot, sequence, leader_epoch, error))
 
     def fetcher_put(self, token: int, fd: int, options: FetcherOptions) -> None:
-        """Passes a mutually authenticated connection to a worker of another host; the reactor owns
-        `fd` from here on, even on an error. FETCHER_ENDED comes with this token.
+        """Hands over `fd`, a mutually authenticated connection with a worker of another host; the
+        reactor owns it from here on, even on an error. FETCHER_ENDED comes with this token.
         """
         native = ffi.new("struct mqd_fetcher_options *")
         for name in options.__struct_fields__:
@@ -405,8 +409,8 @@ class Reactor:
     def relay_put(
         self, token: int, fd: int, leader_node: int, leader_worker: int, lane: int, timeout_ms: int, tls: bool = False
     ) -> None:
-        """Passes a mutually authenticated connection to a worker of another host, for local
-        clients' batches to partitions led there; the reactor owns `fd` from here on, even on an
+        """Hands over `fd`, a mutually authenticated connection with a worker of another host, for
+        local clients' batches to partitions led there; the reactor owns it from here on, even on an
         error. RELAY_ENDED comes with this token. `tls`: as in FetcherOptions.
         """
         options = _relay(leader_node, leader_worker, lane, timeout_ms)
@@ -433,7 +437,7 @@ class Reactor:
         check(lib.mqd_reactor_subject_put(self._reactor, token, subject, tables))
 
     def revoke_mappings(self, token: int, slots: Sequence[int]) -> None:
-        """Rolls the active segments of these slots that local clients of this worker have
+        """Rolls the active segment of each of these slots if a local client of this worker has it
         mapped."""
         check(lib.mqd_reactor_revoke(self._reactor, token, list(slots), len(slots)))
 
@@ -447,7 +451,9 @@ class Reactor:
         partition.give_away()
 
     def partition_close(self, token: int, slot: int) -> None:
-        """Returns a partition from the reactor: the event's `partition` can be closed, and its files deleted."""
+        """Takes a partition back from the reactor: the event's `partition` can be closed, and its
+        files deleted.
+        """
         check(lib.mqd_reactor_partition_close(self._reactor, token, slot))
 
     def set_options(self, token: int, slot: int, options: LogOptions) -> None:
@@ -489,7 +495,7 @@ class Reactor:
         check(lib.mqd_reactor_set_listener_tls(self._reactor, token, listener_id, context.give_away()))
 
     def tls_principal(self, token: int, connection: int, principal: str) -> None:
-        """Answers TLS_NAME, whose token is `connection`; "": the client is refused."""
+        """Answers TLS_NAME for `connection`; the principal "" refuses the client."""
         check(lib.mqd_reactor_tls_principal(self._reactor, token, connection, principal.encode()))
 
     def endpoint_died(self, token: int, endpoint: int) -> None:

@@ -1,4 +1,5 @@
-"""TLS of listeners, and between hosts, with the system's OpenSSL: certificates in, a context for the reactor out.
+"""TLS of listeners, and between hosts, with the system's OpenSSL: certificates in, a context for
+the reactor out.
 
 The native side loads `libssl.so.3` at the first call; without it every call here raises NativeError
 with the remedy. Contexts are immutable; a reloaded certificate is a new context.
@@ -29,7 +30,7 @@ class ClientAuth(IntEnum):
 
 
 class TlsFile(msgspec.Struct, frozen=True):
-    """The content of a file, which its repr does not show."""
+    """The content of a file; the repr does not show it."""
 
     content: bytes
     password: str | None = None
