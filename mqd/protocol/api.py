@@ -38,8 +38,8 @@ def decode_request(
 
 
 def encode_response(header: RequestHeader, response: object, *, version: int | None = None) -> bytes:
-    """The response frame to a request. `version` where the body's differs from the request's:
-    ApiVersions' error 35 is a body of version 0.
+    """The response frame to a request. `version`: that of the body, where it is not the request's
+    (ApiVersions' error 35 has a body of version 0).
     """
     if version is None:
         version = header.api_version

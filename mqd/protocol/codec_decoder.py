@@ -197,7 +197,7 @@ class DecoderWriter:
         return variable
 
     def length(self, path: str, letter: str, size: int) -> str:
-        """Reads a length (null = -1) together with the run before it."""
+        """Reads a length (null = -1) together with the pending run before it."""
         if not self.flexible:
             count = self.fixed(letter, size, path, "n")
             self.flush()

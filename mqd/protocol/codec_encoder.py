@@ -37,7 +37,7 @@ def refuse(problem: str) -> None:
 
 
 def check_uuid(value: bytes) -> bytes:
-    """struct would truncate or pad it silently."""
+    """Checks the size: struct would silently truncate or pad a value of another size."""
     if len(value) != 16:
         raise Unencodable(f"a uuid of {len(value)} bytes")
     return value
@@ -82,7 +82,7 @@ class EncoderWriter:
         named = [label for label in labels if label]
         label = " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
         arguments = [expression for expression in expressions if expression]
-        if not arguments:  # tag counts of zero alone
+        if not arguments:  # only tag counts of zero
             self.code.add(f"o += {bytes(len(letters))!r}", label)
             return
         pack = self.code.struct_function(">" + "".join(letters), "pack")

@@ -1,5 +1,5 @@
-"""Source lines of a generated codec, each with the field that it handles, and the constants that they
-use. Used by the encoder and the decoder.
+"""Source lines of a generated codec, each with the field that it handles, and the constants that
+the lines use. For the encoder and the decoder.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ import struct
 from types import CodeType, FunctionType, TracebackType
 from typing import Any
 
-# The field path to report when a generated line raises; a line that handles several fixed-size fields
-# has each path with its size.
+# The field path to report when a generated line raises; for a line that handles several fixed-size
+# fields, the path and the size of each.
 Label = str | tuple[tuple[str, int], ...] | None
 
 

@@ -25,7 +25,7 @@ DECOMPRESSED_BYTES_MAX = 128 << 20
 _XERIAL_MAGIC = b"\x82SNAPPY\0"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES = 32 << 10
-# the maximum expansion of one compressed byte, by format: short input needs only a smaller buffer
+# the maximum expansion of one compressed byte, by format, so that short input gets a smaller buffer
 # (zstd has no such bound)
 _RATIO_MAX = {GZIP: 1032, LZ4: 255}
 
@@ -69,8 +69,8 @@ def _xerial(data: bytes) -> bytes:
 
 
 def decompress(compression: int, data: bytes | memoryview, size_max: int = DECOMPRESSED_BYTES_MAX) -> bytes:
-    """Raises ProtocolError when the bytes have another format, or decompress to more than `size_max`
-    bytes.
+    """Raises ProtocolError when the data has another format, or decompresses to more than
+    `size_max` bytes.
     """
     if compression == NONE:
         if len(data) > size_max:
@@ -121,8 +121,8 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > room:
             raise _too_large(SNAPPY, size_max)
-        # two or three bytes copy 64 at most: no valid block claims more, and the claimed size is
-        # allocated
+        # a copy of at most 64 bytes takes two or three: a valid block claims no more than this, and
+        # a larger claim must not be allocated
         if size > 64 * len(block) + 64:
             raise _damaged(SNAPPY, f"{len(block)} bytes claim to become {size}")
         return bytes(cramjam.snappy.decompress_raw(block))

@@ -1,9 +1,9 @@
 """Protocol failures, and the one table of Kafka's error codes.
 
 The table is taken from the public protocol guide (Kafka 4.2): code, name, whether the client may
-retry, and its meaning. Never return UNKNOWN_SERVER_ERROR where a retriable code exists: client bugs
-turn it into duplicates. ErrorCode, and the codes of the C core, are generated from it: `python -m
-mqd.protocol.generate`.
+retry, and its meaning. Never return UNKNOWN_SERVER_ERROR where a retriable code exists: because
+of client bugs it leads to duplicates. ErrorCode and the codes of the C core are generated from the
+table: `python -m mqd.protocol.generate`.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class RequestHeader(msgspec.Struct, gc=False):
 
 
 class UnsupportedVersion(ProtocolError):
-    """A valid header of an unsupported API or version. `header` has the key,
-    version, correlation id and, where it could be read, client id.
+    """A valid header of an unsupported API or version. `header` has the key, version, correlation
+    id and, where it could be read, client id.
 
     Only for ApiVersions is there a response to an unsupported version: error 35 in a body of version
     0 (KIP-511).
@@ -77,8 +77,8 @@ _FIRST = struct.Struct(">hhih")
 
 
 def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPORTED) -> RequestHeader:
-    """Raises UnsupportedVersion (with the fields of the header that could be read) for an API or version not in
-    `supported`, ProtocolError for a truncated header.
+    """Raises UnsupportedVersion (with the fields of the header that could be read) for an API or
+    version not in `supported`, ProtocolError for a malformed header.
     """
     if len(frame) < 8:
         raise ProtocolError(f"a frame of {len(frame)} bytes is not a request", "request header", position=len(frame))
@@ -114,8 +114,8 @@ def decode_request_header(frame: bytes, supported: Mapping[int, ApiSpec] = SUPPO
 
 
 def _refuse(header: RequestHeader, problem: str | None, supported: Mapping[int, ApiSpec]) -> RequestHeader:
-    """Always raises. An unsupported API or version is reported first, because the rest of its
-    header may have another layout.
+    """Always raises. An unsupported API or version is reported rather than `problem`, because the
+    rest of its header may have another layout.
     """
     spec = supported.get(header.api_key)
     if spec is None:

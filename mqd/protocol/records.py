@@ -2,10 +2,11 @@
 
     0   base_offset int64           first record's offset; the broker sets it
     8   batch_length int32          bytes after this field
-    12  partition_leader_epoch int32    the broker sets it; neither it nor base_offset is under the CRC
+    12  partition_leader_epoch int32    the broker sets it; it and base_offset are not under the CRC
     16  magic int8                  2
     17  crc uint32                  CRC-32C of everything from attributes on
-    21  attributes int16            bits 0-2 compression, 3 timestamps are log append time, 4 transactional, 5 control, 6 base_timestamp is a delete horizon
+    21  attributes int16            bits 0-2 compression, 3 timestamps are log append time,
+                                    4 transactional, 5 control, 6 base_timestamp is a delete horizon
     23  last_offset_delta int32     last_offset - base_offset; compaction leaves gaps and never lowers it
     27  base_timestamp int64        ms      35  max_timestamp int64     ms
     43  producer_id int64   51  producer_epoch int16    53  base_sequence int32     57  record_count int32
@@ -33,7 +34,7 @@ from mqd.protocol.errors import ProtocolError
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61
-LENGTH_BYTES = 12  # base_offset and batch_length, which batch_length does not count
+LENGTH_BYTES = 12  # the size of base_offset and batch_length; batch_length does not include it
 CRC_START = 21
 NO_TIMESTAMP = -1
 RECORD_BYTES_MIN = 7
@@ -42,8 +43,8 @@ COMPRESSION_MASK, LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 7, 8
 
 
 class Record(msgspec.Struct, gc=False):
-    """`offset` is absolute; -1 when encoding means: the next one. Header keys are text, values
-    bytes or None.
+    """`offset` is absolute; when encoding, -1 stands for the next one. Header keys are text, header
+    values bytes or None.
     """
 
     value: bytes | None = None
@@ -149,8 +150,8 @@ def encode_batch(
     must rise and may leave gaps (a compacted batch).
 
     `log_append_time_ms` sets the timestamp type and the time of every record. `last_offset_delta`:
-    for a batch that extends beyond its last record. Raises ValueError for records or options that
-    cannot form a batch.
+    for a batch whose offsets extend beyond its last record. Raises ValueError for records or
+    options that cannot form a batch.
     """
     payload, base_timestamp_ms, max_timestamp_ms, count, next_offset = bytearray(), None, NO_TIMESTAMP, 0, base_offset
     for record in records:
@@ -268,7 +269,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_blob(data: bytes, position: int, end: int, what: str) -> tuple[bytes | None, int]:
-    """A length and that many bytes, none beyond `end`; -1 is None."""
+    """A length and that many bytes, which must not go beyond `end`; length -1 is None."""
     size = data[position]
     position += 1
     if size < 0x80:

@@ -71,7 +71,7 @@ class AclBinding(msgspec.Struct, frozen=True, gc=False, array_like=True, order=T
         )
 
     def covers(self, name: str) -> bool:
-        """Whether the pattern names this resource, of the same type."""
+        """Whether the pattern names this resource, which is of the rule's type."""
         if self.pattern_type == PatternType.PREFIXED:
             return name.startswith(self.name)
         return self.name in (name, WILDCARD)

@@ -47,7 +47,7 @@ Send = Callable[[int, object, int], Any]
 
 
 class NotAuthenticated(Exception):
-    """The broker refused our credentials, or did not prove that it has their verifier."""
+    """The broker refused our credentials, or did not prove that it knows their verifier."""
 
 
 class ClientSecurity(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
                     f"{name}={value} is not supported by this client; convert the file to PEM", name, value
                 )
         elif name == "security.protocol" or name.startswith(("ssl.", "sasl.")):
-            # no check of the host's name: "" for Java, none for librdkafka
+            # without a check of the host's name, the value is "" for Java, none for librdkafka
             unchecked = name == "ssl.endpoint.identification.algorithm" and not value
             found[_LIBRDKAFKA_NAMES.get(name, name)] = "none" if unchecked else value
     protocol = found.get("security.protocol", "PLAINTEXT").upper()
@@ -153,8 +153,8 @@ def of_properties(properties: Mapping[str, str]) -> ClientSecurity:
 
 
 def read(file: Path) -> tuple[ClientSecurity, dict[str, str]]:
-    """The security settings of a client's properties file (Java's syntax), and the others. Raises
-    ConfigError.
+    """The security settings of a client's properties file (Java's syntax), and its other
+    properties. Raises ConfigError.
     """
     from mqd.base.properties_file import parse_properties
 

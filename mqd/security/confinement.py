@@ -34,8 +34,8 @@ def hide_memory(config: Mapping[str, str]) -> str:
 
 def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool = False) -> str:
     """Returns the restrictions in force, as text. `places`: directories that this process writes
-    to; None: its files are not restricted. `makes_ring`: it opens an io_uring, and calls
-    refuse_more_rings then.
+    to; None: its files are not restricted. `makes_ring`: the process will open an io_uring,
+    and then call refuse_more_rings.
     """
     hidden = hide_memory(config)
     if config.get("process.sandbox") == "off":
@@ -53,8 +53,9 @@ def confine(config: Mapping[str, str], places: Layout | None, makes_ring: bool =
 
 
 def refuse_more_rings(config: Mapping[str, str]) -> None:
-    """Called when a worker has its ring, whose operations are restricted; those of another ring
-    would not be."""
+    """Called when a worker has its ring. That ring's operations are restricted; another ring's
+    would not be.
+    """
     if config.get("process.sandbox") != "off":
         _apply([("seccomp", lambda: sandbox.refuse_system_calls(sandbox.RING_CALLS.values()))])
 
@@ -72,8 +73,8 @@ def _apply(steps: Iterable[tuple[str, Callable[[], None]]]) -> str:
 
 
 def _code_directories() -> list[str]:
-    """The directories of Python and its modules, which are imported on first use. Bytecode
-    may be elsewhere; without it each module would be compiled at each start.
+    """The directories of Python and its modules, which are imported on first use. Bytecode may be
+    elsewhere; without access to it each start would compile each module.
     """
     package = Path(__file__).resolve().parents[1]
     prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix, str(package)]

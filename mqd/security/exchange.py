@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-# limit of PLAIN and SCRAM tokens: names of 255 characters, a password or a nonce. The state of an
-# exchange, and of its failure, is smaller than this.
+# limit of PLAIN and SCRAM tokens: enough for names of 255 characters with a password or a nonce.
+# The state of an exchange, even a failed one, is smaller than this.
 PASSWORD_TOKEN_BYTES_MAX = 4096
 
 

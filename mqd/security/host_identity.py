@@ -2,9 +2,9 @@
 `cluster.tls` and the files that it names.
 
     identity = load(config)          None: cluster.tls=off
-    identity.server, .client         contexts for Python's connections; the next one uses them
+    identity.server, .client         contexts for Python's new connections
     identity.files                   the same as PEM bytes, for native contexts
-    identity.reload()                reads changed files again
+    identity.reload()                reads changed files again, and replaces all of these
     check_peer(certificate, node)    after the TLS handshake: checks that the peer's certificate is
                                      that node's
 
@@ -12,9 +12,9 @@ A connection between hosts is authenticated by the cluster's key first
 (mqd/cluster/membership/handshake.py), then by these certificates. A stolen cluster key is useless
 without a certificate, and a stolen certificate is valid for one host only.
 
-Invariant: if new files are unusable, the previous ones stay in use. Errors are
-ConfigErrors that name the property, the file and the way out. Concurrency: load() and reload() read
-files and may be called by any thread, one at a time; the attributes are replaced whole.
+Invariant: if new files are unusable, the previous ones stay in use. Errors are ConfigErrors that
+name the property, the file and the remedy. Concurrency: load() and reload() read files and may be
+called by any thread, one at a time; each attribute is replaced as a whole.
 """
 
 import datetime
@@ -73,7 +73,7 @@ def check(config: Mapping[str, str]) -> None:
 
 
 def absolute(config: Mapping[str, str]) -> dict[str, str]:
-    """The configuration with absolute paths, as tls_files.absolute()."""
+    """The configuration with absolute paths for `cluster.tls.*`; see tls_files.absolute()."""
     return {
         name: os.path.abspath(value) if name in NAMES and value.strip() else value for name, value in config.items()
     }

@@ -58,7 +58,7 @@ def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
     """A certificate for a broker or client with this common name. `hosts`: names and addresses of a
-    broker; none for a client. They never become the URI of a host. Raises ValueError if the
+    broker; none for a client. None of them becomes the URI of a host. Raises ValueError if the
     authority's files do not belong together.
     """
     return _issue(authority, name, _names(hosts), now)
@@ -74,15 +74,15 @@ def make_request() -> tuple[bytes, bytes]:
 
 def sign(authority: Pair, request: bytes, name: str, hosts: Sequence[str], now: datetime.datetime) -> bytes:
     """The certificates that issue() would make, for the key of a request. Raises ValueError."""
-    return _sign(authority, _requested(request), name, _names(hosts), now)
+    return _sign(authority, _key_of_request(request), name, _names(hosts), now)
 
 
 def sign_host(authority: Pair, request: bytes, node_id: int, now: datetime.datetime) -> bytes:
     """The certificates that issue_host() would make, for the key of a request. Raises ValueError."""
-    return _sign(authority, _requested(request), *_host(node_id), now)
+    return _sign(authority, _key_of_request(request), *_host(node_id), now)
 
 
-def _requested(request: bytes) -> ec.EllipticCurvePublicKey:
+def _key_of_request(request: bytes) -> ec.EllipticCurvePublicKey:
     found = x509.load_pem_x509_csr(request)
     key = found.public_key()
     if not found.is_signature_valid or not isinstance(key, ec.EllipticCurvePublicKey):

@@ -10,7 +10,7 @@ The look-up of a name is
     3. the default mask.
 
 Step 2 is a binary search: all names between a prefix of the name and the name itself start with
-that prefix. It starts at the last prefix entry that is not greater than the name, and follows
+that prefix. The search starts at the last prefix entry not greater than the name, and follows
 `parent` (the longest entry that is a proper prefix of this one) until the entry is a prefix of the
 name: this is the longest one.
 

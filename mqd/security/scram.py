@@ -85,7 +85,7 @@ def _pseudorandom(mechanism: str, seed: bytes, user: str) -> bytes:
 
 
 def token_verifier(mechanism: str, seed: bytes, token_id: str, password: str) -> Verifier:
-    """The verifier of a delegation token, with the salt of the decoy for an unknown token."""
+    """The verifier of a delegation token, with the salt that a decoy for its id would have."""
     salt = _pseudorandom(mechanism, seed, token_id)[:SALT_BYTES]
     salted = salted_password(mechanism, password.encode(), salt, ITERATIONS_MIN)
     return verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
@@ -95,7 +95,7 @@ class Shape(NamedTuple):
     """The parts of a credential that clients see before they authenticate."""
 
     mechanism: str
-    salt_bytes: int  # SALT_OF_JAVA: as Java clients generate them
+    salt_bytes: int  # SALT_OF_JAVA: a salt as Java clients generate it
     iterations: int
 
 
@@ -123,8 +123,8 @@ def make_decoy(
     matches it.
 
     `shapes`: the number of users by shape. The decoy's shape is drawn with these weights, so that
-    it does not reveal whether the user exists; when they change, few decoys change shape (weighted
-    rendezvous hashing).
+    it does not reveal whether the user exists; when the numbers change, few decoys change shape
+    (weighted rendezvous hashing).
     """
     random_bytes = _pseudorandom(mechanism, seed, user)
     if is_token:

@@ -1,5 +1,5 @@
-"""A subject: the rights of one principal from one client address on topics, transactional ids and groups,
-in the form that a reactor uses (rights_table.py has the layout of the bytes).
+"""A subject: the rights of one principal from one client address on topics, transactional ids and
+groups, in the form that a reactor uses (rights_table.py has the layout of the bytes).
 
 A subject is valid for one generation of the authorizer; after a change of rules the worker compiles
 it again and replaces it as a whole.

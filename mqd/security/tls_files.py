@@ -1,7 +1,7 @@
 """The TLS settings of a listener, read from its properties and the files that they name: Kafka's
 `ssl.*` names, PEM or PKCS12.
 
-Errors are ConfigErrors that name the property, the file and the way out. mqd.native.TlsContext
+Errors are ConfigErrors that name the property, the file and the remedy. mqd.native.tls.TlsContext
 checks the contents of the files (`check` below does both).
 """
 
@@ -147,7 +147,7 @@ class _ListenerSettings:
 
     def __init__(self, config: Mapping[str, str], listener: Listener):
         self._config = listener_settings(config, listener.name)
-        self._set = config
+        self._broker_config = config
         self._listener = listener
 
     def value(self, name: str):
@@ -159,7 +159,9 @@ class _ListenerSettings:
 
     def error(self, name: str, message: str) -> ConfigError:
         override = override_name(self._listener.name, name)
-        return ConfigError(f"listener {self._listener.name}: {message}", override if override in self._set else name)
+        return ConfigError(
+            f"listener {self._listener.name}: {message}", override if override in self._broker_config else name
+        )
 
     def _content(self, name: str) -> bytes | None:
         path = self.text(name)
@@ -254,11 +256,11 @@ class _ListenerSettings:
 
 
 def _pem(text: str) -> bytes:
-    """Properties files have such text on one line, its line breaks as blanks or as \\n."""
+    """A properties file has PEM text on one line, with blanks or \\n for its line breaks."""
     text = text.replace("\\n", "\n")
     return re.sub(
         r"(-----BEGIN [A-Z0-9 ]+-----)\s+(.*?)\s+(-----END [A-Z0-9 ]+-----)",
-        # headers, as of an encrypted traditional key, have colons and need their lines
+        # the headers of an encrypted key in the traditional format have colons and need their lines
         lambda found: "\n".join([found[1], *found[2].split(), found[3], ""]) if ":" not in found[2] else found[0],
         text,
         flags=re.DOTALL,

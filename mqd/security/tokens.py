@@ -1,5 +1,6 @@
-"""Delegation tokens (KIP-48): a token's id is public, its password is the HMAC of the id by a secret
-that all hosts of the cluster have. The ids alone, as in the metadata log, reveal no password.
+"""Delegation tokens (KIP-48): a token's id is public; its password is the HMAC of the id with a
+secret that all hosts of the cluster have. The ids alone, as in the metadata log, reveal no
+password.
 """
 
 import base64

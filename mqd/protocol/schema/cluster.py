@@ -1,8 +1,8 @@
 """ApiVersions, Metadata, FindCoordinator, DescribeCluster, DescribeTopicPartitions: a client's
 first requests.
 
-KIP-4, 35, 511, 516, 584, 700, 966, 1073 and 1102 changed these messages. MetadataRequest: in
-version 0 an empty `topics` requests all of them, later null does.
+KIP-4, 35, 511, 516, 584, 700, 966, 1073 and 1102 changed these messages. In version 0
+of MetadataRequest an empty `topics` requests all topics; in later versions null does.
 """
 
 from mqd.protocol.schema.language import apis

@@ -2,8 +2,8 @@
 producers and consumers.
 
 KIP-74, 98, 101, 227, 320, 360, 392, 467, 516, 595, 903, 951, 1076 and 1094 changed these messages.
-Produce 0-2 is defined because a broker has to advertise it (KAFKA-18659: older librdkafka checks
-for version 0 before it compresses); their records are of magic 0 and 1.
+Produce 0-2 are defined because a broker has to advertise them (KAFKA-18659: older librdkafka
+compresses only if version 0 is advertised); their records are of magic 0 and 1.
 """
 
 from mqd.protocol.schema.language import apis

@@ -19,10 +19,9 @@ Examples of fields:
 bytes records uuid, a struct's name, or any of these in brackets. A struct name that is repeated
 without fields refers to the first definition.
 
-Python values: uuid is 16 bytes; bytes and records are bytes; an absent nullable is None. Default
-values if the line has none: zero, "", b"", [] and, where null is allowed, None. A tagged struct
-that is not nullable is None in Python when all its fields have their defaults (and is then not
-sent).
+Python values: uuid is 16 bytes; bytes and records are bytes; null is None. Default values if the
+line has none: zero, "", b"", [] and, where null is allowed, None. A tagged struct that is not
+nullable is None in Python when all its fields have their defaults (and is then not sent).
 
 Sources: the public protocol guide; KIP-482 (flexible versions, tagged fields).
 """
@@ -92,7 +91,7 @@ class Field(msgspec.Struct, eq=False):
 
 
 class Struct(msgspec.Struct, eq=False):
-    """Fields in wire order; `fields` is complete before the struct is returned."""
+    """`fields` in wire order; parse() fills it after creating the struct."""
 
     name: str
     fields: list[Field]
@@ -158,7 +157,7 @@ def parse(name: str, api_key: int, versions: Versions, flexible_from: int, text:
     """Reads one message. Raises SchemaError naming the message and the line."""
     root = Struct(name, [])
     structs: dict[str, Struct] = {}
-    open_structs: list[Struct | None] = [root]  # by depth; None after a name that has its fields already
+    open_structs: list[Struct | None] = [root]  # by depth; None: below a struct that has its fields already
     for number, line in enumerate(text.strip("\n").splitlines(), 1):
         content = line.strip()
         if not content:

@@ -1,7 +1,7 @@
 """Transactions: their partitions, offsets, ends and markers, and administrators' requests for them.
 
-KIP-98, 360, 447, 588, 664, 890 and 1228 changed these messages. AddPartitionsToTxn 4+ is a batch
-that brokers send to each other.
+KIP-98, 360, 447, 588, 664, 890 and 1228 changed these messages. AddPartitionsToTxn 4+,
+which brokers send to each other, may have several transactions.
 """
 
 from mqd.protocol.schema.language import apis
