@@ -6,8 +6,8 @@ shared memory.
     client.ready()
     client.watch(loop, on_death=..., on_shutdown=..., on_parent_death=...)
 
-1. The process never serves without the keeper and supervisord: their ends are watched through the
-   socket and through pidfds, never by pid or timeout.
+1. The process never serves without the keeper and supervisord. It learns that one of them has ended
+   from the socket and from pidfds, never by pid or timeout.
 2. Everything mapped here stays mapped until the process ends: the native side keeps raw pointers
    into it.
 3. The process's own arena is mapped writable, every other one read-only.
@@ -167,8 +167,9 @@ class KeeperClient:
     control             native.Control, attached
     control_read_fd     the control segment opened read-only, to be passed to local clients
     links               mapping of the links segment
-    endpoint, endpoint_index, endpoint_count, generation    this process's end of the links; the generation
-                                                            of this process
+    endpoint            this process's end of the links; endpoint_index: its index
+    endpoint_count      how many endpoints the broker has
+    generation          this process's, in the control segment
     eventfds            one per endpoint, this process's at endpoint_index
     arenas              mappings by endpoint, None = has none; `arena` is this process's
     handoff_fds         worker: [own end]; acceptor: one per worker, by worker index
@@ -186,7 +187,7 @@ class KeeperClient:
         self.welcome = welcome
         self.config: dict[str, str] = welcome.config
         self._parent_fds: list[tuple[int, str]] = []
-        self.exit_status = 0  # for a clean shutdown
+        self.exit_status = 0  # clean shutdown
         self.confinement = ""  # restrictions in force, for `mqd status` (mqd/security/confinement.py)
         take = iter(fds)
         self.eventfds = [next(take) for _ in range(welcome.eventfd_count)]
@@ -212,8 +213,8 @@ class KeeperClient:
         connection = connect_keeper(Path(run_dir) / "keeper.sock", timeout_s)
         try:
             send_message(connection, Hello(role, index, os.getpid(), native.abi_hash()))
-            # The keeper may delay the response for some seconds if this process has died often; the
-            # keeper's end closes the socket.
+            # The keeper may delay the response for some seconds if this process has died often. If
+            # the keeper ends, the socket is closed.
             connection.settimeout(max(1.0, deadline - time.monotonic()) + 10.0)
             packet, fds = receive_packet(connection)
             connection.settimeout(None)
@@ -316,8 +317,8 @@ class KeeperClient:
         return next((reason for fd, reason in self._parent_fds if fd in ended), None)
 
     def receive(self) -> list[Death | Leave | Shutdown]:
-        """Returns the notices that have arrived, and answers probes; never blocks. Raises KeeperError when the keeper
-        has ended.
+        """Returns the notices that have arrived, and answers probes; never blocks. Raises
+        KeeperError when the keeper has ended.
         """
         notices: list[Death | Leave | Shutdown] = []
         while True:
@@ -331,7 +332,7 @@ class KeeperClient:
                 os.close(fd)
             if not packet:
                 if notices:
-                    return notices  # the end is reported again next time
+                    return notices  # the next call finds again that the keeper has ended
                 raise KeeperError("the keeper ended")
             message = _decode(packet)
             if isinstance(message, Death | Leave | Shutdown):
@@ -348,7 +349,7 @@ class KeeperClient:
         on_leave: Callable[[str], None] = lambda reason: None,
     ) -> None:
         """Calls back from an asyncio loop. `on_parent_death` is called at most once, and never
-        after `on_shutdown`; both mean: end with `exit_status`.
+        after `on_shutdown`; after either, the process must end with `exit_status`.
         """
         ending = False
 
@@ -394,9 +395,9 @@ class KeeperClient:
             self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:
-        """Ends a supervisord that runs this broker alone. It does not restart the keeper, so the
-        whole broker ends without the keeper, even if no `mqd up` is there to stop it. Signalled by
-        pidfd, so that no other process can be hit.
+        """Ends a supervisord that runs only this broker. Such a supervisord does not restart the
+        keeper, so the whole broker ends after the keeper, even if no `mqd up` is there to stop it.
+        The signal is sent by pidfd, so that it cannot hit another process.
         """
         for fd, _ in self._parent_fds[1:]:
             try:

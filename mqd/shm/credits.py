@@ -18,8 +18,8 @@ These rules are stated for connections; they apply to memory (local.memory.max.b
 K4  when the semaphores are removed under a running broker (systemd's RemoveIPC=, ipcrm), the first
     worker that notices recreates them, and each worker takes its held blocks from the new one.
 
-Keys are derived from the broker's shared-memory name. SysV identifiers outlive processes: after a
-kill -9 of everything four small ones per data directory remain, and the next start reuses them; the
+Keys are derived from the broker's shared-memory name. SysV semaphores outlive processes: after a
+kill -9 of the whole broker its four small semaphores remain, and the next start reuses them; the
 keeper removes them at its clean shutdown (`remove`).
 """
 
@@ -57,8 +57,8 @@ class Budget(msgspec.Struct, frozen=True):
 
     def target_blocks(self, connection_count: int, worker_count: int, exhausted: bool) -> int:
         """Number of blocks that a worker with this many connections should hold: most of its fair
-        share, because connections arrive faster than any check; beyond it, the used ones and some
-        headroom. If the budget is exhausted: the used ones and one block.
+        share, because connections arrive faster than any check; if it uses more, the used blocks
+        and some headroom. If the budget is exhausted: the used blocks and one more.
         """
         used = -(-connection_count // self.block)
         if exhausted:
@@ -189,18 +189,19 @@ def _open(key: int, initial_value: int) -> tuple[sysv_ipc.Semaphore, bool]:
 
 
 def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_ipc.Semaphore:
-    """The credits of this keeper process, created if needed (K2). `again`: this worker had them
-    before, so it must not replace those of another keeper; raises ExistentialError for them.
+    """The credits of this keeper process, created if needed (K2). `again`: this worker had credits
+    before, so it must not replace those of a later keeper: raises ExistentialError instead.
     """
     mark = generation % _SEMAPHORE_MAX
-    remembered, _ = _open(_key(name, 1), _SEMAPHORE_MAX)  # no generation: created but not set yet
-    if again and remembered.value not in (mark, _SEMAPHORE_MAX):
+    # the initial value is not a generation: the semaphore is created, but not set yet
+    generation_semaphore, _ = _open(_key(name, 1), _SEMAPHORE_MAX)
+    if again and generation_semaphore.value not in (mark, _SEMAPHORE_MAX):
         raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker than {generation}")
     credits, made = _open(_key(name, 0), block_count)
-    if remembered.value != mark and not made:
+    if generation_semaphore.value != mark and not made:
         credits.remove()
         credits, _ = _open(_key(name, 0), block_count)
-    remembered.value = mark  # last: after a crash before this, the next worker recreates everything
+    generation_semaphore.value = mark  # last: after a crash before this, the next worker recreates both
     credits.undo, credits.block = True, False
     return credits
 
@@ -211,8 +212,8 @@ def local_memory(name: str) -> str:
 
 
 def remove(name: str) -> None:
-    """Removes the semaphores at the clean shutdown of a broker. A process that still holds credits has
-    nothing to return any more.
+    """Removes the semaphores at the clean shutdown of a broker. A process that still holds credits
+    no longer needs to return them.
     """
     for which in (name, local_memory(name)):
         for number in (0, 1):

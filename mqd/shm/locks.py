@@ -1,8 +1,8 @@
 """One broker per directory: an flock on DIRECTORY/.lock, held by the keeper and by every worker.
 
 1. The lock belongs to the open file description, which the workers get from the keeper. It is free
-   only when the last of them is gone, so a new broker never runs while a worker of the old one
-   still writes.
+   only when the keeper and all workers are gone, so a new broker never runs while a worker of the
+   old one still writes.
 2. The file holds the pid that took the lock: for messages, never for a decision. A dead process
    holds no lock.
 """
@@ -44,7 +44,7 @@ def lock_file(path: str | os.PathLike[str]) -> int | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if os.fstat(fd).st_uid == os.getuid():
-            # if others could open it they could lock it, and the broker would not start
+            # users who can open the file can lock it, and then the broker would not start
             os.fchmod(fd, 0o600)
         for attempt in range(ATTEMPT_COUNT):
             if attempt:
@@ -66,7 +66,7 @@ def _write_holder(fd: int) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except OSError as error:
-        # a full disk must not keep a broker from starting, because it may be needed to make room
+        # a full disk must not keep the broker from starting: it may be needed to make room
         if error.errno != errno.ENOSPC:
             os.close(fd)
             raise

@@ -81,9 +81,9 @@ def _user_directory() -> Path | None:
 
 
 def network_namespace() -> str:
-    """This process's network namespace, in the form of a name's end. Namespace numbers are unique
-    only while the namespace exists, and several machines may share a directory. Raises OSError
-    without /proc.
+    """This process's network namespace, as names end with it. A namespace's number is unique only
+    on its machine and while the namespace exists, and several machines may share a directory.
+    Raises OSError without /proc.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return f"{os.stat('/proc/self/ns/net').st_ino:x}-{boot}"
@@ -133,8 +133,8 @@ def _distrust(directory: Path) -> str | None:
 
 
 def _make(directory: Path, shared: bool) -> bool:
-    """Creates the directory; True if links can be created there. A directory of this user that others
-    can write to is not touched.
+    """Creates the directory; True if links can be created there. The mode of an existing directory
+    is not changed, even if others can write to it.
     """
     try:
         directory.mkdir(mode=0o755 if shared else 0o700)
@@ -143,7 +143,7 @@ def _make(directory: Path, shared: bool) -> bool:
     except FileExistsError:
         pass
     except OSError:
-        return False  # no such parent, or not writable for us
+        return False  # the parent is missing, or this user cannot write to it
     return _distrust(directory) is None and os.access(directory, os.W_OK | os.X_OK)
 
 
@@ -308,9 +308,9 @@ def _search(names: Sequence[str], places: Sequence[Path]) -> tuple[str, str | No
 
 
 def _names(addresses: Iterable[str], port: int) -> list[str]:
-    """Names that a broker may have published if its TCP listener accepts connections to one of these
-    addresses. A listener on :: accepts IPv4 too (mqd/keeper/sockets.py). Raises OSError without
-    /proc.
+    """The names that a broker may have published if its TCP listener accepts connections to one of
+    these addresses. A listener on :: accepts IPv4 too (mqd/keeper/sockets.py). Raises OSError
+    without /proc.
     """
     hosts: list[str] = []
     for address in addresses:

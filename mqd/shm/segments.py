@@ -6,12 +6,12 @@ removed.
 2. A segment's memory is reserved when it is created. A store to shared memory that the system
    cannot supply would kill the process with SIGBUS; a refused reservation is an error that names
    the remedy.
-3. The keeper holds an flock on its control segment as long as it lives. This distinguishes the
-   segments of a broker that was killed and never restarted from those of a live one, whatever its
-   directory, and any later keeper of the same user removes them. The process that removes a dead
-   broker's segments, its successor or a sweeping keeper, holds the flock on the dead one's control
-   segment meanwhile: when several brokers start at the same time, one could otherwise remove
-   segments that another has just created again.
+3. The keeper holds an flock on its control segment as long as it lives. By this any later keeper of
+   the same user recognizes, and removes, the segments of a broker that was killed and never
+   restarted, whatever its directory. The process that removes a dead broker's segments (its
+   successor or a sweeping keeper) meanwhile holds the flock on the dead broker's control segment:
+   when several brokers start at the same time, one could otherwise remove segments that another has
+   just created again.
 4. Names are used only for creation and removal. Other processes get descriptors from the keeper,
    which stay valid when systemd (RemoveIPC=) or an operator empties /dev/shm under a running
    broker.
@@ -37,9 +37,9 @@ from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
-HOLD_S = 1.0  # how long a sweep may hold segments that it leaves alone; it takes microseconds
-TAKE_OVER_S = 10.0  # how long another process's sweep may take; it takes milliseconds
-SWEEP_AGE_S = 10.0  # the time between a segment's creation and its keeper's lock is microseconds
+HOLD_S = 1.0  # how long a sweep may lock a segment that it then leaves alone; this takes microseconds
+TAKE_OVER_S = 10.0  # how long another process's sweep may take; it normally takes milliseconds
+SWEEP_AGE_S = 10.0  # younger segments are left alone: a keeper locks its segment microseconds after creating it
 
 
 class SegmentError(OSError):
@@ -181,7 +181,7 @@ def clean(base: str) -> list[str]:
 
 def hold(name: str) -> int:
     """The keeper's flock on its control segment; the descriptor must stay open as long as the
-    keeper lives. A sweeping process may hold it briefly, until it sees how young the segment is.
+    keeper lives. A sweep may hold the lock briefly, until it sees how young the segment is.
     Raises SegmentError.
     """
     try:

@@ -6,6 +6,6 @@
     driver.py    the driver's requests to brokers     wire.py      requests over TCP
     reading.py   an executor's records as Arrow       schema.py    columns
 
-PySpark is imported by source.py alone (and by the sink's own modules); nothing native is imported
-before an executor reads.
+Only source.py and the sink's modules import PySpark; nothing native is imported before an executor
+reads.
 """

@@ -89,6 +89,7 @@ class Driver:
         self.cluster = Cluster(options.kafka)
         self.isolation = int(options.kafka.read_committed)
         self.topics: dict[str, Topic] = {}  # as last seen
+        # (time of the query, bytes per offset)
         self._weights: tuple[float, dict[Key, float]] = (float("-inf"), {})
 
     def close(self) -> None:
@@ -101,8 +102,8 @@ class Driver:
     # -- partitions --------------------------------------------------------------------------------
 
     def partitions(self, missing_is_lost: bool = False) -> list[Key]:
-        """The current partitions of the requested topics. `missing_is_lost`: a missing subscribed
-        topic existed before, and is left out; otherwise it is an error.
+        """The current partitions of the requested topics. `missing_is_lost`: the subscribed topics
+        existed before, so a missing one is left out; otherwise it is an error.
         """
         options = self.options
         names = None if options.pattern is not None else options.topics
@@ -235,8 +236,8 @@ class Driver:
         return flat
 
     def bytes_per_offset(self, keys: Iterable[Key]) -> dict[Key, float]:
-        """The average size of an offset on disk, from each leader's log directories. Unknown sizes are
-        left out, and then tasks are split by offsets.
+        """The average size of an offset on disk, from each leader's log directories. Partitions of
+        unknown size are left out; then all tasks are split by offsets.
         """
         by_node: dict[int, dict[str, list[int]]] = {}
         for topic, partition in keys:
@@ -272,12 +273,12 @@ class Driver:
         return split(ranges, options.min_partitions, options.max_records_per_partition, weights)
 
     def _known_weights(self, ranges: list[Range]) -> dict[Key, float]:
-        """Returns bytes per offset. They are not queried for every micro-batch, but after
-        WEIGHTS_AGE_MAX_S and for new partitions.
+        """Returns bytes per offset. They are queried again after WEIGHTS_AGE_MAX_S and for new
+        partitions, not for every micro-batch.
         """
         requested = {(one.topic, one.partition) for one in ranges}
-        planned_at, weights = self._weights
-        if time.monotonic() - planned_at > WEIGHTS_AGE_MAX_S or not requested <= weights.keys():
+        queried_at, weights = self._weights
+        if time.monotonic() - queried_at > WEIGHTS_AGE_MAX_S or not requested <= weights.keys():
             weights = self.bytes_per_offset(requested | weights.keys())
             self._weights = (time.monotonic(), weights)
         return weights
@@ -337,8 +338,8 @@ def report_loss(options: SourceOptions, text: str) -> None:
 
 
 def plan_batch(options: SourceOptions) -> list[Any]:
-    """The tasks of spark.read: planning.Range, and pipelines.parquet.ArchivedTask with the option
-    archive. Raises MqdReadError.
+    """The tasks of spark.read: planning.Range and, with the option archive,
+    pipelines.parquet.ArchivedTask. Raises MqdReadError.
     """
     archive = None
     if options.archive is not None:
