@@ -117,4 +117,4 @@ def test_the_page_has_results_and_conclusions() -> None:
         f"| 5 | not compressed | {number(5e6 / 2.6)} | {number(5e6 / 2.6 * speedup(shipped_figures(), 2))} |"
         f" {number(model.network_rate(5, 3, 1.0))} |" in page
     )
-    assert "| 10 | to 25 % |" in page
+    assert "| 10 | compressed to 25 % |" in page
