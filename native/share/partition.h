@@ -11,9 +11,9 @@
  * Invariants
  *   P1  one request is in flight at a time; a WRITE is repeated, byte for byte, until its outcome
  *       is definite.
- *   P2  (S6) a response is sent after the success of a WRITE that was encoded after its change, or
- *       when there is nothing to write. Responses to changes made while a WRITE is in flight wait
- *       for the next.
+ *   P2  (S6) the response to a change is sent once WRITEs with the whole change have succeeded, or
+ *       when there is nothing to write. Changes made while a WRITE is in flight are part of the
+ *       next one.
  *   P3  after a definite refusal the state is not used any more; all waiters get the error.
  * Bounds: a WRITE has at most RUNS_PER_WRITE runs, the next one has the rest; the owner bounds the
  * waiters. Concurrency: one thread.
@@ -25,7 +25,7 @@
 #include "share/state.h"
 #include "wire/share_state.h"
 
-#define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose length is byte 15 */
+#define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose size is the byte at 15 */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
 #define MQD_SHARE_EPOCH_COUNT_MAX 64
 #define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after this time */
@@ -38,7 +38,7 @@ struct mqd_share_group_settings {
     struct mqd_share_settings state;
     uint8_t committed;    /* share.isolation.level=read_committed */
     uint8_t reset;        /* enum mqd_share_reset */
-    int64_t reset_offset; /* for by_duration, if READ's start is -1; -1 = no record is that new */
+    int64_t reset_offset; /* for BY_DURATION: the start if READ has none; -1 = no record is that new */
     /* with state.fifo: size of the name of the header whose value is a record's key; 0: the
      * record's own key is used */
     uint8_t fifo_header_bytes;
@@ -60,7 +60,7 @@ struct mqd_share_partition {
 #ifdef MQD_PLANTED_PARTITION
     uint32_t planted_rules; /* broken rules: share/planted_bugs.h */
 #endif
-    struct mqd_share_name name; /* the group's bytes are the owner's */
+    struct mqd_share_name name; /* the owner keeps the bytes of the group id */
     struct mqd_share_pool *pool;
     struct mqd_share_group_settings settings;
     uint8_t phase;
@@ -99,9 +99,9 @@ void mqd_share_partition_free(struct mqd_share_partition *partition);
 /* UNPLACED -> ACTIVE; the start is written. */
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
 
-/* Called when a session joins a state that was kept without sessions, because of backoffs: an
- * administrator may have set other offsets meanwhile. Nothing may be acquired while it
- * `verifies`. */
+/* Called when a session joins a state that was kept, because of backoffs, while it had no sessions:
+ * an administrator may have set other offsets meanwhile. Nothing may be acquired while `verifies`
+ * is set. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
 /* Requests a READ that reports to a new acceptor which records are Archiving, and changes nothing
@@ -109,7 +109,7 @@ void mqd_share_partition_verify(struct mqd_share_partition *partition);
 void mqd_share_partition_report(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its
- * response; 0: none. It then counts as in flight. */
+ * response; 0: none. The request that is returned counts as in flight. */
 int mqd_share_partition_next_request(struct mqd_share_partition *partition, int64_t now_ms);
 /* Called when the request could not be sent, or its receiver has died: it is sent again from
  * `due_ms` on. */

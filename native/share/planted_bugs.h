@@ -1,4 +1,4 @@
-/* Planted bugs: rules of share/state.h that tests break, one bit each, to verify that each one is
+/* Planted bugs: each bit breaks one rule of share/state.h, so that tests can verify that the bug is
  * detected. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED_BUG() is false and
  * costs nothing. */
 #ifndef MQD_SHARE_PLANTED_H
@@ -44,9 +44,9 @@ enum mqd_share_planted {
 #define PLANTED_ANY_BUG(share) false
 #endif
 
-#ifdef MQD_PLANTED_PARTITION /* alone: share/state.h keeps its usual layout */
+#ifdef MQD_PLANTED_PARTITION /* not MQD_PLANTED, so that share/state.h keeps its usual layout */
 enum mqd_share_partition_planted {
-    MQD_PLANTED_EARLY_RESPONSE = 1,  /* P2: responses do not wait for the WRITE that carries them */
+    MQD_PLANTED_EARLY_RESPONSE = 1,  /* P2: responses do not wait for the WRITE that has their changes */
     MQD_PLANTED_RESPOND_WAITING = 2, /* P2: changes made during a WRITE are confirmed with it */
     MQD_PLANTED_LOST_WRITE = 4       /* P1: a WRITE whose outcome is unknown is not repeated */
 };

@@ -25,7 +25,8 @@ void *mqd_share_pool_take(struct mqd_share_pool *pool)
 
 void mqd_share_pool_return(struct mqd_share_pool *pool, void *block)
 {
-    MQD_ASSERT(pool->used > 0, "S7: a block is returned to a pool of %u without one in use", pool->block_count);
+    MQD_ASSERT(pool->used > 0, "S7: a block is returned to a pool that has none of its %u blocks in use",
+               pool->block_count);
     *(void **)block = pool->free;
     pool->free = block;
     pool->used--;

@@ -14,13 +14,13 @@
 
 struct mqd_share_pool {
     uint8_t *memory;
-    void *free;           /* returned; the first word of each is the next one */
+    void *free;           /* returned blocks; the first word of each is the address of the next */
     uint32_t block_count; /* in the region */
     uint32_t touched;     /* blocks that were ever taken */
     uint32_t used;        /* at present */
 };
 
-/* `memory`: aligned to a cache line; what is left of its end is not used. */
+/* `memory`: aligned to a cache line; a rest smaller than a block is not used. */
 void mqd_share_pool_init(struct mqd_share_pool *pool, void *memory, uint64_t size_bytes);
 /* Its content is undefined. NULL: the pool is exhausted. */
 void *mqd_share_pool_take(struct mqd_share_pool *pool);

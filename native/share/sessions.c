@@ -35,8 +35,8 @@ static uint32_t size_of(struct mqd_text text)
 
 static uint64_t hash_of(struct mqd_text group, struct mqd_text member)
 {
-    uint32_t between = size_of(group);
-    uint64_t hash = hash_more(0xcbf29ce484222325ull, &between, sizeof between);
+    uint32_t group_bytes = size_of(group);
+    uint64_t hash = hash_more(0xcbf29ce484222325ull, &group_bytes, sizeof group_bytes);
     return hash_end(hash_more(hash_more(hash, group.bytes, size_of(group)), member.bytes, size_of(member)));
 }
 
@@ -207,6 +207,7 @@ void mqd_share_sessions_verify(const struct mqd_share_sessions *sessions)
                                    session->entries[i].partition_index) < 0,
                            "E1: entry %u of a session is not after the one before", i);
         }
-    MQD_ASSERT(count == sessions->count && bytes == sessions->bytes, "%u sessions of %llu bytes are counted as %u",
-               count, (unsigned long long)bytes, sessions->count);
+    MQD_ASSERT(count == sessions->count && bytes == sessions->bytes,
+               "%u sessions of %llu bytes are counted as %u of %llu bytes", count, (unsigned long long)bytes,
+               sessions->count, (unsigned long long)sessions->bytes);
 }

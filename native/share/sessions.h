@@ -1,14 +1,15 @@
 /* Share sessions (KIP-932) of one worker: which partitions a member of a group reads here, and the
  * epoch of its next request. Pure, like all of share/.
  *
- * A session is (group, member). Epoch 0 opens it and replaces an existing one; then requests count
- * from 1 to 2^31-1 and continue at 1; -1 ends it. It belongs to the connection that opened it, and
- * ends with it.
+ * A session is (group, member). Epoch 0 opens it and replaces an existing one; its next requests
+ * have the epochs 1 to 2^31-1, then 1 again; -1 ends it. It belongs to the connection that opened
+ * it, and ends with it.
  *
  * Invariants
  *   E1  a session has each share-partition once; they are in order of topic id and index.
  *   E2  a request that is refused changes nothing: neither the epoch nor the partitions.
- * Bounds: partition_count_max in a session; the owner counts sessions and bounds bytes_max for all.
+ * Bounds: partition_count_max partitions in a session, bytes_max for all sessions; the owner limits
+ * the number of sessions.
  * Concurrency: one thread.
  */
 #ifndef MQD_SHARE_SESSIONS_H
@@ -39,7 +40,7 @@ struct mqd_share_session {
     int32_t epoch;   /* of the next request */
     int32_t lock_ms; /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
-    uint32_t turn; /* where the next request begins */
+    uint32_t turn; /* modulo the number of partitions: the one with which the next request begins */
     struct mqd_share_entry *entries;
     uint32_t group_bytes, member_bytes;
     uint8_t text[]; /* group id, member id */
@@ -63,7 +64,7 @@ struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_s
                                                         uint64_t number);
 /* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a
  * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or 123
- * INVALID_SHARE_SESSION_EPOCH; after 0 the caller counts the epoch by mqd_share_session_step. */
+ * INVALID_SHARE_SESSION_EPOCH; after 0 the caller calls mqd_share_session_step. */
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);
 void mqd_share_session_step(struct mqd_share_session *session);

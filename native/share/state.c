@@ -247,8 +247,8 @@ static bool rows_grow(struct mqd_share *share)
  * `is_first` a reserved row may be taken. ROW_NONE: the pool is exhausted. */
 static uint32_t row_take(struct mqd_share *share, bool is_first)
 {
-    uint32_t kept = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->queue_used;
-    if (share->row_count - share->row_used <= kept && !rows_grow(share))
+    uint32_t reserved = is_first ? 0 : MQD_SHARE_QUEUE_COUNT - 1 - share->queue_used;
+    if (share->row_count - share->row_used <= reserved && !rows_grow(share))
         return ROW_NONE;
     uint32_t index = share->row_free;
     share->row_free = row_of(share, index)->next;

@@ -13,7 +13,7 @@
  * Layout: pages of 1,024 offsets. A page whose cells are all equal is one cell, any other page has
  * a cell of 8 bytes for each offset:
  *
- *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its acquisition
+ *   bits 0-2 state, 3 changed since the last difference, 4-19 delivery count, 32-63 its row
  *
  * An acquisition is a row: its range, member, deadline. All locks have the same duration, so the
  * rows form a queue in the order of their deadlines.
@@ -35,8 +35,7 @@
  *   S4  the start never decreases; every offset below it is finished or no longer in the log.
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never decrease;
  *       a row without acquired offsets is freed immediately.
- *   S6  a change is part of the next differences until one has listed it, or the start has passed
- *       it.
+ *   S6  a change stays due until a difference has listed it, or the start has passed it.
  *   S7  at most open_max offsets are open, end - start is at most MQD_SHARE_SPAN_MAX, and nothing
  *       new is acquired while there are MQD_SHARE_RUN_COUNT_MAX runs. Finishing, releasing and
  *       expiring need no memory, so they cannot fail for lack of it.
@@ -47,7 +46,7 @@
  *   S9  a released offset is not acquired before its backoff has ended, not even for lack of
  *       memory: a row is reserved for each queue of backoffs that is empty.
  *   F1  with FIFO, nothing is acquired while an earlier record of its key is open. A released
- *       record keeps its place. Keys with equal hashes wait for each other, with no other effect.
+ *       record keeps its place. Different keys with equal hashes count as one key.
  * Concurrency: one thread at a time; the partition's owner.
  */
 #ifndef MQD_SHARE_STATE_H
@@ -148,11 +147,11 @@ int64_t mqd_share_next(struct mqd_share *share);
 int64_t mqd_share_keys_from(const struct mqd_share *share);
 
 /* Batches that begin at or above this offset need not be read to acquire `records_max` records now:
- * there are enough new ones below it, or as many as may be opened (S7). */
+ * there are enough new offsets below it, or as many as may be opened (S7). */
 int64_t mqd_share_acquire_end(const struct mqd_share *share, uint32_t records_max);
 
 struct mqd_share_record {
-    int32_t delta; /* of its offset from the batch's first one */
+    int32_t delta; /* its offset minus the batch's first one */
     uint32_t hash; /* of its key; 0: it has none, so its order does not matter */
 };
 /* a record batch in the log */
