@@ -1,8 +1,8 @@
 """Builds the published packages into dist/: an sdist, and from it a wheel for each architecture,
 for any Linux with glibc 2.28 (2018) or later. `make wheels`.
 
-The compiler is zig's, from PyPI: clang with the C library's interfaces of any version, for every
-architecture. auditwheel checks the result and names it manylinux_2_28; a wheel that it rejects, or
+The compiler is zig's, from PyPI: clang that can build for every architecture and any version of
+glibc. auditwheel checks the result and names it manylinux_2_28; a wheel that it rejects, or
 that contains code for more than one Python, is an error.
 """
 
@@ -72,7 +72,7 @@ def build_wheel(sdist: Path, architecture: str, scratch: Path) -> Path:
     )
     wheel = next(repaired.glob("*.whl"))
     if not wheel.name.endswith(f"-cp311-abi3-{platform}.whl"):
-        raise SystemExit(f"{wheel.name}: not a wheel for every Python from 3.11 on and {platform}")
+        raise SystemExit(f"{wheel.name}: not a wheel for {platform} and for every Python from 3.11 on")
     return wheel
 
 

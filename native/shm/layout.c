@@ -35,7 +35,7 @@ _Static_assert(offsetof(struct mqd_partition_slot, version) == 2 * MQD_CACHE_LIN
                "as above");
 _Static_assert(offsetof(struct mqd_partition_slot, topic_id) % 8 == 0 && offsetof(struct mqd_blob, bytes) % 8 == 0 &&
                    MQD_BLOB_BYTES_MAX % 8 == 0,
-               "copied by words");
+               "copied word by word");
 _Static_assert(MQD_COUNTER_COUNT <= sizeof((struct mqd_worker_stats){0}.counter) / 8, "counters fit");
 _Static_assert(MQD_HISTOGRAM_COUNT <= sizeof((struct mqd_worker_stats){0}.histogram) / (8 * MQD_HISTOGRAM_BUCKET_COUNT),
                "histograms fit");
@@ -218,8 +218,7 @@ int mqd_control_attach(void *control, size_t size_bytes)
     const struct mqd_control_header *header = control;
     if (size_bytes < sizeof *header)
         return mqd_error_set(MQD_E_LAYOUT,
-                             "a control segment of %zu bytes has no header: the keeper has not "
-                             "finished, or died, "
+                             "a control segment of %zu bytes has no header: the keeper has not finished, or died, "
                              "while creating it; restart the broker",
                              size_bytes);
     uint64_t magic = mqd_load_acquire(&header->magic);

@@ -6,8 +6,8 @@
  * Control segment:
  *   0     struct mqd_control_header (4 KiB): written by the keeper, except single words with other
  *         owners (see below)
- *   4096  struct mqd_blob api_versions[8]: written by the acceptor, read by workers: prepared
- *         ApiVersions bodies by version
+ *   4096  struct mqd_blob api_versions[8]: prepared ApiVersions bodies by version; written by the
+ *         acceptor, read by workers
  *   ...   struct mqd_worker_slot[66], one for each endpoint: see the lines of the struct
  *   ...   struct mqd_worker_stats[64]: each worker writes its own; the acceptor reads them
  *         (metrics)
@@ -30,8 +30,9 @@
  *   L2  a partition slot's positions are published by double copy: the owner writes the inactive
  *       copy, then release-stores `version`. A writer killed half-way leaves the active copy
  *       intact, so no reader waits for a dead writer.
- *   L3  every word has one writer, except `waiters` (workers, by atomic or / exchange),
- *       `flush_awaited` and the buckets of the quotas (compare-and-swap).
+ *   L3  a word has one writer, unless its comment names several. These use atomic operations (or,
+ *       add, exchange, compare-and-swap), or store whole values, and the last one counts
+ *       (`log_level`, `refused_ms`).
  */
 #ifndef MQD_SHM_LAYOUT_H
 #define MQD_SHM_LAYOUT_H
@@ -92,7 +93,7 @@ struct mqd_worker_slot {
     /* line 0: written by the keeper */
     uint32_t state; /* enum mqd_process_state */
     int32_t pid;
-    uint64_t generation; /* incremented when the process died: its descriptors and credits are no longer valid */
+    uint64_t generation; /* incremented when the process has died: its descriptors and buffers become invalid */
     uint8_t pad0[MQD_CACHE_LINE - 16];
     /* line 1: the endpoint itself writes `sleeping` (seq_cst); peers exchange it to 0 when they
      * wake it */
@@ -133,7 +134,7 @@ struct mqd_partition_slot {
     uint8_t compacted;      /* written by the owner: every record needs a key (cleanup.policy) */
     uint8_t role;           /* written by the owner: enum mqd_slot_role */
     uint8_t latest_pending; /* owner writes: the latest offset may not be returned yet */
-    /* owner writes: this replica is a follower and not in sync: what it lacks is read from other
+    /* owner writes: this replica is a follower and not in sync; what it lacks is read from other
      * replicas */
     uint8_t lagging;
     uint8_t validation;    /* owner writes: enum mqd_record_validation */

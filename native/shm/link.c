@@ -44,9 +44,9 @@ struct mqd_endpoint {
     uint32_t turn; /* the link that drain begins with */
     uint64_t generation;
     uint64_t wake_count;
-    uint32_t *sleeping; /* own word */
-    uint64_t staged[2]; /* one bit per link: descriptors are not published yet */
-    uint64_t wakes[2];  /* those that wake the peer */
+    uint32_t *sleeping; /* this endpoint's word */
+    uint64_t staged[2]; /* one bit per link: it has descriptors that are not published yet */
+    uint64_t wakes[2];  /* one bit per link: the flush must wake the peer */
     int eventfd[MQD_ENDPOINT_COUNT_MAX];
     uint32_t *peer_sleeping[MQD_ENDPOINT_COUNT_MAX];
     struct mqd_ring_writer out[MQD_ENDPOINT_COUNT_MAX];

@@ -1,9 +1,9 @@
 /* Data shared by a local client and its broker: the messages on the Unix socket, and one sealed
  * memfd.
  *
- * A client connects to the broker's client socket (SOCK_SEQPACKET), sends hello, and receives from
- * the worker that will serve it a welcome with four descriptors: the memfd, `to_worker` (an
- * eventfd, to be written), `to_client` (to be read), the control segment (opened read-only). From
+ * A client connects to the broker's client socket (SOCK_SEQPACKET) and sends hello. The worker that
+ * will serve it sends a welcome with four descriptors: the memfd, `to_worker` (an eventfd, which
+ * the client writes), `to_client` (which it reads), the control segment (opened read-only). From
  * then on Kafka requests go through the memfd, and the socket shows that the other side is
  * alive: when it closes, the attachment ends.
  *
@@ -80,8 +80,8 @@ struct mqd_local_header {
     uint8_t pad3[56];
     /* line 5: written by the worker */
     uint64_t reply_tail;
-    /* a reply did not fit: if this is set, the client writes `to_worker` after moving reply_head
-     * and a full fence */
+    /* set when a reply did not fit. The client reads it after moving reply_head and a full fence; if
+     * it is set, the client writes `to_worker` */
     uint32_t worker_needs_room;
     uint8_t pad4[52];
     uint8_t pad5[4096 - 384];

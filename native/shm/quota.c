@@ -24,8 +24,8 @@ static uint64_t mix(uint64_t hash)
     return hash ^ hash >> 33;
 }
 
-/* FNV-1a with a final mix: names often differ only in their last digits, and both the set and the
- * order depend on the hash. */
+/* FNV-1a with a final mix: names often differ only in their last digits, and both a bucket's
+ * set and the order of the rules depend on the hash. */
 uint64_t mqd_quota_key(const void *control, const uint8_t *name, uint32_t size_bytes)
 {
     uint64_t hash;
@@ -49,7 +49,7 @@ uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_k
     return combine(level, of_user >> level & 1 ? user_key : 0, of_client >> level & 1 ? client_key : 0);
 }
 
-/* The clients that share the bucket of a rule of this level; see the header. */
+/* The key of the bucket of a rule of this level; clients that share it have the same key. */
 static uint64_t bucket_key(uint32_t level, uint64_t user_key, uint64_t client_key)
 {
     bool by_client = level == MQD_QUOTA_CLIENT || level == MQD_QUOTA_ANY_CLIENT,

@@ -3,20 +3,21 @@
  *
  * A client is (the name of its principal, its client id). For each kind the first matching rule in
  * the order of enum mqd_quota_level applies, and determines which clients share a bucket, as in
- * Kafka: a rule for users and clients gives each such pair its own, a rule for users each user, a
- * rule for clients each client id. Names are hashed with the host's boot id, so a client cannot
- * choose an id whose bucket is another user's.
+ * Kafka: with a rule for users and clients each such pair has a bucket, with a rule for users each
+ * user, with a rule for clients each client id. Names are hashed with the host's boot id, so a
+ * client cannot choose an id whose bucket is another user's.
  *
  * struct mqd_quota_table:
  *   version             written by the controller: the copy `version & 1` of the rules is complete;
  *                       0 = never written
  *   mqd_quota_rules[2]  the controller writes the inactive copy, then the version
- *   mqd_quota_bucket[]  8192 in sets of 8: written by any process that serves such a client
+ *   mqd_quota_bucket[]  8192 in sets of 8: written by every process that serves clients of the
+ *                       bucket
  *
- * A bucket is GCRA: one theoretical arrival time per kind, advanced by the cost of a request (units
- * * interval) with compare-and-swap. So the total that all workers admit is bounded, and no worker
- * ever waits for another. A charged request is always served; the result is how long its connection
- * must then be left unread.
+ * A bucket implements GCRA: one theoretical arrival time per kind, advanced with compare-and-swap
+ * by the cost of a request (its units times the interval). So the total that all workers admit is
+ * bounded, and no worker ever waits for another. A charged request is always served; the result is
+ * how long its connection must then be left unread.
  *
  * Invariants
  *   Q1  a bucket whose arrival times are in the past carries no information: it may be reused for

@@ -145,7 +145,7 @@ int mqd_slot_assign(void *control, uint32_t index, const uint8_t topic_id[16], i
         partition_index < 0)
         return mqd_error_set(MQD_E_INVALID, "slot %u for partition %d of worker %u in log directory %u: out of range",
                              index, partition_index, owner, log_dir);
-    /* otherwise the slot's contents cannot be trusted */
+    /* false: a controller died while it wrote the slot, so its contents cannot be trusted */
     bool complete = (mqd_load_acquire(&slot->identity_version) & 1) == 0;
     bool held = mqd_load_acquire(&slot->state) != MQD_SLOT_FREE;
     if (complete && held && !same_identity(slot, topic_id, partition_index))

@@ -2,7 +2,7 @@
  * segment.
  *
  * struct mqd_tally_table:
- *   touched[]    a bit for each set that was ever used, so that a restart reads only these sets
+ *   touched[]    a bit for each set that was ever used: a restarted worker resets only these sets
  *   mqd_tally[]  8192 in sets of 8: a key, and a count by worker, which that worker alone writes
  *
  * A worker counts first and then reads the sum, so the limit is never exceeded; but of two

@@ -36,7 +36,8 @@ struct mqd_tls_settings {
     int version_min, version_max; /* 0x303 = TLS 1.2, 0x304 = TLS 1.3 */
     const char *ciphers_12;       /* OpenSSL's names, separated by colons */
     const char *ciphers_13;
-    /* equal for all that may resume each other's sessions; all zero = sessions are not resumed */
+    /* equal in all processes that may resume each other's sessions; all zero = sessions are not
+     * resumed */
     uint8_t ticket_key[80];
     /* for connections between hosts, in both roles: TLS 1.3, certificates are required of both, and
      * each must name the host that is expected (tls/session.h) */

@@ -73,7 +73,6 @@ enum {
 #define SSL_OP_NO_COMPRESSION (1ull << 17)
 #define SSL_OP_CIPHER_SERVER_PREFERENCE (1ull << 22)
 #define SSL_OP_NO_RENEGOTIATION (1ull << 30)
-#define MQD_TLS_TICKET_KEYS_BYTES 80
 
 /* FUNCTION(result, name, parameters) */
 #define MQD_TLS_FUNCTIONS(FUNCTION)                                                                                    \
@@ -175,7 +174,7 @@ extern struct mqd_tls_library mqd_tls_library;
 
 /* tls/session.c: the BIO of sessions; NULL: no memory */
 BIO_METHOD *mqd_tls_transport_create(void);
-/* tls/session.c: of contexts between hosts, for SSL_CTX_set_verify */
+/* tls/session.c: for SSL_CTX_set_verify of the contexts between hosts */
 int mqd_tls_verify_host(int good, X509_STORE_CTX *verification);
 /* OpenSSL's most recent error on this thread as text; clears the error queue; "" = no error */
 void mqd_tls_error_take(char *text, size_t size_bytes);

@@ -33,10 +33,10 @@ struct mqd_tls {
     uint32_t key_records; /* records encrypted with the current key */
     bool drained;         /* the last recv drained the socket */
     bool end_of_stream;
-    bool ended;             /* the connection has ended, with ended_errno and ended_reason */
-    int socket_errno;       /* of the recv that failed */
-    uint32_t receive_bytes; /* rest of MQD_TLS_READ_BYTES_MAX */
-    uint8_t *in;            /* received during the handshake; bytes from in_at on are not taken yet */
+    bool ended;                  /* the connection has ended, with ended_errno and ended_reason */
+    int socket_errno;            /* of the recv that failed */
+    uint32_t receive_bytes_left; /* of MQD_TLS_READ_BYTES_MAX, for the current read */
+    uint8_t *in;                 /* received during the handshake; bytes from in_at on are not taken yet */
     uint32_t in_bytes, in_at;
     bool first_is_record; /* the first bytes may be a TLS record */
     bool first_seen;
@@ -73,12 +73,12 @@ static int transport_read(BIO *bio, char *bytes, int size)
         tls->in_at += count;
         return (int)count;
     }
-    if (!tls->established || tls->receive_bytes == 0)
+    if (!tls->established || tls->receive_bytes_left == 0)
         return retry(bio, BIO_FLAGS_READ);
-    uint32_t capacity = tls->receive_bytes < (uint32_t)size ? tls->receive_bytes : (uint32_t)size;
+    uint32_t capacity = tls->receive_bytes_left < (uint32_t)size ? tls->receive_bytes_left : (uint32_t)size;
     ssize_t n = recv(tls->fd, bytes, capacity, MSG_DONTWAIT);
     if (n > 0) {
-        tls->receive_bytes -= (uint32_t)n;
+        tls->receive_bytes_left -= (uint32_t)n;
         tls->drained = (uint32_t)n < capacity;
         return (int)n;
     }
@@ -261,7 +261,7 @@ int mqd_tls_verify_host(int good, X509_STORE_CTX *verification)
     return tls->node_proved;
 }
 
-static void keep_reason(struct mqd_tls *tls, int result)
+static void keep_reason(struct mqd_tls *tls, int ssl_error)
 {
     char reason[128];
     const char *peer = tls->node < 0 ? "client" : "other host";
@@ -278,9 +278,9 @@ static void keep_reason(struct mqd_tls *tls, int result)
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "the %s refuses: %s", peer, reason);
     else
         snprintf(tls->ended_reason, sizeof tls->ended_reason, "%s",
-                 reason[0]                     ? reason
-                 : result == SSL_ERROR_SYSCALL ? "too many unsent bytes"
-                                               : "protocol error");
+                 reason[0]                        ? reason
+                 : ssl_error == SSL_ERROR_SYSCALL ? "too many unsent bytes"
+                                                  : "protocol error");
 }
 
 int mqd_tls_handshake(struct mqd_tls *tls)
@@ -378,7 +378,7 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
     *drained = false;
     if (tls->ended)
         return end(tls);
-    tls->receive_bytes = MQD_TLS_READ_BYTES_MAX;
+    tls->receive_bytes_left = MQD_TLS_READ_BYTES_MAX;
     tls->drained = false;
     while (total < size_bytes) {
         int n = read_once(tls, bytes + total, size_bytes - total);
@@ -391,7 +391,7 @@ ssize_t mqd_tls_read(struct mqd_tls *tls, uint8_t *bytes, uint32_t size_bytes, b
             *drained = true;
             break;
         }
-        if (tls->receive_bytes == 0)
+        if (tls->receive_bytes_left == 0)
             break;
     }
     if (tls->in && tls->in_at == tls->in_bytes) {
@@ -467,13 +467,13 @@ static void renew_key(struct mqd_tls *tls, uint32_t record_count)
     if (tls->key_records <= mqd_tls_key_records_max)
         return;
     tls->key_records = 0;
-    openssl.SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED); /* TLS 1.2 has none */
+    openssl.SSL_key_update(tls->ssl, SSL_KEY_UPDATE_NOT_REQUESTED); /* fails in TLS 1.2, which has no such message */
     openssl.ERR_clear_error();
 }
 
 int mqd_tls_write(struct mqd_tls *tls, const uint8_t *bytes, uint32_t size_bytes, uint8_t *scratch)
 {
-    MQD_ASSERT(!mqd_tls_unsent(tls), "nothing is unsent when more is encrypted");
+    MQD_ASSERT(!mqd_tls_unsent(tls), "bytes are unsent when more are to be encrypted");
     out_lend(tls, scratch, MQD_TLS_SCRATCH_BYTES);
     renew_key(tls, (size_bytes + RECORD_BYTES_MAX - 1) / RECORD_BYTES_MAX);
     openssl.ERR_clear_error();
@@ -497,7 +497,7 @@ void mqd_tls_close(struct mqd_tls *tls)
     uint8_t scratch[256];
     if (!tls->established)
         return;
-    if (mqd_tls_unsent(tls)) /* sends the alert, which has the cause */
+    if (mqd_tls_unsent(tls)) /* for example an alert, which tells the peer the cause */
         mqd_tls_flush(tls);
     if (tls->ended || mqd_tls_unsent(tls))
         return;

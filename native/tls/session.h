@@ -8,9 +8,9 @@
  * time, and sent by one system call. What the socket does not take is kept here and is flushed
  * before more is written: SSL_write never blocks and is never repeated.
  *
- * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
- * us send more without reading ends its connection), MQD_TLS_READ_BYTES_MAX received bytes for one
- * read, even if they contain only key updates and no data. Concurrency: one thread at a time.
+ * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (the connection of
+ * a peer that makes us send more without reading ends), MQD_TLS_READ_BYTES_MAX received bytes for
+ * one read, even if they contain only key updates and no data. Concurrency: one thread at a time.
  */
 #ifndef MQD_TLS_SESSION_H
 #define MQD_TLS_SESSION_H
@@ -33,9 +33,10 @@ struct mqd_tls_context;
 
 /* NULL with the reason. fd stays the caller's. */
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
-/* A session of a connection between hosts (the context is made for them). `client`: this host has
- * opened it. The other host's certificate must name it: a URI "mqd://node/N" among its alternative
- * names, N = `node`. Otherwise the handshake fails, as for a certificate of another CA. */
+/* A session of a connection between hosts, with a context for such connections. `client`: this host
+ * has opened the connection. The other host's certificate must have the URI "mqd://node/N", N =
+ * `node`, among its alternative names. Otherwise the handshake fails, as for a certificate of
+ * another CA. */
 struct mqd_tls *mqd_tls_create_between_hosts(struct mqd_tls_context *context, int fd, bool client, int32_t node);
 void mqd_tls_free(struct mqd_tls *tls);
 
