@@ -20,8 +20,8 @@ struct mqd_filtered {
     uint8_t empty[61];
 };
 void mqd_filtered_free(struct mqd_filtered *filtered);
-/* Reads the whole batches in size_bytes at `bytes` until the selected ones take output_bytes_max,
- * which only the last may exceed; records below from_offset are never selected. Returns 0 or a
+/* Reads the whole batches in the size_bytes at `bytes` until the output has output_bytes_max, which
+ * only its last batch may exceed; records below from_offset are never selected. Returns 0 or a
  * Kafka error code; `out` is to be freed in either case. Any thread. */
 int16_t mqd_filter_batches(const uint8_t *filter, uint32_t filter_bytes, const uint8_t *bytes, uint64_t size_bytes,
                            int64_t from_offset, uint64_t output_bytes_max, struct mqd_filtered *out);

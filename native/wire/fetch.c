@@ -120,8 +120,7 @@ int mqd_fetch_next_topic(struct mqd_fetch_request *request, struct mqd_fetch_top
     return out->partition_count == 0 ? mqd_skip_tags(&request->cursor, compact) : 0;
 }
 
-/* Tag 0 (replica_directory_id) is not used and skipped like an unknown tag, but its size is
- * checked: 16 bytes. */
+/* Tag 0 (replica_directory_id) is skipped like an unknown tag, but it must have 16 bytes. */
 static int take_partition_tags(struct mqd_cursor_bytes *cursor, int16_t version, struct mqd_fetch_partition *out)
 {
     uint32_t tag_count, tag;

@@ -5,8 +5,8 @@
  *              v13+ | partitions[ index | records ] ]
  *   response   topics[ name or topic_id | partitions[ index | error | base_offset |
  *              log_append_time_ms v2+ | log_start_offset v5+ | record_errors v8+ | error_message
- *              v8+ | tags v9+ (current_leader, KIP-951: only ever sent by a broker that is not the
- *              leader) ] ] | throttle_ms v1+
+ *              v8+ | tags v9+ (current_leader v10+, KIP-951: only from a broker that is not the
+ *              leader) ] ] | throttle_ms v1+ | tags v9+ (node_endpoints v10+)
  *   flexible from v9.
  *
  *   W1  mqd_produce_parse checks the whole body first: when it succeeds, every later call on the

@@ -45,24 +45,24 @@ struct mqd_records {
 /* `bytes`: the uncompressed records of the batch. */
 void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batch, const uint8_t *bytes,
                        uint64_t size_bytes);
-/* 1: a record; 0: the end, with no trailing bytes; -1: the records are invalid, for `reason`. */
+/* 1: a record; 0: the end, with no trailing bytes; -1: invalid records, `reason` says why. */
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
 
-/* Whether the record has a header of this name; the value of the last one, as Kafka's lastHeader
- * (size -1: null). false also where the headers cannot be parsed. */
+/* Whether the record has a header of this name; false also if the headers cannot be parsed. *value:
+ * that of the last one, as in Kafka's lastHeader (size -1: null). */
 bool mqd_record_header(const struct mqd_record *record, const char *name, uint32_t name_bytes, const uint8_t **value,
                        int32_t *value_bytes);
 
 /* The time of a record; a sum that overflows is clamped to the range. */
 int64_t mqd_record_timestamp_ms(const struct mqd_batch *batch, const struct mqd_record *record);
 
-/* Appends `record` to `out` with another base timestamp; returns the bytes, at most size_bytes +
+/* Writes `record` to `out` for another base timestamp; returns its new size, at most size_bytes +
  * MQD_RECORD_GROWTH_BYTES_MAX. */
 uint32_t mqd_record_rebase(uint8_t *out, const struct mqd_batch *batch, const struct mqd_record *record,
                            int64_t base_timestamp_ms);
 
-/* Writes the header of `batch`, which records_bytes follow; the CRC covers header and records.
- * `batch` provides everything except size and CRC. */
+/* Writes the header of a batch to `out`, for the records_bytes at `records`, which are not copied.
+ * `batch` provides everything except the size, and the CRC, which covers header and records. */
 void mqd_batch_seal(uint8_t *out, const struct mqd_batch *batch, const uint8_t *records, uint32_t records_bytes);
 
 #endif

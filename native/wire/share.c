@@ -108,8 +108,8 @@ int mqd_share_fetch_next_topic(struct mqd_share_fetch_request *request, struct m
     return out->partition_count == 0 ? mqd_skip_tags(&request->cursor, true) : 0;
 }
 
-/* Takes the tags of a partition whose acknowledgements are taken, and those of its topic after its
- * last partition. */
+/* Skips the tags after a partition's acknowledgements; after the topic's last partition also the
+ * topic's tags. */
 static int end_partition(struct mqd_share_fetch_request *request)
 {
     if (mqd_skip_tags(&request->cursor, true))

@@ -2,14 +2,14 @@
  * headers: ReadShareGroupState (84) version 0, WriteShareGroupState (85) version 1. Each names one
  * group, topic and partition.
  *
- *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch | tag 9100, of mqd's own:
+ *   READ    group_id | topics[ topic_id | partitions[ index | leader_epoch | mqd's own tag 9100:
  *             epochs[ epoch | start ] ] ]
  *   WRITE   group_id | topics[ topic_id | partitions[ index | state_epoch | leader_epoch | start |
  *             complete_count | runs[ first | last | state | count ] ] ]
  *   response results[ topic_id | partitions[ index | error | message |
  *             (READ: state_epoch | start | runs[ first | last | state | count ]) ] ]
  *
- * A response that names another share-partition, or is shorter or longer than its bytes, is
+ * A response that names another share-partition, is cut off, or is followed by more bytes, is
  * refused. Concurrency: none; no state.
  */
 #ifndef MQD_SHARE_STATE_WIRE_H
@@ -30,8 +30,8 @@ struct mqd_share_state_run {
     int16_t state, count;
 };
 
-/* The start of a leader epoch in the log. In a READ the epochs ascend, and the last is the log's
- * end. */
+/* The start of a leader epoch in the log. In a READ the epochs ascend; the last entry has
+ * MQD_SHARE_EPOCH_LOG_END, and the log's end as its start. */
 struct mqd_share_epoch {
     int32_t epoch;
     int64_t start;
@@ -58,11 +58,11 @@ void mqd_share_write_end(struct mqd_buffer *buffer);
 struct mqd_share_response {
     struct mqd_cursor_bytes cursor;
     int16_t error;
-    int32_t state_epoch; /* READ only, as is start */
+    int32_t state_epoch; /* only of a READ, as are start and the runs */
     int64_t start;
     int32_t run_count; /* taken by mqd_share_response_run, in order */
 };
-/* 0: all runs are well-formed; -1: not a response about this share-partition. */
+/* -1: malformed (also any of the runs), or about another share-partition. */
 int mqd_share_response_parse(const uint8_t *body, uint32_t size_bytes, int api_key, const struct mqd_share_name *name,
                              struct mqd_share_response *out);
 int mqd_share_response_run(struct mqd_share_response *response, struct mqd_share_state_run *out);

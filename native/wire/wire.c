@@ -142,9 +142,8 @@ __attribute__((cold, noinline)) void mqd_wire_report_short(const struct mqd_curs
                                                            size_t needed_bytes)
 {
     mqd_error_set(EBADMSG,
-                  "the request is truncated or has a wrong length: %s at byte %zu needs %zu more "
-                  "bytes, %zu remain; the "
-                  "client must send whole frames",
+                  "the request is truncated or has a wrong length: %s at byte %zu needs %zu more bytes, %zu remain; "
+                  "the client must send whole frames",
                   field, (size_t)(cursor->at - cursor->begin), needed_bytes, mqd_cursor_left(cursor));
 }
 

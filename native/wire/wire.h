@@ -32,8 +32,8 @@ struct mqd_request_header {
 /* Decodes the header (v1 or v2 by api and version). An unknown api_key is not an error here:
  * known = false and only the first 8 bytes are decoded. */
 int mqd_request_header_parse(const uint8_t *frame, uint32_t size_bytes, struct mqd_request_header *out, bool *known);
-/* True when the api_version uses a flexible header; response header v1 has a tag byte (never for
- * ApiVersions). */
+/* Whether this version is flexible: its request header has tags, and so has its response header,
+ * except for ApiVersions. */
 bool mqd_api_flexible(int16_t api_key, int16_t api_version);
 
 struct mqd_text {
@@ -58,8 +58,9 @@ struct mqd_produce_request {
     int32_t topic_count;
     uint32_t partition_count; /* of all topics */
     bool plain;               /* each partition's batch is of format 2, and not transactional */
+    /* private: state of the iteration */
     int32_t topics_left;
-    int32_t partitions_left; /* private: state of the iteration */
+    int32_t partitions_left;
 };
 struct mqd_produce_topic {
     struct mqd_topic_key key;
@@ -96,9 +97,10 @@ struct mqd_fetch_request {
     /* replica_id, replica_epoch and rack_id are known after mqd_fetch_parse */
     const uint8_t *rack_id;
     int32_t rack_id_bytes;
+    /* private: state of the iteration */
     int32_t topics_left;
     int32_t partitions_left;
-    bool forgotten_taken; /* private: state of the iteration */
+    bool forgotten_taken;
 };
 struct mqd_fetch_topic {
     struct mqd_topic_key key;
@@ -131,8 +133,9 @@ struct mqd_list_offsets_request {
     int8_t isolation_level;
     int32_t topic_count;
     int32_t timeout_ms; /* -1 before v10 */
+    /* private: state of the iteration */
     int32_t topics_left;
-    int32_t partitions_left; /* private */
+    int32_t partitions_left;
 };
 struct mqd_list_offsets_topic {
     struct mqd_text name;
@@ -166,10 +169,11 @@ struct mqd_share_fetch_request {
     int8_t acquire_mode;
     bool is_renewal;
     int32_t topic_count;
+    /* private: state of the iteration */
     int32_t topics_left;
     int32_t partitions_left;
     int32_t acknowledgements_left;
-    bool forgotten_taken; /* private: state of the iteration */
+    bool forgotten_taken;
 };
 struct mqd_share_fetch_topic {
     uint8_t topic_id[16];
@@ -236,7 +240,7 @@ struct mqd_produce_outcome {
     int64_t log_append_time_ms;
     int64_t log_start_offset;
     const char *message;
-    /* v8+: indexes in the batch, one text for all (KIP-467) */
+    /* v8+: indexes of the refused records in the batch, one text for all (KIP-467) */
     const int32_t *record_errors;
     uint32_t record_error_count;
     const char *record_message;
@@ -275,7 +279,7 @@ struct mqd_fetch_outcome {
  * from elsewhere, then _partition_end */
 void mqd_fetch_response_partition(struct mqd_buffer *buffer, int16_t version, const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_partition_end(struct mqd_buffer *buffer, int16_t version);
-/* instead of _end, with the tagged fields from the outcome */
+/* instead of _partition_end, with the tagged fields from the outcome */
 void mqd_fetch_response_partition_tags(struct mqd_buffer *buffer, int16_t version,
                                        const struct mqd_fetch_outcome *outcome);
 void mqd_fetch_response_topic_end(struct mqd_buffer *buffer, int16_t version);
