@@ -429,9 +429,11 @@ class ClassicCore:
                 self._rejoin()
                 self.under_way, self._due_ms = None, now_ms
 
-    def _start_callback(self, kind: type, partitions: set[TopicPartition], actions: list[Action]) -> None:
+    def _start_callback(
+        self, kind: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
+    ) -> None:
         self.callback = kind, partitions
-        actions.append(kind(self._to_partitions(partitions), self.is_cooperative))
+        actions.append(kind(self._to_partitions(partitions)))
 
     def _to_partitions(self, partitions: set[TopicPartition]) -> Partitions:
         return tuple(sorted(Partition(topic, index) for topic, index in partitions))

@@ -378,7 +378,7 @@ class GroupCore:
             self._must_report_left = False
             actions.append(Left())
 
-    def _start_callback(self, kind: type, partitions: Owned, actions: list[Action]) -> None:
+    def _start_callback(self, kind: type[Assign | Revoke | Lost], partitions: Owned, actions: list[Action]) -> None:
         self.callback = kind, partitions
         actions.append(kind(self._with_names(partitions)))
 
