@@ -8,8 +8,8 @@ encodes the bytes; Arrow sorts the rows by partition.
     E1  rows of one partition keep their order
     E2  a batch is at most options.batch_bytes before compression, unless it is one row
     E3  a key goes to the partition that the Java client's default partitioner (murmur2) chooses;
-        rows without a key stay on one partition for one round of batches and use another in the
-        next (KIP-480); the column `partition` takes precedence
+        rows without a key go to one partition, chosen at random for each round of batches (KIP-480);
+        the column `partition` takes precedence
 Concurrency: one task. Importing this module loads PyArrow and the native core; the sink does so
 when a task writes.
 """
@@ -33,7 +33,7 @@ from mqd.native.client import Columns, Partitioner, partitions_for, records_enco
 from mqd.protocol.compression import compress
 from mqd.spark.headers import HeadersError
 from mqd.spark.headers import encode as encode_headers
-from mqd.spark.sink_options import COLUMNS, SinkOptions, position
+from mqd.spark.sink_options import COLUMNS, SinkOptions, column_name
 
 HEADER_BYTES = 61
 GATHER_BYTES = 4 << 20  # Arrow bytes of a topic that are encoded together, so that the batches of partitions fill up
@@ -90,7 +90,7 @@ class Rows:
 
 
 class Batch:
-    """One record batch: rows start .. end - 1. `first_sent` and `sequence` belong to the sender."""
+    """One record batch: rows start .. end - 1. The sender sets `first_sent` and `sequence`."""
 
     __slots__ = ("data", "end", "first_sent", "partition", "rows", "sequence", "start", "topic")
 
@@ -129,7 +129,7 @@ class Batch:
 def encode(
     topic: str, partition: int, rows: Rows, start: int, end: int, batch_bytes: int, codec: int
 ) -> Iterator[Batch]:
-    """Rows start .. end - 1 of one partition."""
+    """Encodes rows start .. end - 1, which belong to one partition."""
     buffer = bytearray(min(batch_bytes, HEADER_BYTES + rows.size_bytes(start, end)))
     while start < end:
         size, taken = records_encode(rows.native(start, end), buffer)
@@ -162,7 +162,7 @@ class Encoder:
     def __init__(self, options: SinkOptions, partition_count: Callable[[str], int]) -> None:
         self._options = options
         self._partition_count = partition_count
-        self._names = {name: position(options, name) for name in COLUMNS}
+        self._names = {name: column_name(options, name) for name in COLUMNS}
         self._kept: dict[str, list[pa.RecordBatch]] = {}
         self._kept_bytes: dict[str, int] = {}
         self.row_count = 0
@@ -230,7 +230,7 @@ class Encoder:
         return None if keys is None or keys.null_count == len(keys) else columns.pack(keys, "key")
 
     def _partitions(self, topic: str, batch: pa.RecordBatch) -> np.ndarray:
-        """int32, of every row."""
+        """The partition of every row, as int32."""
         count = self._partition_count(topic)
         given = self._column(batch, "partition")
         partitions = np.full(batch.num_rows, -1, np.int32) if given is None else np.array(given.fill_null(-1), np.int32)

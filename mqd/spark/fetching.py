@@ -1,5 +1,5 @@
-"""A partition's records over TCP: one Fetch after the other, the next in flight while this one's
-records are used. No work is done per record.
+"""A partition's records over TCP: one Fetch after another, the next in flight while the records
+of this one are used. No work is done per record.
 
     for view in TcpViews(cluster, options, one, lost).views(): ...   # RecordBatchViews, in order, up to the range's end
 
@@ -215,7 +215,7 @@ class TcpViews:
 
     def _connect(self) -> None:
         """Connects to the leader, or to the replica that it named. A topic that does not exist, or
-        was recreated, is lost.
+        was recreated, is reported as lost.
         """
         metadata = self._cluster.metadata([self._range.topic])
         topic = metadata.topics.get(self._range.topic)
@@ -319,7 +319,7 @@ class TcpViews:
             self._out_of_range()
             raise _LookUpNeeded
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
-        # the metadata shows whether it was deleted permanently
+        # the next look-up shows whether the topic still exists
         if response.error in NOT_THERE or is_retriable(response.error):
             raise _LookUpNeeded(str(error))
         raise MqdReadError(str(error))
@@ -378,8 +378,8 @@ class TcpViews:
                         raise self._corrupt(problem.text)
                     if reader.position >= following:
                         return
-                    # the reader found the end of the records here, but the batches' headers do not
-                    # agree
+                    # the reader found no record up to `following`, where the batches end by their
+                    # headers
                     if reader.position <= self.position:
                         raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
                     self.position = reader.position

@@ -6,7 +6,7 @@ encodes the lengths; there is no loop over rows.
 
     H1  the bytes are those of mqd.client.messages.encode_headers, row by row; a null or empty list
         is a count of 0
-    H2  headers without a key are refused, with their number, and nothing is encoded
+    H2  headers without a key are refused, and nothing is encoded; the error says how many there are
 Concurrency: any thread; arrays are read, never written.
 """
 
@@ -29,7 +29,7 @@ class HeadersError(ValueError):
 
 
 def encode(headers: pa.Array) -> Column:
-    """`headers`: lists (also large ones) of struct<key: string or binary, value: binary or string>.
+    """`headers`: list or large_list of struct<key: string or binary, value: binary or string>.
     Raises HeadersError.
     """
     counts = np.asarray(headers.value_lengths().fill_null(0)).astype(np.int64)
@@ -37,9 +37,9 @@ def encode(headers: pa.Array) -> Column:
     keys, values = _bytes(items, "key"), _bytes(items, "value")
     if keys.null_count:
         raise HeadersError(f"{keys.null_count} headers are null, or have a null key")
-    sections = np.maximum(counts, 1)  # pieces of each row: a row without headers is one piece, its count
-    ends = np.cumsum(sections)
-    starts = ends - sections
+    piece_counts = np.maximum(counts, 1)  # of each row: a row without headers is one piece, its count of 0
+    ends = np.cumsum(piece_counts)
+    starts = ends - piece_counts
     total = int(ends[-1]) if len(ends) else 0
     key_bytes, value_bytes = _lengths(keys), _lengths(values)
     if len(items) != total:  # some rows have no headers
@@ -53,14 +53,14 @@ def encode(headers: pa.Array) -> Column:
     first = np.full(total, -1, np.int64)
     first[starts] = counts
     kind = keys.type
-    pieces = (
+    parts = (
         _varints(first, first >= 0, kind),
         _varints(key_bytes, is_header, kind),
         keys,
         _varints(value_bytes, is_header, kind),
         values,
     )
-    joined = pc.binary_join_element_wise(*pieces, pa.scalar(b"", kind), null_handling="replace", null_replacement="")
+    joined = pc.binary_join_element_wise(*parts, pa.scalar(b"", kind), null_handling="replace", null_replacement="")
     offsets = _offsets(joined)
     bounds = offsets[np.concatenate(([0], ends))]
     data = joined.buffers()[2]
@@ -72,7 +72,7 @@ def encode(headers: pa.Array) -> Column:
 
 
 def _bytes(items: pa.StructArray, name: str) -> pa.Array:
-    """A field, null where its struct is. Keys and values are of one type."""
+    """A field, null where its struct is null. Keys and values get the same type."""
     field = items.flatten()[items.type.get_field_index(name)]
     wide = items.nbytes > _INT32_OFFSETS_MAX or any(
         pa.types.is_large_string(one.type) or pa.types.is_large_binary(one.type) for one in items.type
@@ -81,7 +81,7 @@ def _bytes(items: pa.StructArray, name: str) -> pa.Array:
 
 
 def _lengths(array: pa.Array) -> np.ndarray:
-    """int64, -1 where null."""
+    """The lengths as int64, -1 for null."""
     return np.asarray(pc.binary_length(array).fill_null(-1)).astype(np.int64)
 
 

@@ -1,5 +1,5 @@
 """The archived part of a batch read: `option("archive", PATH)` reads each partition from the
-archive as far as that goes, and then from the log.
+archive as far as the archive goes, and then from the log.
 
     H1  an offset comes from the archive or from the log, never from both: the archive has the
         offsets from its first record of a partition to the end of its last batch, the log those
@@ -8,8 +8,8 @@ archive as far as that goes, and then from the log.
         starting offsets may be before the log's start as long as the archive has them
     H3  a task returns records in the order of their offsets, partition after partition
     H4  offsets that neither has are reported as lost
-    H5  the archive is read before the logs' ends are queried: an archive that is being filled
-        meanwhile would extend beyond them, like that of a recreated topic
+    H5  the archive is read before the logs' ends are queried: an archive that is filled in
+        between could extend beyond them, and would look like that of a recreated topic
 Only the driver reads the archive's commits (mqd/spark/pipelines/manifest.py); executors open the
 files that they receive (mqd/spark/pipelines/parquet.py).
 """
@@ -96,8 +96,8 @@ def plan(
 
 
 def _extents(archive: Archive, topic: str) -> dict[Key, tuple[int, int]]:
-    """Partition with archived records -> the offset of the first one, and the end of the
-    archive.
+    """For each partition with archived records: the offset of the first one, and where its archive
+    ends.
     """
     ends = archive.ends(topic)
     firsts: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""A sink's requests to a query's joint transaction: enlisting children and ending it
+"""A sink's requests about a query's joint transaction: enlisting children and ending it
 (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
     J1  every request may be repeated: a lost response to enlist() leaves a child that is aborted with
-        the others, and a repeated end() is recognized by its batch
+        the others, and a repeated commit or abort is recognized by its batch
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.
@@ -52,7 +52,7 @@ class Joint:
         response = self._request(
             self._enlist_request(Child(-1, -1)), f"enlisting in the transaction of batch {self.batch_id}"
         )
-        self._require_known(response)
+        self._require_joint_support(response)
         return None if response.producer_id < 0 else Child(response.producer_id, response.producer_epoch)
 
     def heartbeat(self, child: Child) -> None:
@@ -62,7 +62,9 @@ class Joint:
 
     def commit(self, winners: Iterable[Child]) -> None:
         """Has no effect for a batch that was committed before. Raises MqdWriteError."""
-        self._require_known(self._request(self._end_request(True, winners), f"committing batch {self.batch_id}"))
+        self._require_joint_support(
+            self._request(self._end_request(True, winners), f"committing batch {self.batch_id}")
+        )
 
     def abort(self) -> None:
         """Raises MqdWriteError."""
@@ -89,7 +91,7 @@ class Joint:
             transactional_id=self.transactional_id, producer_id=-1, producer_epoch=-1, committed=committed, joint=joint
         )
 
-    def _require_known(self, response: Any) -> None:
+    def _require_joint_support(self, response: Any) -> None:
         if response.joint is None:
             raise MqdWriteError(
                 "the brokers do not support joint transactions, which write a batch exactly once: they are not mqd,"

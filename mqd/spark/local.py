@@ -165,8 +165,8 @@ class LocalViews:
                 waited_since = waited_since or time.monotonic()
                 if time.monotonic() - waited_since > WAIT_S:  # L3
                     return
-                # the range ends below the log's end, so the leader is changing, or this poll found
-                # nothing
+                # the log has the range's records, but they are not readable here yet: the leader
+                # is changing, or this replica lags
                 time.sleep(POLL_S)
             elif problem.kind == "aborted":
                 if not self._request_aborted():

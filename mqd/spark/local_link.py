@@ -1,7 +1,7 @@
-"""Produce requests to this host's broker through shared memory, with the interface of wire.BrokerConnection. A
-request is copied once, into the memory from which the broker reads it.
+"""Produce requests to this host's broker through shared memory, with the interface of
+wire.BrokerConnection. A request is copied once, into the memory from which the broker reads it.
 
-    L1  one request at a time is outstanding (producing.py S1), so a response is the response to it
+    L1  one request at a time is outstanding (producing.py S1), so the next response belongs to it
     L2  an attachment that has ended (the worker died) raises OSError and is closed; a caller that
         needs another calls find() again; if that returns none, TCP is used
 Concurrency: one thread. A forked child may not use its parent's link.

@@ -6,8 +6,8 @@ mqd's own.
    (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
 2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
    and the allowed values.
-3. Options that belong to the other kind of query are ignored with a warning, those that would
-   silently read something else are refused, as Kafka's source does.
+3. Options of the other kind of query (batch or streaming) are ignored with a warning. Options
+   are refused if the query would read something else without them. Kafka's source does the same.
 
 fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
@@ -374,7 +374,7 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
 
 
 def _limit(options: Options, word: str, default: int) -> Limit:
-    """The most specific of the three: timestamp, then offsets by timestamp, then offsets."""
+    """The first one given of timestamp, offsets by timestamp, and offsets."""
     moment = options.text(f"{word}Timestamp")
     if moment is not None:
         return Limit(timestamp=_timestamp(f"{word}Timestamp", moment))

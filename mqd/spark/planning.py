@@ -85,7 +85,7 @@ def _cut(one: Range, count: int) -> list[Range]:
 
 
 def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
-    """The end offsets of a trigger of at most `offsets_max` (P2). Every partition of `latest` is in
+    """The end offsets of a trigger of at most `offsets_max` offsets (P2). Every partition of `latest` is in
     the result; one without a start begins at its latest offset.
     """
     backlog = {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
@@ -97,7 +97,8 @@ def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_ma
         share = offsets_max * (size / total)
         taken[key] = min(size, math.ceil(share) if share < 1 else math.floor(share))
     surplus = sum(taken.values()) - offsets_max
-    # many small partitions were rounded up: the next trigger takes the rest
+    # shares below 1 were rounded up: the partitions with the smallest backlogs wait for the next
+    # trigger
     for key in sorted(taken, key=lambda key: (backlog[key], key)):
         if surplus <= 0:
             break

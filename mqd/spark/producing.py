@@ -150,7 +150,9 @@ class _InFlight:
 
 
 class Producer:
-    """`transactional_id` with the identity of a child, or None with that of an idempotent producer."""
+    """`identity`: producer id and epoch, of a child of the joint transaction `transactional_id`, or of
+    an idempotent producer (None).
+    """
 
     def __init__(self, options: SinkOptions, identity: tuple[int, int], transactional_id: str | None) -> None:
         self._options, self._identity, self._transactional_id = options, identity, transactional_id
@@ -164,7 +166,6 @@ class Producer:
         self._queues: dict[Key, collections.deque[Batch]] = {}
         self._next_sequence: dict[Key, int] = {}
         self._not_before: dict[Key, float] = {}
-        self._problems: dict[Key, str] = {}
         self._flights: dict[int, _InFlight] = {}
         self._queued_bytes = 0
         self.record_count = self.byte_count = 0
@@ -203,8 +204,8 @@ class Producer:
         return self._leaders[key[0]][1].get(key[1], -1)
 
     def _await_topic(self, name: str) -> Topic:
-        """The request lets the broker create the topic, if auto-creation is enabled. Raises
-        MqdWriteError.
+        """Waits until the topic exists. The metadata request lets the broker create it, if auto-creation
+        is enabled. Raises MqdWriteError.
         """
         cluster = self._connections.cluster
         deadline = time.monotonic() + min(_ABSENT_S, self._options.topic_timeout_s)
@@ -282,7 +283,7 @@ class Producer:
         busy = {(batch.topic, batch.partition) for flight in self._flights.values() for batch in flight.batches}
         due = [key for key in self._queues if key not in busy and self._not_before.get(key, 0.0) <= now]
         if now - self._requested_at >= RETRY_S and any(self._leader(key) < 0 for key in due):
-            self._refresh_leaders()  # checked here because others may be in flight indefinitely
+            self._refresh_leaders()  # not left to _step(), which does it only while nothing is in flight
         for key in due:
             batch, leader = self._queues[key][0], self._leader(key)
             if leader < 0:

@@ -6,7 +6,7 @@ holds only state that may be lost.
 
     S1  a batch's records depend on its start and end alone: a batch planned again after a restart
         is the same, as long as the log holds its records
-    S2  `latest` is determined once, by Spark's own checkpoint. A query that begins at the end of the
+    S2  the offsets of a `latest` start are determined once, and kept in Spark's checkpoint. A query that begins at the end of the
         log makes its first batch empty, [end, end): Spark records that before anything is read. A
         restart before the first batch was committed looks up the beginning again, which is later by
         then; but the repeated batch ends where the log ended the first time, and the next one
@@ -25,7 +25,7 @@ holds only state that may be lost.
     S7  partitions that a topic (with the same id) no longer lists were retired, and have no records
         left. The query drops them; that is no loss if it had reached their end, which their leaders
         report for partition.retire.grace.ms at least. Partitions that no leader reports any more
-        count as lost: records may have been added after the last query and deleted before this one
+        count as lost: records may have been added after the last look-up and deleted before this one
 Source: the rules of Spark's Kafka source in its integration guide.
 """
 
@@ -62,7 +62,7 @@ class Progress:
         self._first_batch_due = False  # the empty first batch of S2
         self._target: Position | None = None  # Trigger.AvailableNow
         self._latest: Position | None = None  # as last seen
-        self._gone: set[Key] = set()  # reported already: S6
+        self._gone: set[Key] = set()  # partitions already reported as lost (S6)
         self._last_trigger: float | None = None
         self._published: dict[Key, int] = {}
 
@@ -129,7 +129,7 @@ class Progress:
             return Position(self._driver.offsets_at(find(), LATEST), self._driver.ids())
 
     def _find(self, target: Position) -> list[Key]:
-        """The existing partitions; missing wanted ones are requested again (S6)."""
+        """The existing partitions; if some of `target` are missing, they are requested again (S6)."""
         keys = self._driver.partitions(missing_is_lost=bool(target.offsets))
         for _ in range(ATTEMPTS):
             if not self._misses(target, keys, self._driver.ids()):
@@ -238,7 +238,7 @@ class Progress:
         begin, stop = Position.from_json(start), Position.from_json(end)
         if not self._driver.topics and stop.offsets:
             self._driver.partitions(missing_is_lost=True)  # after a restart: the leaders, for the sizes of tasks
-        recreated = self._recreated(begin, stop)  # latest() has already reported earlier losses
+        recreated = self._recreated(begin, stop)  # latest() has reported the other losses
         starts = {key: offset for key, offset in begin.offsets.items() if key in stop.offsets and key not in recreated}
         found = [key for key in stop.offsets if key not in starts]
         vanished = self._vanished(found, stop)
@@ -254,8 +254,8 @@ class Progress:
         return self._driver.tasks(ranges)
 
     def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
-        """Partitions whose first batch this is, but which were deleted before it was read, when a
-        query is restarted after the deletion. Reported as lost, and dropped.
+        """Partitions that were deleted before their first batch, this one, was read, because the query
+        was restarted after the deletion. They are reported as lost, and dropped.
         """
         if not found:
             return set()

@@ -10,7 +10,7 @@ columns topic and partition are created here, once per task.
     R1  the batches hold the range's records, in order, each once, without those of control batches
         and, with read_committed, of aborted transactions
     R2  a local read may continue over TCP at the same offset (the worker died, the leader moved, no
-        records arrived), but never returns
+        records arrived), but does not change back
     R3  a returned batch keeps its buffers; they are not reused while it exists
 Concurrency: one thread. A worker process keeps its attachment for the tasks that follow.
 """
@@ -150,7 +150,9 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
 def _local(
     options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalViews | None:
-    """None: use TCP, because the broker is on another host, or by the option transport."""
+    """None: use TCP. The broker is on another host, the topic id is not known, or the option transport
+    says so.
+    """
     if options.kafka.transport == "tcp" or not one.topic_id:
         return None
     try:

@@ -12,8 +12,8 @@ an idempotent producer for each task attempt; rows are readable as soon as they 
 
 1. Objects of this module are pickled to other processes: they hold options and plain values.
 2. write() leaves only connections without outstanding responses (producing.py), and no thread.
-3. A message names its batch: commit() is called in another process, on a new object, without
-   a task's context.
+3. A commit message names its batch: commit() is called in another process, on a new object,
+   without a task's context.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions) -> None:
         self.options = options
-        self.planned = uuid.uuid4().hex
+        self.fallback_run_id = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Written:
         from pyspark import TaskContext
@@ -172,7 +172,8 @@ class MqdStreamWriter(DataSourceStreamArrowWriter):
                 "Spark has not set the query's id and batch (sql.streaming.queryId, streaming.sql.batchId): this is"
                 " not a streaming query"
             )
-        run = context.getLocalProperty("spark.jobGroup.id") or self.planned  # a query's jobs belong to its run
+        # Spark sets the id of the query's run as the group of its jobs
+        run = context.getLocalProperty("spark.jobGroup.id") or self.fallback_run_id
         return _write(self.options, BatchRun(f"{PREFIX}query.{query}", int(batch), run[:100]), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  (Spark's name)

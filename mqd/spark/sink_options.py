@@ -39,7 +39,7 @@ _NOT_TOPICS = frozenset((".", ".."))
 
 
 class SinkOptions(msgspec.Struct, frozen=True):
-    """All options of a write. `columns`: those of the schema that are written."""
+    """All options of a write. `columns`: the schema's name for each of COLUMNS; "": it has none."""
 
     kafka: KafkaSettings
     columns: tuple[str, ...]
@@ -161,6 +161,6 @@ def _check_type(name: str, kind: str) -> None:
         )
 
 
-def position(options: SinkOptions, name: str) -> str | None:
-    """The name of one of COLUMNS in the rows; None: they do not have it."""
+def column_name(options: SinkOptions, name: str) -> str | None:
+    """How the rows name one of COLUMNS, for instance in upper case; None: they do not have it."""
     return options.columns[tuple(COLUMNS).index(name)] or None

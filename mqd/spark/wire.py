@@ -54,7 +54,7 @@ class MqdMissingError(MqdReadError):
 
 
 class BrokerError(Exception):
-    """A broker's refusal: `code` is Kafka's."""
+    """An error in a broker's response: `code` is Kafka's."""
 
     def __init__(self, code: int, doing: str = "") -> None:
         known = ERRORS.get(code)
@@ -87,7 +87,7 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
 
 class BrokerConnection(Connection):
     """One connection, as the driver and the executors use it. Raises OSError when the broker cannot
-    be reached or the connection ends, ProtocolError when its bytes are not Kafka's protocol.
+    be reached or the connection ends, ProtocolError when received bytes are not Kafka's protocol.
     """
 
     def __init__(

@@ -44,10 +44,10 @@ def write(
     options: SinkOptions, batch_run: BatchRun, first: pyarrow.RecordBatch, others: Iterator[pyarrow.RecordBatch]
 ) -> Outcome:
     """Raises MqdWriteError, MqdReadError."""
-    own = joint(options, batch_run) if options.is_exactly_once else None
+    transaction = joint(options, batch_run) if options.is_exactly_once else None
     try:
-        child = own.enlist() if own is not None else _identity(options)
-    except (MqdWriteError, MqdReadError) as error:  # checked before any row is sent
+        child = transaction.enlist() if transaction is not None else _identity(options)
+    except (MqdWriteError, MqdReadError) as error:  # no row has been sent yet
         raise MqdWriteError(
             f"{'topics of the column topic' if options.topic is None else f'topic {options.topic}'}: {error}"
         ) from error
@@ -55,32 +55,32 @@ def write(
         for _ in others:  # Spark blocks until all its rows are read
             pass
         return Outcome(None, 0, 0, dropped=True)
-    producer = Producer(options, child, None if own is None else own.transactional_id)
+    producer = Producer(options, child, None if transaction is None else transaction.transactional_id)
     try:
-        _write_all(options, own, child, producer, first, others)
+        _write_all(options, transaction, child, producer, first, others)
     finally:
         producer.close()
-    return Outcome(child if own is not None else None, producer.record_count, producer.byte_count)
+    return Outcome(child if transaction is not None else None, producer.record_count, producer.byte_count)
 
 
 def _write_all(
     options: SinkOptions,
-    own: Joint | None,
+    transaction: Joint | None,
     child: Child,
     producer: Producer,
     first: pyarrow.RecordBatch,
     others: Iterator[pyarrow.RecordBatch],
 ) -> None:
     encoder = Encoder(options, producer.partition_count)
-    every_s = options.transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT
-    reported_at = time.monotonic()
+    heartbeat_interval_s = options.transaction_timeout_ms / 1000 / HEARTBEATS_PER_TIMEOUT
+    heartbeat_at = time.monotonic()
     batch: Any = first
     while batch is not None:
         encoder.add(batch)
         producer.send(encoder.ready())
-        if own is not None and time.monotonic() - reported_at > every_s:
-            own.heartbeat(child)
-            reported_at = time.monotonic()
+        if transaction is not None and time.monotonic() - heartbeat_at > heartbeat_interval_s:
+            transaction.heartbeat(child)
+            heartbeat_at = time.monotonic()
         batch = next(others, None)
     producer.send(encoder.rest())
     producer.flush()

@@ -49,7 +49,7 @@ class DyingDataSource(MqdDataSource):
 
 class DyingWriter(MqdStreamWriter):
     def __init__(self, own: MqdStreamWriter, script: Script) -> None:
-        self.options, self.planned, self.script = own.options, own.planned, script
+        self.options, self.fallback_run_id, self.script = own.options, own.fallback_run_id, script
 
     def write(self, iterator: Any) -> Any:
         from pyspark import TaskContext

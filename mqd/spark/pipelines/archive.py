@@ -53,7 +53,7 @@ def append(
 ) -> Commit | None:
     """Writes one batch of a query into the archive. None: it is already there, or is empty.
 
-    ends: the offsets that the batch ends at. ids: the topics' (manifest.Commit.topic_ids).
+    ends: the offsets that the batch ends at. ids: the topics' ids (manifest.Commit.topic_ids).
     in_order: each Spark partition already has its records in the order of their offsets, as
     format("mqd") returns them; otherwise they are sorted.
     """
@@ -73,8 +73,8 @@ def append(
 
 
 def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFile]:
-    """Columns of `archived`, in the order of offsets within each Spark partition, as files that no
-    commit lists yet.
+    """Writes records, which have the columns of `archived` and are in the order of offsets within each
+    Spark partition, into files that no commit lists yet.
     """
     from mqd.spark.pipelines.parquet import writer
 
@@ -85,8 +85,8 @@ def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFil
 
 
 def scan(spark: SparkSession, tasks: Sequence[Sequence[ArchivedTask]], columns: Sequence[str]) -> DataFrame:
-    """Columns of archived records, offset among them; each of `tasks` is a Spark partition:
-    partitions of the log one after the other, in the order of their offsets.
+    """The given columns of archived records; `offset` must be one of them. Each element of `tasks` becomes
+    a Spark partition, which has partitions of the log one after another, in the order of offsets.
     """
     from mqd.spark.pipelines.parquet import read_in_order
     from mqd.spark.schema import COLUMNS

@@ -11,9 +11,9 @@ Invariants
 2. A file is in its place, with its size, before the commit that names it, and stays for KEEP_S
    after the commit that removes it. A file that no commit has listed stays for KEEP_S after it was
    written.
-3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognised. One with
-   the number of an existing batch that extends beyond the archive's end is refused: it is another
-   batch.
+3. (query, batch) occurs in one commit at most: a batch that Spark repeats is recognized. If a
+   batch has the number of an existing one but extends beyond the archive's end, it is a different
+   batch, and is refused.
 4. A record is in one file. A batch adds nothing within the offsets of existing files; offsets of
    its own files may interleave (two days around midnight), and so may those of a compaction with
    files of other days. For each day, a compaction has as many records as the files that it
@@ -21,7 +21,7 @@ Invariants
 5. Only an archive's own files are deleted: `topic=T/date=YYYY-MM-DD/NAME.parquet`, and files below
    `_mqd/staging`. Other files below the path are left alone: a checkpoint, notes, another table.
 6. A snapshot, `_mqd/snapshots/NUMBER.json`, is the result of the commits before NUMBER. It saves
-   reading them (they stay); an unreadable one is skipped.
+   reading those commits, which stay; an unreadable snapshot is skipped.
 
 One writer at a time. A second one is refused by the first commit that both want to write: by a hard
 link on a local file system, by the rename on HDFS. Object stores overwrite on a move: between a
@@ -62,8 +62,8 @@ class ArchiveError(Exception):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Offsets of one partition in one file: [first, end), timestamps in ms of the Unix epoch, both
-    inclusive.
+    """Offsets of one partition in one file: [first, end). The lowest and highest timestamp are in
+    ms of the Unix epoch, both inclusive.
     """
 
     partition: int
@@ -104,7 +104,7 @@ class Commit(msgspec.Struct, frozen=True):
     topic_ids: dict[str, str] = {}
     """Topic -> its id, as in a query's offsets (mqd/spark/offsets.py): a recreated topic has another."""
     at: int = 0
-    """When it was written, ms of the Unix epoch; 0: not recorded by an earlier version."""
+    """When it was written, ms of the Unix epoch; 0: an earlier version, which did not record it."""
 
     def __str__(self) -> str:
         return f"batch {self.batch} of {self.query}" if self.batch >= 0 else "a compaction"
@@ -233,7 +233,7 @@ class Archive:
         self._next += 1
         self._last = body
         if self._next % SNAPSHOT_EVERY == 0:
-            with contextlib.suppress(OSError):  # the commit exists; only the next opening reads some more commits
+            with contextlib.suppress(OSError):  # not needed: the next opening reads more commits
                 self._write_snapshot()
 
     def vacuum(self, now: float | None = None) -> list[str]:
@@ -258,8 +258,8 @@ class Archive:
         return deleted
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes files that were removed more than KEEP_S ago as far as this object knows: a
-        vacuum without a listing, for a writer that runs for months.
+        """Deletes the files that this object knows to have been removed by a commit more than KEEP_S
+        ago: a vacuum without a listing, for a writer that runs for months.
         """
         now = time.time() if now is None else now
         for path, at in self._removed.items():
@@ -361,8 +361,8 @@ class Archive:
             self._ends.setdefault(topic, {}).update((int(partition), end) for partition, end in partitions.items())
 
     def _forget_removed(self, now: float) -> None:
-        """Forgets files that were removed more than KEEP_S ago. A file is older than the commit that
-        removes it, so it is also old enough by its own time.
+        """Forgets files that were removed more than KEEP_S ago. To `vacuum` they are still old
+        enough: a file is older than the commit that removes it.
         """
         self._removed = {path: at for path, at in self._removed.items() if at / 1000 >= now - KEEP_S}
 

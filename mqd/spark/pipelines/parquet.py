@@ -9,8 +9,8 @@ never as rows of the JVM.
                                       successors
 
 Invariants
-1. A file holds each partition's records in the order of their offsets. The writer passes them in
-   that order; otherwise they are refused, nothing is sorted here.
+1. A file holds each partition's records in the order of their offsets. Records must be
+   passed in that order, or they are refused: nothing is sorted here.
 2. Files have unique names. They count when a commit lists them (mqd/spark/pipelines/manifest.py),
    which the driver writes when all tasks have reported theirs; files of failed or repeated tasks
    are deleted by a later vacuum.
@@ -176,7 +176,7 @@ class _File:
     def add(self, records: pa.RecordBatch) -> None:
         columns = [records.column(field.name).cast(field.type) for field in self._schema]
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        self._count(batch)
+        self._add_to_spans(batch)
         self._group.append(batch)
         self.waiting_bytes += batch.nbytes
 
@@ -213,7 +213,7 @@ class _File:
             write_page_checksum=True,
         )
 
-    def _count(self, batch: pa.RecordBatch) -> None:
+    def _add_to_spans(self, batch: pa.RecordBatch) -> None:
         for partition in pc.unique(batch.column("partition")).to_pylist():
             matching = batch.select(["partition", "offset", "timestamp"])
             if len(matching) and pc.min_max(matching.column("partition")).as_py() != {
@@ -259,11 +259,12 @@ class ArchivedTask(msgspec.Struct, frozen=True):
 
 def read_in_order(tasks: Iterable[ArchivedTask], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Partition after partition, each from all its files in the order of its offsets; `tasks` have
-    one span each, `names` has offset. Raises MqdReadError.
+    one span each, `names` includes offset. Raises MqdReadError.
 
     Around midnight, offsets of two days' files may interleave: overlapping files are merged, batch
-    by batch. `tasks` include all overlapping files of a day: if two of them are replaced meanwhile
-    by one file, either task finds the other's records in it.
+    by batch. `tasks` must include all overlapping files of a day: if two of them are compacted
+    meanwhile, either task reads the records of both from the new file, and _merge drops the second
+    copies.
     """
     overlapping: list[ArchivedTask] = []
     end: tuple[str, int, int] | None = None
@@ -355,8 +356,8 @@ def read(
     """The task's records as batches of the wanted columns, partition after partition. Raises
     MqdReadError.
 
-    follow_compaction: if the file was compacted and deleted meanwhile, reads the files that replaced it, which may
-    have records of neighbouring files between those of this one (read_in_order).
+    follow_compaction: if the file was compacted and deleted meanwhile, reads the files that replaced
+    it, which may have records of neighbouring files between those of this one (read_in_order).
     """
     left = list(task.spans)
     try:
@@ -388,8 +389,8 @@ def _description(task: ArchivedTask) -> str:
 def _read_file(
     task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Reads the spans in `left`, and removes returned offsets from them. On an object store even an open
-    file may be deleted.
+    """Reads the spans in `left`, and removes returned offsets from them, so that the caller can continue
+    with other files: on an object store even an open file may be deleted.
     """
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))
@@ -441,7 +442,7 @@ def _batches(
 
 
 def _may_have(group: Any, partition: int, start: int, end: int) -> bool:
-    """Whether a row group may hold such records, by its statistics."""
+    """Whether a row group may have records of this range, by its statistics."""
     for number in range(group.num_columns):
         column = group.column(number)
         low, high = {"partition": (partition, partition), "offset": (start, end - 1)}.get(

@@ -29,11 +29,11 @@ def replay(
     starting_offsets: Offsets | None = None,
     ending_offsets: Offsets | None = None,
 ) -> DataFrame:
-    """Columns of the sink (topic, partition, key, value, headers, timestamp), each Spark partition
-    one partition of the log in the order of its offsets.
+    """The records, in the sink's columns (topic, partition, key, value, headers, timestamp). Each Spark
+    partition has one partition of the log, in the order of its offsets.
 
     Raises ArchiveError for a topic that the archive does not have, SettingsError for an invalid
-    time, and for topics and partitions in `to` and the offsets that are not replayed.
+    time, and for a topic or partition that `to` or the offsets name but that is not replayed.
     """
     requested = topics or archive.topics
     missing = [topic for topic in requested if topic not in archive.topics]
@@ -55,10 +55,10 @@ def replay(
         found = found.where(f.unix_millis("timestamp") >= first_ms)
     if end_ms is not None:
         found = found.where(f.unix_millis("timestamp") < end_ms)
-    names = f.col("topic")
+    target = f.col("topic")
     for topic, other in to.items():
-        names = f.when(f.col("topic") == topic, f.lit(other)).otherwise(names)
-    return found.select(names.alias("topic"), "partition", "key", "value", "headers", "timestamp")
+        target = f.when(f.col("topic") == topic, f.lit(other)).otherwise(target)
+    return found.select(target.alias("topic"), "partition", "key", "value", "headers", "timestamp")
 
 
 def _refuse_unknown(

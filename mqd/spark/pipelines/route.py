@@ -37,7 +37,7 @@ def route(
         f.when(dead, f.lit(dead_letters)).otherwise(target).alias("topic"),
         f.col(f"{RECORD}.key").alias("key"),
         f.col(f"{RECORD}.value").alias("value"),
-        f.when(dead, f.concat(_headers(records), _reasons())).otherwise(_headers(records)).alias("headers"),
+        f.when(dead, f.concat(_headers(records), _dead_letter_headers())).otherwise(_headers(records)).alias("headers"),
     ).where(f.col("topic").isNotNull())
 
 
@@ -48,7 +48,7 @@ def _headers(records: DataFrame):
     return f.coalesce(f.col(f"{RECORD}.headers"), empty) if "headers" in records.columns else empty
 
 
-def _reasons():
+def _dead_letter_headers():
     from pyspark.sql import functions as f
 
     origin = f.concat_ws(

@@ -103,8 +103,8 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
-    """A file of the checkpoint, read by Spark: only its settings resolve a path like hdfs:/// or
-    s3a://.
+    """The text of a file of the checkpoint. Spark reads it, because only Spark's settings resolve a path
+    like hdfs:/// or s3a://.
     """
     literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark reads globs
     found = spark.read.text(literal, wholetext=True).first()
@@ -198,7 +198,7 @@ def _compact(spark: SparkSession, archive: ArchiveFiles, due: list[list[Archived
     except Exception as error:
         if any(message in str(error) for message in STOP_MESSAGES):
             raise
-        if len(groups) > 1:  # one Spark job for all groups: the index of the group
+        if len(groups) > 1:  # one Spark job compacts all groups: its error does not name the group
             for group in groups:
                 _compact(spark, archive, [group], skipped)
             return
@@ -276,8 +276,8 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
 def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
     @functools.cache
     def application() -> str:
-        """Identifies the query of the batches: its id, which changes with a new checkpoint. A name
-        is not enough: batch numbers would repeat, and the batches be dropped as known.
+        """The name and id of the query, for txnAppId. The id changes with a new checkpoint, whose batch
+        numbers begin again: under the name alone, these batches would be dropped as repeated.
         """
         return f"{pipeline.name}-{msgspec.json.decode(_in_checkpoint(spark, pipeline, 'metadata'))['id']}"
 
@@ -357,7 +357,7 @@ def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], No
 
 def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) -> None:
     """A replay is one call into Spark, which handles no signal before its end: another thread
-    cancels its job for a stop. Raises ReplayStoppedError, or the replay's error.
+    cancels its job when `stop` is set. Raises ReplayStoppedError, or the replay's error.
     """
     group, ended = f"{pipeline.name}-{uuid.uuid4().hex}", threading.Event()
 

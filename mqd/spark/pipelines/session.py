@@ -52,8 +52,8 @@ def defaults(master: str) -> dict[str, str]:
 
 
 def log_level(master: str, configuration: Mapping[str, str]) -> str:
-    """The level of Spark's log: `spark.log.level` if set. Local: off, because the error that ends a
-    query is raised anyway, and the stack traces of tasks would hide it. On a cluster: errors.
+    """The level of Spark's log: `spark.log.level` if set. Local: fatal errors only, because the error that ends
+    a query is raised anyway, and the stack traces of tasks would hide it. On a cluster: errors.
     """
     return configuration.get("spark.log.level", "FATAL" if _LOCAL.fullmatch(master) else "ERROR")
 
@@ -73,7 +73,7 @@ def captured_stderr() -> Iterator[None]:
     def pass_on() -> None:
         while True:
             select.select([reader], [], [])
-            with lock:  # over both steps, so that no output is passed on after later output
+            with lock:  # held for both steps, so that the output stays in order
                 output = os.read(reader, 65536)
                 if not output:
                     os.close(reader)

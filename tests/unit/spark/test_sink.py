@@ -25,7 +25,7 @@ from mqd.spark import writing
 from mqd.spark.encoding import HEADER_BYTES, Batch, Encoder, MqdWriteError
 from mqd.spark.joint import Child, Joint
 from mqd.spark.options import MqdOptionError
-from mqd.spark.sink_options import SinkOptions, position, sink_options
+from mqd.spark.sink_options import SinkOptions, column_name, sink_options
 
 HEADERS = "array<struct<key:string,value:binary>>"
 BROKER = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -71,12 +71,16 @@ def options(
 def test_defaults_are_exactly_once() -> None:
     found = options()
     assert found.is_exactly_once and found.acks == -1 and found.compression == 0 and found.topic == "t"
-    assert position(found, "key") == "key" and position(found, "headers") is None
+    assert column_name(found, "key") == "key" and column_name(found, "headers") is None
 
 
 def test_columns_are_case_insensitive_and_others_ignored() -> None:
     found = options(None, {"Value": "string", "TOPIC": "string", "offset": "bigint"})
-    assert (position(found, "value"), position(found, "topic"), position(found, "key")) == ("Value", "TOPIC", None)
+    assert (column_name(found, "value"), column_name(found, "topic"), column_name(found, "key")) == (
+        "Value",
+        "TOPIC",
+        None,
+    )
 
 
 @pytest.mark.parametrize(
