@@ -8,8 +8,8 @@ encodes the bytes; Arrow sorts the rows by partition.
     E1  rows of one partition keep their order
     E2  a batch is at most options.batch_bytes before compression, unless it is one row
     E3  a key goes to the partition that the Java client's default partitioner (murmur2) chooses;
-        rows without a key go to one partition, chosen at random for each round of batches (KIP-480);
-        the column `partition` takes precedence
+        rows without a key go to one partition, chosen at random for each round of batches
+        (KIP-480); the column `partition` takes precedence
 Concurrency: one task. Importing this module loads PyArrow and the native core; the sink does so
 when a task writes.
 """

@@ -85,8 +85,8 @@ def _cut(one: Range, count: int) -> list[Range]:
 
 
 def rate_limited(start: Mapping[Key, int], latest: Mapping[Key, int], offsets_max: int) -> dict[Key, int]:
-    """The end offsets of a trigger of at most `offsets_max` offsets (P2). Every partition of `latest` is in
-    the result; one without a start begins at its latest offset.
+    """The end offsets of a trigger of at most `offsets_max` offsets (P2). Every partition of
+    `latest` is in the result; one without a start begins at its latest offset.
     """
     backlog = {key: max(0, latest[key] - start.get(key, latest[key])) for key in latest}
     total = sum(backlog.values())

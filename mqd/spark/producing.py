@@ -150,8 +150,8 @@ class _InFlight:
 
 
 class Producer:
-    """`identity`: producer id and epoch, of a child of the joint transaction `transactional_id`, or of
-    an idempotent producer (None).
+    """`identity`: producer id and epoch, of a child of the joint transaction `transactional_id`, or
+    of an idempotent producer (None).
     """
 
     def __init__(self, options: SinkOptions, identity: tuple[int, int], transactional_id: str | None) -> None:
@@ -204,8 +204,8 @@ class Producer:
         return self._leaders[key[0]][1].get(key[1], -1)
 
     def _await_topic(self, name: str) -> Topic:
-        """Waits until the topic exists. The metadata request lets the broker create it, if auto-creation
-        is enabled. Raises MqdWriteError.
+        """Waits until the topic exists. The metadata request lets the broker create it, if
+        auto-creation is enabled. Raises MqdWriteError.
         """
         cluster = self._connections.cluster
         deadline = time.monotonic() + min(_ABSENT_S, self._options.topic_timeout_s)

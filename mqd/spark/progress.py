@@ -6,12 +6,12 @@ holds only state that may be lost.
 
     S1  a batch's records depend on its start and end alone: a batch planned again after a restart
         is the same, as long as the log holds its records
-    S2  the offsets of a `latest` start are determined once, and kept in Spark's checkpoint. A query that begins at the end of the
-        log makes its first batch empty, [end, end): Spark records that before anything is read. A
-        restart before the first batch was committed looks up the beginning again, which is later by
-        then; but the repeated batch ends where the log ended the first time, and the next one
-        begins there. So nothing in between is skipped, although Spark does not pass the checkpoint
-        to the source.
+    S2  the offsets of a `latest` start are determined once, and kept in Spark's checkpoint. A query
+        that begins at the end of the log makes its first batch empty, [end, end): Spark records
+        that before anything is read. A restart before the first batch was committed looks up the
+        beginning again, which is later by then; but the repeated batch ends where the log ended the
+        first time, and the next one begins there. So nothing in between is skipped, although Spark
+        does not pass the checkpoint to the source.
     S3  nothing is skipped silently: a deleted or recreated topic, offsets that went back, and a log
         that begins after the query's position are losses (failOnDataLoss)
     S4  a partition that is found later begins at its earliest offset
@@ -25,7 +25,7 @@ holds only state that may be lost.
     S7  partitions that a topic (with the same id) no longer lists were retired, and have no records
         left. The query drops them; that is no loss if it had reached their end, which their leaders
         report for partition.retire.grace.ms at least. Partitions that no leader reports any more
-        count as lost: records may have been added after the last look-up and deleted before this one
+        count as lost: records may have been added and deleted since the last look-up
 Source: the rules of Spark's Kafka source in its integration guide.
 """
 
@@ -254,8 +254,8 @@ class Progress:
         return self._driver.tasks(ranges)
 
     def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
-        """Partitions that were deleted before their first batch, this one, was read, because the query
-        was restarted after the deletion. They are reported as lost, and dropped.
+        """Partitions that were deleted before their first batch, this one, was read, because the
+        query was restarted after the deletion. They are reported as lost, and dropped.
         """
         if not found:
             return set()

@@ -150,8 +150,8 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
 def _local(
     options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalViews | None:
-    """None: use TCP. The broker is on another host, the topic id is not known, or the option transport
-    says so.
+    """None: use TCP. The broker is on another host, the topic id is not known, or the option
+    transport says so.
     """
     if options.kafka.transport == "tcp" or not one.topic_id:
         return None

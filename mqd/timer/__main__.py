@@ -155,7 +155,7 @@ def main() -> int:
     except OSError as error:
         log.error("the timer cannot start, or another one runs", reason=error.strerror)
         return 1
-    from mqd.native import core  # noqa: F401  # before confinement: in tests it opens a file of theirs
+    from mqd.native import core  # noqa: F401  # before confinement: in tests the import opens a file
 
     log.info("process confined", in_force=confinement.confine(config, layout))
     stopping = threading.Event()

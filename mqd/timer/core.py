@@ -29,7 +29,9 @@ LATE_COUNT_MAX = 4096
 
 
 class Row(NamedTuple):
-    """A committed record of the partition. As in mqd.log.schedule_headers.Plan."""
+    """A committed record of the partition; `due_ms` and `cancels` as in
+    mqd.log.schedule_headers.Plan.
+    """
 
     offset: int
     due_ms: int
@@ -110,10 +112,10 @@ class Schedule:
             self.index.cancel(due_ms, offset)
 
     def tick(self, now_ms: int, count_max: int) -> Tick | None:
-        """The next records to be delivered, or only progress; None: neither. Call committed() before
-        anything else, or discard this schedule. A tick without entries may be skipped.
+        """The next records to be delivered, or only progress; None: neither. Call on_committed()
+        before anything else, or discard this schedule. A tick without entries may be skipped.
         """
-        # Records below Y that were read again after a takeover have no progress to commit.
+        # After a takeover, records below Y are read again: until Y is reached there is no progress to commit.
         if self.end_offset < self.progress.end_offset:
             return None
         # the progress covers all late records, so all of them are in this tick

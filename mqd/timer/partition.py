@@ -32,11 +32,11 @@ from mqd.timer.storage import Directory
 READ_COUNT_MAX = 8192
 TICK_COUNT_MAX = 8192
 LOOK_UP_COUNT_MAX = 512  # records of one look-up: they are in memory until they are produced
-KEPT_MS = 60_000  # records that are due so soon are kept in memory, as far as there is room
+KEPT_MS = 60_000  # records that are due within this time are kept in memory, as far as there is room
 KEPT_OVERHEAD_BYTES = 300
 NEAR_COUNT = 64  # a gap of fewer records between two wanted ones is read; a larger one is skipped by a seek
-# the longest wait between two checks: while records are pending, which can become due sooner than
-# expected if the clock is set; and otherwise
+# the longest wait between two checks: PENDING_S while records are pending, because they become due
+# sooner if the clock is set forward; otherwise IDLE_S
 PENDING_S, IDLE_S = 5.0, 60.0
 COMMIT_S, SAVE_S, TRIM_S = 1.0, 10.0, 30.0
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
@@ -60,7 +60,7 @@ def progress_text(topic_id: bytes, last: Entry) -> str:
 
 
 def parse_progress(offset: int, text: str | None, topic_id: bytes) -> Progress:
-    """START: nothing was committed, or it was committed for another topic of this name."""
+    """`last` is START if nothing was committed, or only for another topic of this name."""
     fields = (text or "").split()
     if offset < 0 or len(fields) != 4 or fields[:2] != ["1", topic_id.hex()]:
         return Progress(0, START)
@@ -279,8 +279,9 @@ class PartitionTimer:
         return record
 
     def _rows(self, batch: Any) -> Iterator[Row]:
-        """The rows of the records. One that cannot be read was written before the topic was a schedule
-        (the broker refuses others): it is treated as one without headers.
+        """The rows of the records. If the headers of a record cannot be read, it was written before
+        the topic was a schedule (the broker refuses others): it is treated as a record without
+        headers.
         """
         sections = batch.header_sections
         offsets, timestamps = batch.offsets.tolist(), batch.timestamps.tolist()

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 ELSEWHERE = -1  # for work in no log directory, or in all of them
-# recovery reads and checks with the GIL released; more threads would only make one disk seek
+# recovery reads and checks with the GIL released; more threads would only make a disk seek more
 URGENT_COUNT = 4
 SLOW_NICENESS = 10
 # When a worker ends, work without progress for this long counts as hanging: the keeper kills the
@@ -33,8 +33,9 @@ def _lower_priority() -> None:
 
 
 async def unless_hung(work: Coroutine[Any, Any, None], last_step_s: Callable[[], float]) -> bool:
-    """Returns whether the work ended. It is abandoned HANG_S after its last step (at `last_step_s` of
-    the loop's clock); a thread that it uses keeps running. Raises what the work raises.
+    """Returns whether the work ended. It is abandoned HANG_S after its last step (`last_step_s()`
+    is its time by the loop's clock); a thread that it uses keeps running. Raises what the work
+    raises.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(work)
@@ -64,7 +65,7 @@ class Background:
 
     async def slow(self, log_dir: int, work: Callable[..., Result], *arguments: Any) -> Result:
         """Runs `work`, one at a time for each log directory: a stalled disk delays only its own work, and
-        pieces of it never overlap.
+        no two pieces of work on a log directory overlap.
         """
         if log_dir not in self._slow:
             self._slow[log_dir] = ThreadPoolExecutor(1, f"slow-{log_dir}", initializer=_lower_priority)

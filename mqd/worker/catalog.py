@@ -19,8 +19,8 @@ Invariants
         and replicas that it shows as removed may have been added again since: files are kept, and
         checked again at that point (`left_behind`).
     W6  a partition with several replicas gets its assignment after it was opened and before the
-        change counts as applied, and again whenever the assignment changes. Once it has had one, it
-        gets them until it is closed.
+        change counts as applied, and again whenever the assignment changes. Once a partition has
+        had an assignment, it gets new ones until it is closed.
     W7  a view (view.of) is sent to the reactor again whenever the slots of its base topic change: the
         reactor never reads a view from a slot that its base no longer has.
 """
@@ -71,17 +71,17 @@ class Owned(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The changes to carry out, in this order."""
+    """The changes to carry out, in this order, except that `brokers` come first."""
 
     forget_topics: list[TopicImage] = []  # the reactor must forget these
     close: list[Owned] = []  # close but keep the files (the partition exists elsewhere)
     delete: list[Owned] = []  # close and delete the files
-    put_topics: list[TopicImage] = []  # new or with changed slots
+    put_topics: list[TopicImage] = []  # new, or changed in what the reactor knows
     open: list[Owned] = []
     set_epoch: list[Owned] = []
     set_options: list[Owned] = []
     assign: list[tuple[Owned, Assignment]] = []
-    brokers: list[BrokerImage] | None = None  # the reactor must know these before everything else
+    brokers: list[BrokerImage] | None = None  # None: unchanged
 
 
 class Catalog:
@@ -118,7 +118,7 @@ class Catalog:
             topic is not None
             and self.caught_up
             and (topic_id, index) not in self.owned
-            and self._is_deleted(topic, (topic_id, index))
+            and self._has_no_replica(topic, (topic_id, index))
         )
 
     def record_failure(self, key: Key, may_pass: bool = False) -> None:
@@ -302,9 +302,9 @@ class Catalog:
         self._failed.pop(key, None)
         self.assigned.pop(key, None)
 
-    def _is_deleted(self, topic: TopicImage, key: Key) -> bool:
-        """Whether this host has no replica of the partition any more (W5). If it has one, another worker
-        owns the partition, or its log directory is offline.
+    def _has_no_replica(self, topic: TopicImage, key: Key) -> bool:
+        """Whether this host has no replica of the partition any more (W5). If it has one,
+        another worker owns the partition, or the log directory is offline.
         """
         if self.cluster.node_id < 0 or not self.caught_up:
             return False
@@ -324,7 +324,7 @@ class Catalog:
             self.retiring.pop(topic.topic_id, None)
         if topic.config.get(VIEW_OF):
             self._views.setdefault(topic.config[VIEW_OF], {})[topic.topic_id] = None
-        if before is None or _reactor_view(before) != _reactor_view(topic):
+        if before is None or _reactor_fields(before) != _reactor_fields(topic):
             changes.put_topics.append(topic)
             changes.put_topics.extend(self.topics[view] for view in self._views.get(topic.name, ()))  # W7
         owned_now = self._owned_of(topic)
@@ -332,7 +332,7 @@ class Catalog:
             [(topic.topic_id, partition.index) for partition in before.partitions] if before is not None else []
         )
         for key in [key for key in owned_before if key in self.owned and key not in owned_now]:
-            (changes.delete if self._is_deleted(topic, key) else changes.close).append(self.owned.pop(key))
+            (changes.delete if self._has_no_replica(topic, key) else changes.close).append(self.owned.pop(key))
             self._forget(key)
         options_changed = broker_config_changed or (before is not None and before.config != topic.config)
         for key, owned in owned_now.items():
@@ -383,6 +383,6 @@ class Catalog:
                 changes.set_options.append(owned)
 
 
-def _reactor_view(topic: TopicImage) -> list[tuple[int, ...]]:
+def _reactor_fields(topic: TopicImage) -> list[tuple[int, ...]]:
     """The fields of the topic's partitions that the reactor knows."""
     return [(p.slot, p.log_dir, p.leader, p.leader_epoch, p.retiring, p.redirect) for p in topic.partitions]

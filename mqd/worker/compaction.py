@@ -10,8 +10,8 @@ W2  the cleaner releases a partition (`release`) before it is taken from the rea
     nothing writes into a directory that is about to be renamed. A step takes no longer than a few
     MiB or one flush of 32 MiB.
 W3  recovery undoes or finishes the work that a stop or a crash interrupts
-    (native/log/compaction/swap.c). The checkpoint moves after all groups; otherwise the work is
-    repeated.
+    (native/log/compaction/swap.c). The checkpoint moves after all groups; work that is
+    interrupted before is repeated.
 W4  an unreadable log is reported once, and in the metrics, and left alone until its log start moves
     or the worker restarts; everything else continues.
 W5  records that were read before the log was truncated never replace anything, and no truncation

@@ -20,8 +20,8 @@ MEBIBYTE = 1 << 20
 
 
 def attachment_share(attachment_count_max: int, worker_count: int) -> int:
-    """The limit of one worker. Together they may serve slightly more than the broker's limit, never
-    fewer.
+    """The limit of one worker. Together the workers may serve slightly more than the broker's
+    limit, never fewer.
     """
     return -(-attachment_count_max // worker_count)
 

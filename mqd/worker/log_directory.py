@@ -56,8 +56,8 @@ class LogDirectory:
         self._log = logging.get("worker.log_dir", log_dir=str(path))
 
     def open(self) -> list[Path]:
-        """Blocking. Reads the trustworthy files and removes the marker. Returns the files that an
-        earlier run had set aside and this worker must delete.
+        """Blocking. Reads the checkpoints and removes the clean-shutdown marker. Returns the
+        directories that an earlier run had set aside and this worker must delete.
         """
         try:
             self.doubtful = any(self.path.glob(f"{FLUSH_FAILED}.*"))
@@ -74,7 +74,8 @@ class LogDirectory:
 
     def _must_delete(self, leftover: Path) -> bool:
         """Whether this worker has to delete the directory: only the partition's owner does, so that no
-        other worker sees a deletion in progress. partition.metadata is deleted last.
+        other worker sees a deletion in progress. partition.metadata, which shows the
+        owner, is deleted last.
         """
         try:
             topic_id, index = (
@@ -103,8 +104,8 @@ class LogDirectory:
             )
 
     def _unmark_doubtful(self) -> None:
-        """Everything that this worker has open has been rewritten. Worker 0 cleans up after workers
-        that no longer exist.
+        """Removes this worker's mark: everything that it has open has been rewritten. Worker 0 also
+        removes the marks of workers that no longer exist.
         """
         for path in self.path.glob(f"{FLUSH_FAILED}.*"):
             suffix = path.name.rpartition(".")[2]
@@ -152,8 +153,8 @@ class LogDirectory:
             )
 
     def mark_clean(self, generation: int) -> None:
-        """Blocking. The last write (see checkpoints). Not before prune(): this worker's file may still
-        hold other workers' partitions.
+        """Blocking. The last write (see checkpoints). Does nothing before prune(): this worker's
+        file may still hold other workers' partitions.
         """
         if not self.pruned:
             return

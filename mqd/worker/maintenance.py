@@ -173,9 +173,7 @@ class Upkeep:
         )
 
     def adjust_credits(self) -> None:
-        """Also runs when connections were refused. `granted` is limited by the process's
-        descriptors.
-        """
+        """Also runs when connections were refused."""
         if self._credits.adjust(self._control.connection_count(self._worker)):
             self.limit_connections()
         if self._local.adjust(self._control.local_usage(self._worker)[1]):
@@ -188,6 +186,7 @@ class Upkeep:
             self._periodic_work.on_resumed()
 
     def limit_connections(self) -> None:
+        """Allows the granted connections, as far as the process's descriptors suffice."""
         broker_count_max = broker_number(self._partitions.broker_config, "max.connections")
         self._reactor.set_connection_max(min(self._credits.granted, self._connection_count_max), broker_count_max)
 
@@ -386,7 +385,7 @@ class Upkeep:
         """
         fd = os.open(opened.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # if it is still open here, the opened directory is this partition's, even if it is
+            # if the partition is still open here, the opened directory is its own, even if it is
             # renamed later
             if opened.closing:
                 return False
@@ -408,7 +407,7 @@ class Upkeep:
             return
         missing = free_target - await self._background.slow(log_dir.index, log_dir.free_bytes)
         if missing > 0:
-            # every worker frees its part; a shortfall is requested again
+            # every worker frees its part; the next check requests what is still missing
             await self._make_room(log_dir, -(-missing // self._worker_count))
 
     async def _make_room(self, log_dir: LogDirectory, bytes_needed: int) -> None:

@@ -121,7 +121,7 @@ class Mover:
         return 0, ""
 
     async def _give_up(self, move: _Move) -> None:
-        """Cancels the move, unless it is switching: that ends by itself."""
+        """Cancels the move, unless it is switching: such a move ends by itself."""
         if move.switching:
             return
         if self._moves.get(move.owned.key) is move:
@@ -234,8 +234,8 @@ class Mover:
                 self._report(move)
 
     def hold(self, command: Command) -> bool:
-        """Keeps the command until `released` returns it, if its partition is served from neither
-        directory (Y4). Returns whether it is kept.
+        """If the command's partition is served from neither directory, keeps the command until
+        `released` returns it (Y4). Returns whether it is kept.
         """
         if not self._is_unserved(command.slot) or len(self._held) >= HELD_MAX:
             return False

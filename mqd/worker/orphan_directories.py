@@ -35,7 +35,9 @@ def set_strays_aside(
     for log_dir in log_dirs:
         if not log_dir.failure:
             try:
-                to_delete += [(log_dir, path) for path in _unfinished_copies(log_dir, worker, worker_count, files)]
+                to_delete += [
+                    (log_dir, path) for path in _set_unfinished_copies_aside(log_dir, worker, worker_count, files)
+                ]
                 to_delete += [
                     (log_dir, path)
                     for path in _in_directory(log_dir, known, topics, removed, worker, worker_count, files, paths)
@@ -101,9 +103,9 @@ def set_left_behind_aside(
     worker_count: int,
     files: Files,
 ) -> list[tuple[LogDirectory, Path]]:
-    """Blocking. Sets aside files of replicas that this host no longer has, of existing topics
-    (`left_behind`: topic id, index). Returns them for deletion. Call it only when the metadata is
-    known to be current.
+    """Blocking. Sets aside the files of replicas that this host no longer has although their topics
+    exist, according to `left_behind(topic id, index)`. Returns them for deletion. Call it only when
+    the metadata is known to be current.
     """
     to_delete = []
     for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
@@ -130,8 +132,8 @@ def set_left_behind_aside(
 
 
 def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:
-    """Whether it is the remainder of a move: a copy that never became valid, or the source of one
-    that did.
+    """Whether the directory is the remainder of a move: a copy that never became valid, or the
+    source of one that did.
     """
     if assigned is None or assigned >= len(paths):
         return False
@@ -141,8 +143,10 @@ def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, ind
     )
 
 
-def _unfinished_copies(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
-    """Copies that were in progress when their worker ended."""
+def _set_unfinished_copies_aside(log_dir: LogDirectory, worker: int, worker_count: int, files: Files) -> list[Path]:
+    """Sets aside the copies that were in progress when their worker ended. Returns them for
+    deletion.
+    """
     to_delete = []
     for path, index in list(moving.futures(log_dir.path)):
         try:

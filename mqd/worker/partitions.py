@@ -10,15 +10,15 @@ Required order
         continue.
     N4  a deleted partition's directory is renamed, durably, before the removal counts as applied;
         its files are deleted later.
-    N5  a replica whose log recovery has cut below acknowledged records follows and does not lead
-        (shortened_log.py). One whose log ends below the end that a predecessor has published since the
-        broker started stays offline until the broker is restarted, because the replicas that rely on
-        it do not know of the loss.
+    N5  if recovery has cut a replica's log below acknowledged records, the replica follows and does
+        not lead (shortened_log.py). If the log ends below the end that a predecessor of this worker
+        has published since the broker started, the replica stays offline until the broker is
+        restarted, because the replicas that rely on it do not know of the loss.
     N6  missing segments are logged as an ERROR. A sole replica is served with the remaining
         segments, and keeps its old log end. One of several replicas counts as shortened if its end
         is missing; with a gap in the middle, which following would never fill, it stays offline.
-    N7  a partition whose recovery has aborted its worker by a broken invariant RECOVERY_ABORTS_MAX
-        times is offline until the broker is restarted.
+    N7  if a broken invariant has aborted the worker RECOVERY_ABORTS_MAX times while it recovered a
+        partition, the partition is offline until the broker is restarted.
 
 Concurrency: methods run on the event loop; blocking work runs in Background. One change at a time
 (the caller's lock); upkeep may run concurrently: an OpenPartition that is `closing` is left alone.
@@ -89,8 +89,8 @@ class PartitionSet(OpenPartitions):
             self._log.warning("reactor did not know a removed topic", reason=str(error))
 
     async def _put_brokers(self, brokers: list[BrokerImage]) -> None:
-        """Passes the brokers to the reactor. A host that has never known another broker has no need of it:
-        clients are not directed elsewhere.
+        """Passes the brokers to the reactor. A host that has never known another broker does not
+        need this: its clients are not directed elsewhere.
         """
         node_id = self._catalog.cluster.node_id
         if self._clustered or any(broker.node_id != node_id for broker in brokers):
@@ -267,10 +267,10 @@ class PartitionSet(OpenPartitions):
 
     def _recovery_inputs(self, owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> native.Recovery:
         """The trusted inputs of recovery: the checkpoints; and, if a predecessor of this worker
-        published positions under the same keeper process, the page cache as it left it. A published
-        durable offset counts only in that case: the machine has not lost power since, otherwise the
-        control segment would be gone. OFFLINE means that the predecessor met an error there,
-        perhaps a failed flush.
+        published positions under the same keeper process, the page cache as the predecessor left
+        it. A published durable offset counts only in that case: the machine has not lost power
+        since, otherwise the control segment would be gone. OFFLINE means that the predecessor met
+        an error there, perhaps a failed flush.
         """
         trust = log_dir.trust
         assert trust is not None
@@ -292,16 +292,17 @@ class PartitionSet(OpenPartitions):
 
     @staticmethod
     def _known_high_watermark(owned: Owned, view: native.SlotView, log_dir: LogDirectory) -> int:
-        """Everything below it was committed: a value that a predecessor published under the same
-        keeper process, otherwise the recorded one.
+        """Records below this offset were committed. It is the value that a predecessor published
+        under the same keeper process, otherwise the recorded one.
         """
         if view.topic_id == owned.topic_id and view.partition_index == owned.index and view.high_watermark > 0:
             return view.high_watermark
         return log_dir.high_watermarks.get((owned.topic, owned.index, owned.topic_id), 0)
 
     async def _make_durable(self, opened: list[_Opened]) -> None:
-        """Makes new directories and the checkpoints durable (N1, N2). If the write fails, new partitions of
-        the directory fail too: they might be lost in a power cut, together with their records.
+        """Makes new directories and the checkpoints durable (N1, N2). If a log directory cannot be
+        synced, its new partitions fail: they might be lost in a power cut, together with their
+        records.
         """
         for log_dir in self.log_dirs:
             here = [result for result in opened if result.owned.log_dir == log_dir.index]

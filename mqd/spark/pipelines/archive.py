@@ -73,8 +73,8 @@ def append(
 
 
 def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFile]:
-    """Writes records, which have the columns of `archived` and are in the order of offsets within each
-    Spark partition, into files that no commit lists yet.
+    """Writes records, which have the columns of `archived` and are in the order of offsets within
+    each Spark partition, into files that no commit lists yet.
     """
     from mqd.spark.pipelines.parquet import writer
 
@@ -85,8 +85,9 @@ def write(records: DataFrame, archive: Archive, prefix: str) -> list[ArchivedFil
 
 
 def scan(spark: SparkSession, tasks: Sequence[Sequence[ArchivedTask]], columns: Sequence[str]) -> DataFrame:
-    """The given columns of archived records; `offset` must be one of them. Each element of `tasks` becomes
-    a Spark partition, which has partitions of the log one after another, in the order of offsets.
+    """The given columns of archived records; `offset` must be one of them. Each element of `tasks`
+    becomes a Spark partition, which has partitions of the log one after another, in the order of
+    offsets.
     """
     from mqd.spark.pipelines.parquet import read_in_order
     from mqd.spark.schema import COLUMNS

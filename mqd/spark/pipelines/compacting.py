@@ -21,9 +21,9 @@ COMPACTION = -1
 
 
 def due(archive: Archive, file_bytes: int, from_files: int, without: Collection[str] = ()) -> list[list[ArchivedFile]]:
-    """Groups of files worth merging, each of one topic and day, and at most `file_bytes` together. A
-    day has groups if at least `from_files` of its files are smaller than half of `file_bytes`, and
-    the largest of these is no larger than the others together.
+    """Groups of files worth merging, each of one topic and day, and at most `file_bytes` together.
+    A day has groups if at least `from_files` of its files are smaller than half of `file_bytes`,
+    and the largest of these is no larger than the others together.
 
     without: paths of files that cannot be compacted; the others of their day still are.
     """

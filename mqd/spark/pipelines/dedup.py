@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def dedup(rows: DataFrame, *, by: Sequence[str], within: str, time: str = "record.timestamp") -> DataFrame:
-    """Drops rows whose `by` (SQL expressions) occurred before: in a stream at most `within` earlier by
-    `time`, in a batch at any time. Columns are unchanged.
+    """Drops rows whose `by` (SQL expressions) occurred before: in a stream at most `within` earlier
+    by `time`, in a batch at any time. Columns are unchanged.
 
     Which record is the first is only defined within one partition.
     """

@@ -258,8 +258,8 @@ class Archive:
         return deleted
 
     def sweep(self, now: float | None = None) -> None:
-        """Deletes the files that this object knows to have been removed by a commit more than KEEP_S
-        ago: a vacuum without a listing, for a writer that runs for months.
+        """Deletes the files that this object knows to have been removed by a commit more than
+        KEEP_S ago: a vacuum without a listing, for a writer that runs for months.
         """
         now = time.time() if now is None else now
         for path, at in self._removed.items():

@@ -356,8 +356,9 @@ def read(
     """The task's records as batches of the wanted columns, partition after partition. Raises
     MqdReadError.
 
-    follow_compaction: if the file was compacted and deleted meanwhile, reads the files that replaced
-    it, which may have records of neighbouring files between those of this one (read_in_order).
+    follow_compaction: if the file was compacted and deleted meanwhile, reads the files that
+    replaced it, which may have records of neighbouring files between those of this one
+    (read_in_order).
     """
     left = list(task.spans)
     try:
@@ -389,8 +390,8 @@ def _description(task: ArchivedTask) -> str:
 def _read_file(
     task: ArchivedTask, left: list[tuple[int, int, int]], names: Sequence[str], rows_max: int, buffer_bytes: int
 ) -> Iterator[pa.RecordBatch]:
-    """Reads the spans in `left`, and removes returned offsets from them, so that the caller can continue
-    with other files: on an object store even an open file may be deleted.
+    """Reads the spans in `left`, and removes returned offsets from them, so that the caller can
+    continue with other files: on an object store even an open file may be deleted.
     """
     files, root = filesystem(task.root)
     columns = list(dict.fromkeys([*(name for name in names if name != "topic"), "partition", "offset"]))

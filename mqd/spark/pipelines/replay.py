@@ -29,8 +29,8 @@ def replay(
     starting_offsets: Offsets | None = None,
     ending_offsets: Offsets | None = None,
 ) -> DataFrame:
-    """The records, in the sink's columns (topic, partition, key, value, headers, timestamp). Each Spark
-    partition has one partition of the log, in the order of its offsets.
+    """The records, in the sink's columns (topic, partition, key, value, headers, timestamp). Each
+    Spark partition has one partition of the log, in the order of its offsets.
 
     Raises ArchiveError for a topic that the archive does not have, SettingsError for an invalid
     time, and for a topic or partition that `to` or the offsets name but that is not replayed.

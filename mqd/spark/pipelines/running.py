@@ -103,8 +103,8 @@ def _checkpoint(pipeline: Pipeline) -> str:
 
 
 def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
-    """The text of a file of the checkpoint. Spark reads it, because only Spark's settings resolve a path
-    like hdfs:/// or s3a://.
+    """The text of a file of the checkpoint. Spark reads it, because only Spark's settings resolve a
+    path like hdfs:/// or s3a://.
     """
     literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark reads globs
     found = spark.read.text(literal, wholetext=True).first()
@@ -276,8 +276,8 @@ def _stream_join(spark: SparkSession, pipeline: StreamJoin) -> DataStreamWriter:
 def _table(spark: SparkSession, pipeline: Table) -> DataStreamWriter:
     @functools.cache
     def application() -> str:
-        """The name and id of the query, for txnAppId. The id changes with a new checkpoint, whose batch
-        numbers begin again: under the name alone, these batches would be dropped as repeated.
+        """The name and id of the query, for txnAppId. The id changes with a new checkpoint, whose
+        batch numbers begin again: under the name alone, these batches would be dropped as repeated.
         """
         return f"{pipeline.name}-{msgspec.json.decode(_in_checkpoint(spark, pipeline, 'metadata'))['id']}"
 

@@ -52,8 +52,9 @@ def defaults(master: str) -> dict[str, str]:
 
 
 def log_level(master: str, configuration: Mapping[str, str]) -> str:
-    """The level of Spark's log: `spark.log.level` if set. Local: fatal errors only, because the error that ends
-    a query is raised anyway, and the stack traces of tasks would hide it. On a cluster: errors.
+    """The level of Spark's log: `spark.log.level` if set. Local: fatal errors only, because the
+    error that ends a query is raised anyway, and the stack traces of tasks would hide it. On a
+    cluster: errors.
     """
     return configuration.get("spark.log.level", "FATAL" if _LOCAL.fullmatch(master) else "ERROR")
 

@@ -45,8 +45,8 @@ def parsed(records: DataFrame, value: Value) -> DataFrame:
 
 
 def decoded(records: DataFrame, value: Value) -> DataFrame:
-    """Rows with the fields of the value. A malformed value stops the query (the error names its topic,
-    partition and offset), or its record is dropped.
+    """Rows with the fields of the value. A malformed value stops the query (the error names its
+    topic, partition and offset), or its record is dropped.
     """
     from pyspark.sql import functions as f
 
