@@ -139,17 +139,13 @@ class AppliedEverywhere(msgspec.Struct, frozen=True):
 
 
 class RaiseEpochs(msgspec.Struct, frozen=True):
-    """The process that led these partitions has died. Goes to the broker core or, without a quorum, to the
-    metadata core (LeadershipsLost in both).
-    """
+    """The process that led these partitions has died. Goes to the broker core (LeadershipsLost)."""
 
     partitions: tuple[Partition, ...]
 
 
 class RecordMove(msgspec.Struct, frozen=True):
-    """This host's replica is in `directory`. Goes to the broker core (ReplicaMoved) or, without a quorum,
-    to the metadata core (MoveCompleted).
-    """
+    """This host's replica is in `directory`. Goes to the broker core (ReplicaMoved)."""
 
     topic_id: bytes
     index: int

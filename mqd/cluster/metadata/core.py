@@ -39,9 +39,7 @@ from mqd.cluster.metadata.events import ClusterFounded as ClusterFounded
 from mqd.cluster.metadata.events import Committed as Committed
 from mqd.cluster.metadata.events import DirectoriesSeen as DirectoriesSeen
 from mqd.cluster.metadata.events import Event as Event
-from mqd.cluster.metadata.events import LeadershipsLost as LeadershipsLost
 from mqd.cluster.metadata.events import LeaseChanged as LeaseChanged
-from mqd.cluster.metadata.events import MoveCompleted as MoveCompleted
 from mqd.cluster.metadata.events import OffsetsTaken as OffsetsTaken
 from mqd.cluster.metadata.events import PeerReceived as PeerReceived
 from mqd.cluster.metadata.events import Persist as Persist
@@ -71,7 +69,6 @@ from mqd.cluster.metadata.records import (
     ScramCredentialSet,
     TopicState,
 )
-from mqd.cluster.metadata.rules import settings as settings_rules
 from mqd.cluster.metadata.rules import topics as rules
 from mqd.protocol.errors import ErrorCode
 
@@ -156,18 +153,6 @@ class MetadataCore(LogTail):
                 by_topic.setdefault(topic_id, []).append(index)
         return [LeaderEpochsRaised(topic_id, tuple(sorted(indexes))) for topic_id, indexes in sorted(by_topic.items())]
 
-    def _on_leaderships_lost(self, event: LeadershipsLost, now_ms: int) -> list[Action]:
-        """Only on a single host without a quorum; in a quorum the broker core sends WorkersDied instead."""
-        self._lost.update(event.partitions)
-        return self._persist(self._raise_epochs(sorted(event.partitions)))
-
-    def _retry_epochs(self) -> list[Action]:
-        """Proposes again the new leader epochs whose write failed; deleted topics need none."""
-        records = self._raise_epochs(sorted(self._lost))
-        if not records:
-            self._lost.clear()
-        return self._persist(records)
-
     # -- changes -----------------------------------------------------------------------------------
 
     def _on_change_requested(self, event: ChangeRequested, now_ms: int) -> list[Action]:
@@ -212,11 +197,6 @@ class MetadataCore(LogTail):
             )
             return messages.Response(request.request_id, ErrorCode.INVALID_UPDATE_VERSION, text), None, []
         return decision.response, decision.topic_name, decision.records
-
-    def _on_move_completed(self, event: MoveCompleted, now_ms: int) -> list[Action]:
-        return self._persist(
-            settings_rules.move_completed(self.tail, event.topic_id, event.index, self.node_id, event.directory)
-        )
 
     def _preview(self, name: str, records: list[Record]) -> TopicState | None:
         state = self.tail.copy()
@@ -474,8 +454,6 @@ class MetadataCore(LogTail):
                 actions.append(
                     Reply(entry.client, messages.Response(entry.response.request_id, ErrorCode.REQUEST_TIMED_OUT, text))
                 )
-        if self._lost and not self._pending:
-            actions += self._retry_epochs()
         if self._active is not None:
             actions += self._persist(self._active.tick(self.tail, now_ms, now_ms < self._lease_until_ms, event.wall_ms))
         return actions
@@ -504,8 +482,6 @@ _HANDLERS: dict[type, Callable[[MetadataCore, Any, int], list[Action]]] = {
     BrokerStarted: MetadataCore._on_broker_started,
     DirectoriesSeen: MetadataCore._on_directories_seen,
     ChangeRequested: MetadataCore._on_change_requested,
-    MoveCompleted: MetadataCore._on_move_completed,
-    LeadershipsLost: MetadataCore._on_leaderships_lost,
     Persisted: MetadataCore._on_persisted,
     PersistFailed: MetadataCore._on_persist_failed,
     AppliedByHost: MetadataCore._on_applied_by_host,

@@ -34,24 +34,6 @@ class ChangeRequested(msgspec.Struct, frozen=True):
     request: messages.Request
 
 
-class MoveCompleted(msgspec.Struct, frozen=True):
-    """A worker of this host has moved a partition's files to another log directory and waits for
-    the confirmation.
-    """
-
-    topic_id: bytes
-    index: int
-    directory: str  # its id
-
-
-class LeadershipsLost(msgspec.Struct, frozen=True):
-    """The process that led these partitions died: they need a new leader epoch before a process
-    serves them.
-    """
-
-    partitions: tuple[tuple[bytes, int], ...]  # (topic id, index)
-
-
 class Persisted(msgspec.Struct, frozen=True):
     version: int  # all batches up to this version are on disk
 
@@ -147,8 +129,6 @@ Event = (
     BrokerStarted
     | DirectoriesSeen
     | ChangeRequested
-    | MoveCompleted
-    | LeadershipsLost
     | Persisted
     | PersistFailed
     | AppliedByHost

@@ -91,7 +91,6 @@ class LogTail:
         self._pending: list[Batch] = []
         self._waiting: list[Waiting] = []
         self._peers: list[PeerWaiting] = []
-        self._lost: set[tuple[bytes, int]] = set()  # leaderships whose new epoch could not be written yet
         self._applied_version = 0
         self._acls_version = state.version  # that of the newest change of access control lists
         self._attempt = 0
@@ -243,7 +242,6 @@ class LogTail:
             return (record.index,)
         if isinstance(record, PartitionsChanged):
             return tuple(change.index for change in record.changes)
-        self._lost.difference_update((record.topic_id, index) for index in record.partitions)
         return record.partitions
 
     def _drop_pending(self, error: int, reason: str, kept: list[Batch]) -> list[Action]:

@@ -7,6 +7,7 @@ import random
 import msgspec
 
 from mqd.base.config import load_broker
+from mqd.cluster.broker import messages as broker_messages
 from mqd.cluster.host import core as host_core
 from mqd.cluster.host import messages
 from mqd.cluster.metadata import core as metadata_core
@@ -57,6 +58,7 @@ class World:
         self.applied_version = -1
         self.subscribed: dict[str, int] = {}
         self.inbox = {}
+        self.raising: dict[tuple[bytes, int], int] = {}  # led by dead workers -> the epoch that has ended
         directories = (Directory("directory-a", "/a", 1000, True), Directory("directory-b", "/b", 900, True))
         self.metadata(metadata_core.DirectoriesSeen(directories))
         self.metadata(metadata_core.BrokerStarted("127.0.0.1", 9092, None, self.incarnation, "cluster"), started=False)
@@ -90,6 +92,8 @@ class World:
                         response = msgspec.structs.replace(response, topic=self.host.topic_image(action.topic))
                     self.answers[response.request_id] = response
         self.core.check()
+        if isinstance(event, metadata_core.Tick):
+            self.repeat()
 
     def on_host(self, event) -> None:
         actions = self.host.handle(event, self.now_ms)
@@ -129,9 +133,33 @@ class World:
                     self.applied_version = action.version
                     self.metadata(metadata_core.AppliedByHost(action.version))
                 case host_core.RaiseEpochs():
-                    self.metadata(metadata_core.LeadershipsLost(action.partitions))
+                    epochs = self.committed_epochs()
+                    self.raising.update({key: epochs[key] for key in action.partitions if key in epochs})
+                    self.repeat()
                 case host_core.RecordMove():
-                    self.metadata(metadata_core.MoveCompleted(action.topic_id, action.index, action.directory))
+                    place = action.topic_id, action.index, action.directory
+                    self.from_broker(broker_messages.ReplicaPlaced(NODE, self.broker_epoch, *place))
+
+    # -- the broker core ---------------------------------------------------------------------------
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.core.tail.brokers[NODE].epoch
+
+    def committed_epochs(self) -> dict[tuple[bytes, int], int]:
+        topics = self.core.committed.topics.values()
+        return {(topic.topic_id, one.index): one.leader_epoch for topic in topics for one in topic.partitions}
+
+    def from_broker(self, message: broker_messages.ToActiveController) -> None:
+        self.metadata(metadata_core.PeerReceived(NODE, message))
+
+    def repeat(self) -> None:
+        """Reports the leaderships of dead workers until the metadata has newer epochs."""
+        epochs = self.committed_epochs()
+        self.raising = {key: epoch for key, epoch in self.raising.items() if epochs.get(key) == epoch}
+        if self.raising:
+            lost = [(*key, epoch) for key, epoch in sorted(self.raising.items())]
+            self.from_broker(broker_messages.WorkersDied(NODE, self.broker_epoch, lost))
 
     def check_epochs(self, send: host_core.Send) -> None:
         """No worker gets a partition in the epoch that ended with its predecessor."""

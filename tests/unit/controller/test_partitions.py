@@ -56,7 +56,7 @@ def test_only_the_live_owner_reports_a_partitions_directory(world: World) -> Non
     world.alive.add(owner)
     moved(world, image, world.join(owner))  # held until its new epoch is on disk: it has served nothing yet
     world.flush_log()
-    assert {type(record).__name__ for record in world.log[len(log) :]} == {"LeaderEpochsRaised"}
+    assert {type(record).__name__ for record in world.log[len(log) :]} == {"PartitionsChanged"}
 
 
 def test_a_successor_gets_the_move_that_its_predecessor_completed(world: World) -> None:
