@@ -96,26 +96,30 @@ static int write_swap(const char *directory, const struct swap *swap)
     return result;
 }
 
-static bool parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
+/* 1 sound; 0 damaged; -1 no memory. */
+static int parse_swap(const uint8_t *bytes, size_t size_bytes, int64_t base_offset, struct swap *out)
 {
     if (size_bytes < SWAP_HEAD_BYTES || mqd_get_be32(bytes) != SWAP_MAGIC || mqd_get_be32(bytes + 4) != 1 ||
         mqd_get_be32(bytes + 8) != mqd_crc32c(0, bytes + 12, size_bytes - 12))
-        return false;
+        return 0;
     *out = (struct swap){.base_offset = (int64_t)mqd_get_be64(bytes + 24),
                          .kinds = mqd_get_be32(bytes + 12),
                          .count = mqd_get_be32(bytes + 16)};
     if (out->base_offset != base_offset || out->count > SWAP_COUNT_MAX ||
         size_bytes != SWAP_HEAD_BYTES + 8 * (size_t)out->count)
-        return false;
+        return 0;
     out->others = malloc(8 * (size_t)out->count + 1);
-    for (uint32_t i = 0; out->others && i < out->count; i++) {
+    if (!out->others)
+        return -1;
+    for (uint32_t i = 0; i < out->count; i++) {
         out->others[i] = (int64_t)mqd_get_be64(bytes + SWAP_HEAD_BYTES + 8 * (size_t)i);
         if (out->others[i] <= (i ? out->others[i - 1] : base_offset)) {
             free(out->others);
             out->others = NULL;
+            return 0;
         }
     }
-    return out->others != NULL;
+    return 1;
 }
 
 /* 1 read; 0 no such file; -1 error. A damaged file is an error, because the swap may be half done.
@@ -137,8 +141,10 @@ static int read_swap(const char *directory, int64_t base_offset, struct swap *ou
     }
     int error = got < 0 ? errno : 0;
     close(fd);
-    bool sound = !error && parse_swap(bytes, have, base_offset, out);
+    int sound = error ? 0 : parse_swap(bytes, have, base_offset, out);
     free(bytes);
+    if (sound < 0)
+        error = ENOMEM;
     if (error)
         return mqd_error_system(error, "cannot read %s", path);
     return sound ? 1

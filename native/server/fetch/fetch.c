@@ -520,9 +520,7 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
     mqd_timer_disarm(r, request);
     collect(r, request);
     request->evaluated = 1;
-    if (mqd_slow_enabled(r) && set->included_count)
-        request->times.slot = set->included[0]->topic->slots[set->included[0]->partition_index];
-    mqd_slow_begin(r, request);
+    mqd_slow_begin_fetch(r, request);
     read_cold(r, request);
     if (!request->pending)
         mqd_request_complete(r, request);

@@ -134,7 +134,7 @@ bool mqd_view_begin(struct mqd_reactor *r, struct mqd_request *request, struct m
                                        .from_offset = mqd_fetch_position(entry),
                                        .output_bytes_max = room_of(request, entry),
                                        .generation_at = &slot->segments_generation,
-                                       .generation = mqd_load_acquire(&slot->segments_generation)};
+                                       .generation = entry->cursor.generation};
     if (mqd_poll_run(r->poll, job->read.fd, run, job, mqd_token(MQD_TOKEN_VIEW, (uint64_t)(uintptr_t)job)) < 0) {
         free(job);
         return false;

@@ -20,6 +20,20 @@ static uint64_t passed_us(int64_t from_ns, int64_t to_ns)
     return to_ns > from_ns ? (uint64_t)(to_ns - from_ns) / 1000 : 0;
 }
 
+void mqd_slow_begin_fetch(const struct mqd_reactor *r, struct mqd_request *request)
+{
+    if (!mqd_slow_enabled(r))
+        return;
+    mqd_slow_begin(r, request);
+    const struct mqd_fetch_set *set = request->set;
+    request->times.slot = MQD_SLOT_NONE;
+    for (uint32_t i = 0; i < set->included_count && request->times.slot == MQD_SLOT_NONE; i++) {
+        const struct mqd_fetch_entry *entry = set->included[i];
+        if (entry->topic && (uint32_t)entry->partition_index < entry->topic->partition_count)
+            request->times.slot = entry->topic->slots[entry->partition_index];
+    }
+}
+
 void mqd_slow_on_flush(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     struct mqd_positions positions;

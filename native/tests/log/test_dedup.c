@@ -438,6 +438,34 @@ TEST(a_full_window_refuses_until_ids_expire)
     mqd_partition_close(partition, 0);
 }
 
+TEST(a_lowered_limit_forgets_the_oldest_ids_that_a_follower_learned)
+{
+    struct mqd_log_options options = options_with_window();
+    struct mqd_partition *partition = opened(options);
+    struct mqd_stage_result result;
+    struct mqd_batch batch;
+    uint8_t bytes[BATCH_BYTES];
+    for (int id = 0; id < 10; id++)
+        CHECK_EQUAL(produce_one(partition, id, NOW, &result), 0);
+    partition->dedup->ids.count_max = 4;
+    for (int id = 10; id < 12; id++) {
+        uint32_t size_bytes = encode(bytes, &id, 1, -1, 0);
+        CHECK_EQUAL(mqd_batch_decode(bytes, size_bytes, &batch), 0);
+        batch.base_offset = id;
+        batch.attributes |= 8; /* LogAppendTime */
+        batch.max_timestamp_ms = NOW;
+        mqd_dedup_learn(partition->dedup, &batch, bytes);
+        CHECK_EQUAL(mqd_ids_count(&partition->dedup->ids), 4);
+    }
+    partition->dedup->ids.count_max = 100;
+    for (int id = 8; id < 12; id++) { /* the four newest */
+        CHECK_EQUAL(produce_one(partition, id, NOW, &result), 0);
+        CHECK(result.duplicate);
+    }
+    CHECK_EQUAL(mqd_ids_count(&partition->dedup->ids), 4);
+    mqd_partition_close(partition, 0);
+}
+
 TEST(a_clock_that_jumps_back_expires_nothing_early_and_does_not_stop_expiry)
 {
     struct mqd_partition *partition = opened(options_with_window());

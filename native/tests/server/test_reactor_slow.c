@@ -113,6 +113,23 @@ TEST(a_fetch_that_waits_as_long_as_it_asked_is_not_slow)
     bench_stop(b);
 }
 
+TEST(a_fetch_of_unknown_partitions_is_timed_too)
+{
+    struct bench *b = bench_start(MQD_BACKEND_EPOLL, watch_slow);
+    struct client client = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct fetch_position requested[2] = {{99, 0}, {-1, 0}};
+    struct fetch fetch = {.bytes_max = 1 << 20, .session_epoch = -1};
+    client_fetch(&client, fetch, requested, 2, fetched);
+    CHECK(fetched->error[0] == 3 && fetched->error[1] == 3);
+    fetch.topic = "unknown";
+    client_fetch(&client, fetch, requested, 1, fetched);
+    CHECK_EQUAL(fetched->error[0], 3);
+    free(fetched);
+    client_close(&client);
+    bench_stop(b);
+}
+
 TEST(many_are_counted_and_not_all_reported)
 {
     struct bench *b = bench_start(MQD_BACKEND_EPOLL, watch_slow);

@@ -258,7 +258,9 @@ class Theatre:
         assert not self.load.errors(), f"{self.load.errors()[:10]}\n{self.report()}"
         if not self.is_mortal:
             names = tuple(one.name for one in (*self.load.producers, *self.load.consumers))
-            generations = [one.generation for one in attachment._all if one.client_id.startswith(names)]
+            generations = [
+                one.generation for one in attachment._all if one.client_id.startswith(names) and not one.is_closed
+            ]  # closed: those of earlier tests
             assert generations == [1] * BYSTANDER_ATTACHMENTS, (
                 f"bystanders on shared memory attached {generations} times\n{self.report()}"
             )
