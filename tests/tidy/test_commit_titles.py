@@ -17,7 +17,6 @@ TOO_LONG = frozenset(
         "bf388c4bc7d81a9069021eba1011452328ccedbb",
         "65776fe70224ad7d08dbc649a75ff81b1e9979e6",
         "5b2948623b92d925a904633a96546364d4cdf416",
-        "45e4308b89055e96e043ba9cbef3ffa09ef949c5",
     }
 )
 LENGTH_MAX = 72
