@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
 from mqd.base import logging, paths
 from mqd.keeper import settings as keeper_settings
@@ -51,7 +52,17 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
             log.info("a directory was open to other users; its permissions were restricted", directory=directory)
 
 
+def _wait_until_started(started_s: float) -> None:
+    """supervisord takes an exit within startsecs for a failed start, and would start the keeper again
+    after `mqd down`.
+    """
+    from mqd.keeper.supervisor_config import START_S
+
+    time.sleep(max(0.0, started_s + START_S - time.monotonic()))
+
+
 def main() -> int:
+    started_s = time.monotonic()
     supervisor_pid, supervisor_is_own = _supervisor()
     log = logging.setup("keeper")
     from mqd.base.config import without_effect
@@ -96,6 +107,8 @@ def main() -> int:
     finally:
         resources.remove(settings, made)
         log.info("keeper ended")
+        if supervisor_pid and not supervisor_is_own:
+            _wait_until_started(started_s)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from pathlib import Path
 _VARIABLE = re.compile(r"%\(ENV_(\w+)\)s")
 # An exit within startsecs counts as a failed start: a keeper that cannot bind its port or lock its
 # directories is restarted ten times, with growing delays. While it is away, the others wait.
-_KEEPER = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": "1", "startretries": "10"}
+START_S = 1
+_KEEPER = {"autorestart": "unexpected", "exitcodes": "0", "startsecs": str(START_S), "startretries": "10"}
 _HEAD = "; Printed by `mqd up --print-supervisord {kind}`: print it again after a change of options or version.\n"
 _START_AND_STOP = (
     "; Start: supervisorctl start {keeper} {others}. Stop, cleanly: supervisorctl stop {keeper}, or mqd down.\n"
