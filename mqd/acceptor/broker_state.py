@@ -114,8 +114,8 @@ class Address:
     ) -> None:
         self.listener_id, self.local_ip, self.local_port = listener_id, local_ip, local_port
         self.peer_ip = peer_ip  # the client's address, used for access checks; "": there is no client
-        # shown to others as the client's location: for a local client of another host, that host's
-        # address
+        # shown to others as the client's location: for a request that another host forwards for one of
+        # its local clients, that host's address
         self.described_ip = described_ip or peer_ip
         self.uid, self.pid = uid, pid  # a local client's, from the kernel; -1 and 0: not known
         self.peer_node = peer_node  # node id of an authenticated host of the cluster; -1 = a client
@@ -124,7 +124,7 @@ class Address:
         # (generation of the worker's process, connection id): identifies the connection as long as
         # it is open; (0, 0): none
         self.connection = connection
-        # a host of the cluster that sends requests like a client's, to write its dead letters
+        # a host of the cluster that produces like a client, to write dead letters of its share groups
         self.is_host = is_host
 
     @property
@@ -170,7 +170,7 @@ class BrokerState:
         self.disks = Disks(self.log_dirs)
         self.directory_queries = BlockingQueries()
         self.flushes = Flushes(table)
-        self.turn = Turn()  # the link handles its messages in it
+        self.turn = Turn()  # taken by the link while it handles a message
         self.quotas: Quotas = NoQuotas()
         self.tokens: Tokens = tokens_of(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)

@@ -182,9 +182,9 @@ def _records_at(directory: Path, offsets: Sequence[int], bytes_max: int) -> tupl
 def _newest_in_segment(
     directory: Path, base: int, log_start_offset: int, high_watermark: int, best: OffsetAndTimestamp
 ) -> OffsetAndTimestamp:
-    """The first record with the newest timestamp, or `best` if none is newer. The walk starts at
-    the index entry before the first one with the newest indexed timestamp: earlier records are
-    older.
+    """The first record with the newest timestamp, or `best` if none is newer. Of the index
+    entries, let E be the first with the newest timestamp: the walk starts at the entry before E,
+    because all records before that one are older.
     """
     entries = indexes.read_time_index(directory, base)
     from_offset = max(base, log_start_offset)

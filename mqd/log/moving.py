@@ -14,8 +14,8 @@ V2  a copy gets its final name, and so its MARKER, only when all of its files ar
 V3  MARKER holds the log start, because the checkpoint that has it is in the source's log directory.
     MARKER is removed only when the checkpoint in the target's log directory has the log start.
 
-Bytes below a published position never change, so a log that is being written is repeatedly copied
-up to there. Files that were replaced or rewritten since (another inode, size or time) are copied
+Bytes below a published position never change, so a log that is being written is copied in passes, each
+up to the position published by then. Files that were replaced or rewritten since (another inode, size or time) are copied
 again.
 Blocking; called off the event loop, from one thread at a time.
 """

@@ -46,7 +46,7 @@ class Block:
     """Columns for `capacity` records. `offsets` and `timestamps_ms` are int64, positions int64
     (bytes from the view's base), sizes int32 (-1 = null).
 
-    Arrays over it (slices too) keep `memory` alive; `is_free`: whether the block may be filled again.
+    Arrays over it (slices too) keep `memory` alive.
     """
 
     __slots__ = (*_WIDE, *_NARROW, "_pointer", "capacity", "memory", "view")

@@ -16,7 +16,8 @@ I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one m
 I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
     it is on disk. So open() always finds the state that one save() wrote.
 
-The index can be rebuilt from the log at any time. Files save that time: 10^8 records take minutes.
+The index can be rebuilt from the log at any time. The files make that unnecessary: it takes minutes for
+10^8 records.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@
  *        decreases (R4). A follower's own high watermark is at most its log end and decreases only
  *        with a truncation.
  *   R-3  the maximal in-sync set is the union of the committed and the proposed one. The proposed
- *        one counts from before the proposal is returned to the caller until a newer partition
- *        epoch arrives, or a refusal after which it can never be accepted (R5). One proposal is
+ *        one counts before the proposal is returned to the caller. It ceases to count when a newer
+ *        partition epoch arrives, or a refusal after which it can never be accepted (R5). One proposal is
  *        outstanding at a time; its sequence increases by one with each new content and is
  *        unchanged for a repetition (R6b).
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up

@@ -99,8 +99,8 @@ void mqd_share_partition_free(struct mqd_share_partition *partition);
 /* UNPLACED -> ACTIVE; the start is written. */
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
 
-/* Called when a session joins a state that was kept, because of backoffs, while it had no sessions:
- * an administrator may have set other offsets meanwhile. Nothing may be acquired while `verifies`
+/* Called when a session joins while there was none: the state was kept for its backoffs, and an
+ * administrator may have set other offsets meanwhile. Nothing may be acquired while `verifies`
  * is set. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 

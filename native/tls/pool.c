@@ -28,7 +28,7 @@
 
 struct mqd_tls_pool {
     struct mqd_tls *submitted, *done; /* stacks (last in, first out), written with atomic operations */
-    sem_t waiting;                    /* sessions that no thread has taken; at the end also one for each thread */
+    sem_t waiting; /* sessions not yet taken by a thread; when stopping, one wake-up per thread too */
     bool stopping;
     int event_fd;
     struct mqd_tls *collected; /* a list, the oldest first, used only by the reactor */

@@ -16,8 +16,7 @@ TIMEOUT_S = 30.0
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Use the controller of the broker in this data directory, as the Unix user that runs the broker:"
-    " needs no ACLs.",
+    help="Use the controller of the broker in this data directory, run by the broker's Unix user: needs no ACLs.",
 )
 
 
@@ -67,7 +66,7 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
 @command.command()
 @click.option("--data-dir", type=click.Path(path_type=Path), help="The broker's data directory.  [env: MQD_DATA_DIR]")
 def admin(data_dir: Path | None) -> None:
-    """Create the user admin of a new secured broker that a supervisord of your own has started.
+    """Create the user `admin` of a new secured broker that your own supervisord has started.
 
     `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Run it once
     in a cluster, on its first host.

@@ -167,9 +167,9 @@ class Prober:
         )
 
     def on_suspected(self, member: Member, by: int) -> None:
-        """If this host began the suspicion, it informs the suspect immediately. Otherwise it probes the
-        suspect if it is one of about confirmer_count hosts, chosen at random: their probes confirm or
-        end the suspicion sooner.
+        """If this host began the suspicion, it informs the suspect immediately. Otherwise about
+        confirmer_count hosts, chosen at random, probe the suspect, and this host may be one of them:
+        their probes confirm or end the suspicion sooner.
         """
         core = self._core
         if by == core.membership.identity[0]:

@@ -143,6 +143,7 @@ class Leadership:
         self._retry_after_ns = now_ns + self.core.settings.fetch_wait_ns if silent else NO_DEADLINE
 
     def stamps(self) -> dict[ReplicaKey, int]:
+        """For each replica, the send time of the newest response that it has accepted."""
         return {key: replica.stamp_ns for key, replica in self.replicas.items()}
 
     # -- the log -----------------------------------------------------------------------------------
@@ -376,7 +377,7 @@ class Leadership:
         core.leading = None
         core.end_epoch()
         self.changes.fail(
-            "This host has lost the leadership of the metadata quorum; whether the voters change is not known."
+            "This host has lost the leadership of the metadata quorum; it is not known whether the change of voters takes effect."
         )
         core.emit(Note("no longer leads the metadata quorum", (("epoch", str(self.epoch)), ("reason", reason))))
         if self.is_active:

@@ -1,4 +1,4 @@
-"""The events of a transactional id's core, and its responses.
+"""The events of a transactional id's state machine, and its responses.
 
 `request` is the number by which the runtime matches the Reply. A partition is (topic name, index).
 `client_version` is the version of the transaction protocol: 2 with EndTxn 5, Produce 12 and
@@ -79,8 +79,8 @@ class MarkersWritten(msgspec.Struct, frozen=True):
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Joint transactions only (joint.py): requests a child producer for the transaction of this
-    batch and run; the first one begins the transaction. With a producer id and epoch: a heartbeat
+    """Joint transactions only (joint.py): requests a producer id for one task of this Spark
+    batch and run, a child; the first one begins the transaction. With a producer id and epoch: a heartbeat
     of that child. Response: JointResponse, with NEED_PRODUCER_ID as for InitProducerId.
     """
 

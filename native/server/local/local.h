@@ -22,8 +22,8 @@
  *       child keeps the socket open.
  *   B5  an attachment that has hung up is closed within two housekeeping periods, whatever it still
  *       waits for.
- * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; QUERIES_PER_TURN
- * queries a turn each. A response that the socket does not take stops the reading of queries.
+ * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; each may send
+ * QUERIES_PER_TURN queries in a turn. A response that the socket does not take stops the reading of queries.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_LOCAL_H

@@ -2,8 +2,8 @@
  * helper thread truncates it (log/recovery/truncation.c), and the reactor takes it back.
  *
  * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
- * commands wait in owned->deferred. Compaction that is replacing files (`truncation_held`) also
- * ends first, so the two commands that end it are not deferred. UNDER WAY: only the helper thread
+ * commands wait in owned->deferred. A compaction that is replacing files (`truncation_held`)
+ * also ends first; so its own commands, which end it, are not deferred. UNDER WAY: only the helper thread
  * uses the partition. Readers see the partition as it was published: the high watermark and the
  * files below it do not change, except after an unclean election, when committed records are
  * removed, too.

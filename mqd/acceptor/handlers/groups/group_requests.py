@@ -1,5 +1,5 @@
-"""Common code of the handlers for group requests: checks before a request goes to its group's core,
-and errors of a coordinator that does not respond.
+"""Common code of the handlers for group requests: checks before a request goes to the state machine
+of its group, and errors of a coordinator that does not respond.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def has_streams_groups(broker: Broker) -> bool:
 
 
 async def request_group(broker: Broker, group_id: str, make_event: Callable[[int], object]) -> Any:
-    """Returns the core's response once there is one: a JoinGroup's comes when its rebalance ends.
+    """Returns the group's response once there is one: JoinGroup is answered when its rebalance ends.
     Raises CoordinatorError.
     """
     if not is_group_id(group_id):

@@ -30,7 +30,7 @@ from mqd.security import principal, tokens
 from mqd.security.acl import Operation, ResourceType
 
 TIMEOUT_MS = 30_000  # the requests have no field for it
-NO_TIME = -1  # Kafka's times in the response to a request that is not allowed, or creates no token
+NO_TIME = -1  # as in Kafka: the times in a response to a request that is refused
 _MAY_USE_TOKEN_APIS = (PrincipalKind.SASL, PrincipalKind.TLS, PrincipalKind.LOCAL)
 Request = (
     CreateDelegationTokenRequest

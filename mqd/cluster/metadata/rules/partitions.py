@@ -7,7 +7,7 @@ change (P7, checked by MetadataState.check()):
     * the leader is in the in-sync set, or there is none
     * in-sync and eligible replicas are disjoint subsets of `replicas`
     * no replica is eligible while min.insync.replicas are in sync; when the set falls below that, a
-      replica that leaves it becomes eligible, unless it has lost its memory (P8)
+      replica that leaves it becomes eligible, unless its host may have lost unflushed records (P8)
 and a leader epoch rises whenever the leader changes, a replica leaves the partition, or a
 reassignment ends.
 

@@ -71,7 +71,7 @@ class ClassicState:
         self.members = Members()
         self.pending_sync: set[str] = set()
         self.state_since_ms = -1
-        self.rebalance_since_ms = -1  # when the group was last Stable (or Empty); -1: it is now
+        self.rebalance_since_ms = -1  # when the group was last Stable or Empty; -1: it still is
         self.rebalance_reason = ""
         self.is_persisted = False  # the log has a record of this group
         # the first rebalance after Empty: latest end of its join phase
