@@ -13,6 +13,7 @@ Invariants
         is neither lost nor cut
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -38,12 +39,16 @@ class SharedFile:
         self._path = path
         self._size_bytes_max = size_bytes_max
         self._fd = -1
+        self._is_torn = False  # the last line was cut off
 
     def append(self, line: bytes) -> None:
         """Appends one line. Raises OSError."""
         if self._fd < 0 or not self._is_current():
             self._open()
-        os.write(self._fd, line)
+        text = b"\n" + line if self._is_torn else line
+        self._is_torn = os.write(self._fd, text) < len(text)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, "only a part of the line was written", str(self._path))
         if os.fstat(self._fd).st_size >= self._size_bytes_max:
             self._rename()
 

@@ -90,7 +90,7 @@ class Driver:
         self.isolation = int(options.kafka.read_committed)
         self.topics: dict[str, Topic] = {}  # as last seen
         # (time of the query, bytes per offset)
-        self._weights: tuple[float, dict[Key, float]] = (float("-inf"), {})
+        self._weights: tuple[float, set[Key], dict[Key, float]] = (float("-inf"), set(), {})
 
     def close(self) -> None:
         self.cluster.close()
@@ -277,10 +277,11 @@ class Driver:
         partitions, not for every micro-batch.
         """
         requested = {(one.topic, one.partition) for one in ranges}
-        queried_at, weights = self._weights
-        if time.monotonic() - queried_at > WEIGHTS_AGE_MAX_S or not requested <= weights.keys():
-            weights = self.bytes_per_offset(requested | weights.keys())
-            self._weights = (time.monotonic(), weights)
+        queried_at, queried, weights = self._weights
+        if time.monotonic() - queried_at > WEIGHTS_AGE_MAX_S or not requested <= queried:
+            queried = requested | queried
+            weights = self.bytes_per_offset(queried)
+            self._weights = (time.monotonic(), queried, weights)
         return weights
 
     # -- a group's offsets -------------------------------------------------------------------------

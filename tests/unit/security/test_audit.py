@@ -1,6 +1,9 @@
 import json
+import resource
 import stat
 from pathlib import Path
+
+import pytest
 
 from mqd.security import audit
 from mqd.security.acl import Operation, ResourceType
@@ -68,6 +71,22 @@ def test_processes_share_a_file_that_each_may_rename(tmp_path):
     ]
     assert sorted(lines_of(path))[-1] == b"0989"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_line_that_is_cut_off_does_not_spoil_the_next_one(tmp_path):
+    one = SharedFile(tmp_path / "audit.log")
+    one.append(b"first\n")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9, limits[1]))  # like a full disk: the write is short
+    try:
+        with pytest.raises(OSError, match="only a part"):
+            one.append(b"second\n")
+        with pytest.raises(OSError):
+            one.append(b"third\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    one.append(b"fourth\n")
+    assert lines_of(tmp_path / "audit.log") == [b"first", b"sec", b"fourth"]
 
 
 def test_a_file_that_another_process_has_just_renamed_is_not_renamed_again(tmp_path):

@@ -342,6 +342,15 @@ def test_sizes_of_partitions_with_a_leader_are_reported(world: World, monkeypatc
     assert driver.bytes_per_offset([("orders", 0)]) == {}
 
 
+def test_unknown_sizes_of_partitions_are_not_queried_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(source_options({"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders"}, streaming=True))
+    queries: list[set[Any]] = []
+    monkeypatch.setattr(driver, "bytes_per_offset", lambda keys: queries.append(set(keys)) or {})
+    for partitions in (1, 1, 2, 2, 1):
+        assert driver._known_weights([Range("orders", index, 0, 10) for index in range(partitions)]) == {}
+    assert queries == [{("orders", 0)}, {("orders", 0), ("orders", 1)}]
+
+
 def test_an_unavailable_broker_is_not_used(world: World) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         away = "127.0.0.1:%d" % closed.getsockname()[1]
