@@ -1,7 +1,7 @@
 /* The replication core of one partition: the leader's view of its followers and the decisions based
  * on it, and a follower's handling of a response. Pure: no system call, no clock (times are
  * arguments), no allocation (one struct of fixed size). The broker links it and the simulator loads
- * it by cffi: it is the same code.
+ * it through cffi, so both run the same code.
  *
  * It holds no log. The caller reports where the log ends (mqd_replica_set_log) and passes the
  * leader epochs of the log where needed.
@@ -21,15 +21,15 @@
  *        with a truncation.
  *   R-3  the maximal in-sync set is the union of the committed and the proposed one. The proposed
  *        one counts before the proposal is returned to the caller. It ceases to count when a newer
- *        partition epoch arrives, or a refusal after which it can never be accepted (R5). One proposal is
- *        outstanding at a time; its sequence increases by one with each new content and is
- *        unchanged for a repetition (R6b).
+ *        partition epoch arrives, or a refusal after which it can never be accepted (R5). One
+ *        proposal is outstanding at a time; its sequence increases by one with each new content and
+ *        stays the same when the proposal is repeated (R6b).
  *   R-4  a follower that joins has reached the high watermark and the epoch's start, has caught up
  *        within half of lag_ms_max, has fetched in this epoch, and is eligible under the broker
  *        epoch it fetched with (R7).
  *   R-5  a node whose metadata does not yet include its own registration leads no partition and
  *        answers no fetch (R10).
- *   R-6  with acks_replicas, a leader proposes no more members than that (besides those that a
+ *   R-6  with acks_replicas, a leader proposes at most that many members (besides those that a
  *        reassignment moves, or that are shutting down), exchanges a slow member for a spare in one
  *        proposal, and does so at most once in MQD_REPLICA_SWAP_MS.
  * Concurrency: one thread at a time; the partition's owner.
@@ -135,7 +135,7 @@ struct mqd_replica {
     int64_t hold_until_ms;      /* while holding */
     int64_t swapped_ms;         /* when a member was last exchanged for a spare in this leader epoch */
     uint64_t proposal_sequence; /* of the outstanding or last proposal */
-    uint32_t follower_count;    /* replicas, this node included */
+    uint32_t follower_count;    /* entries of `followers`, which include this node */
     struct mqd_replica_follower followers[16];
 };
 
@@ -155,8 +155,8 @@ enum mqd_replica_change {
      * that wait for acknowledgement get NOT_ENOUGH_REPLICAS_AFTER_APPEND */
     MQD_REPLICA_CHANGED_BELOW_MIN = 16
 };
-/* Applies the metadata. Before the first call the caller must report the log's end by
- * mqd_replica_set_log, and a known high watermark by mqd_replica_restore. -1: invalid assignment
+/* Applies the metadata. Before the first call the caller must report the log's end with
+ * mqd_replica_set_log, and a known high watermark with mqd_replica_restore. -1: invalid assignment
  * (too many members, this node listed twice, ...). */
 int mqd_replica_assign(struct mqd_replica *replica, const struct mqd_replica_assignment *assignment, int64_t now_ms);
 /* Called when a log is opened: sets its known high watermark; 0 or the log's start when none is
@@ -182,7 +182,7 @@ int mqd_replica_check_latest(const struct mqd_replica *replica);
 
 /* one partition of a follower's Fetch */
 struct mqd_replica_fetch {
-    int32_t node_id;      /* the follower that the connection has authenticated */
+    int32_t node_id;      /* the follower that has authenticated on the connection */
     int64_t broker_epoch; /* replica_state.replica_epoch */
     int32_t current_leader_epoch;
     /* of the last record before fetch_offset; -1 = the follower's log is empty, or begins there */

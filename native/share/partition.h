@@ -14,7 +14,7 @@
  *   P2  (S6) the response to a change is sent once WRITEs with the whole change have succeeded, or
  *       when there is nothing to write. Changes made while a WRITE is in flight are part of the
  *       next one.
- *   P3  after a definite refusal the state is not used any more; all waiters get the error.
+ *   P3  after a definite refusal the state is no longer used; all waiters get the error.
  * Bounds: a WRITE has at most RUNS_PER_WRITE runs, the next one has the rest; the owner bounds the
  * waiters. Concurrency: one thread.
  */
@@ -25,7 +25,7 @@
 #include "share/state.h"
 #include "wire/share_state.h"
 
-#define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose size is the byte at 15 */
+#define MQD_SHARE_SETTINGS_BYTES 32 /* followed by a header's name, whose size is in byte 15 */
 #define MQD_SHARE_FIFO_HEADER_BYTES_MAX 63
 #define MQD_SHARE_EPOCH_COUNT_MAX 64
 #define MQD_SHARE_LAZY_MS 100 /* changes that no response waits for are written after this time */

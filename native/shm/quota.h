@@ -24,7 +24,7 @@
  *       another client unchanged. Such buckets are reused first, the least recently used before
  *       others; a debt is dropped only if all eight clients of a set have debts.
  *   Q2  if a set has two buckets of one key (two workers claimed one at the same time) all
- *       processes use the first; the other is no longer used and is evicted in time.
+ *       processes use the first; the other is no longer used and is eventually evicted.
  *   Q3  no process holds a lock: one that dies between two stores leaves at most a bucket with a
  *       new key and its predecessor's times.
  * Time: CLOCK_MONOTONIC in nanoseconds, which all processes of a host share.

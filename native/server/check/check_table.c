@@ -9,9 +9,9 @@
  *   T3  a token is the index and the entry's sequence number: a late response finds another
  *       sequence number.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
- * batches that stay in place (a single one may be larger; large requests have a bound of their own,
- * server/large.c). Memory for a batch that the acceptor has compressed is allocated when the batch
- * arrives; if there is none, the batch is refused with a retriable error.
+ * batches that are not copied out of it (a single one may be larger; large requests have a bound of
+ * their own, server/large.c). Memory for a batch that the acceptor has compressed is allocated when
+ * the batch arrives; if there is none, the batch is refused with a retriable error.
  */
 #include <stdlib.h>
 

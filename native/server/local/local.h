@@ -10,8 +10,9 @@
  *   are discarded -> closed
  *
  * Invariants, in addition to those of the layout
- *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count in
- *       local_bytes until the memory is freed, whichever process keeps it (server/local/memory.c).
+ *   B1  an attachment is in reactor->locals as long as its connection is open; its bytes count
+ *       towards local_bytes until the memory is freed, whichever process keeps it
+ *       (server/local/memory.c).
  *   B2  `readable` of its connection is false only when the ring was seen empty up to
  *       submission_head; `writable` is false only when the reply ring was seen full with
  *       reply_head_seen. mqd_locals_poll detects changes, each turn and before each sleep; no other
@@ -23,7 +24,8 @@
  *   B5  an attachment that has hung up is closed within two housekeeping periods, whatever it still
  *       waits for.
  * Bounds: local_count_max attachments, local_bytes_max of memory for all of them; each may send
- * QUERIES_PER_TURN queries in a turn. A response that the socket does not take stops the reading of queries.
+ * QUERIES_PER_TURN queries in a turn. When the socket does not take a response, no more queries are
+ * read until it does.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_LOCAL_H

@@ -2,11 +2,11 @@
  * helper thread truncates it (log/recovery/truncation.c), and the reactor takes it back.
  *
  * DUE: work in flight on its files (flush, preallocation, snapshot) ends first and no more begins;
- * commands wait in owned->deferred. A compaction that is replacing files (`truncation_held`)
- * also ends first; so its own commands, which end it, are not deferred. UNDER WAY: only the helper thread
- * uses the partition. Readers see the partition as it was published: the high watermark and the
- * files below it do not change, except after an unclean election, when committed records are
- * removed, too.
+ * commands wait in owned->deferred. A compaction that is replacing files (`truncation_held`) also
+ * ends first; so its commands, SEGMENTS_REPLACED and SEGMENTS_HOLD, are not deferred. UNDER WAY:
+ * only the helper thread uses the partition. Readers see the partition as it was published: the
+ * high watermark and the files below it do not change, except after an unclean election, when
+ * committed records are removed, too.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ void mqd_truncation_maybe(struct mqd_reactor *r, struct mqd_owned *owned)
     if (r->poll && mqd_poll_run(r->poll, r->log_dirs[owned->log_dir].fd, run, owned->truncation_job,
                                 mqd_token(MQD_TOKEN_TRUNCATION, owned->slot)) == 0)
         return;
-    if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations are running: mqd_truncations_retry */
+    if (r->poll && mqd_error_code() == MQD_E_FULL) { /* too many operations: mqd_truncations_retry tries again */
         owned->truncating = MQD_TRUNCATION_DUE;
         r->truncations_waiting++;
         return;
@@ -99,7 +99,7 @@ static void report(struct mqd_reactor *r, const struct mqd_owned *owned, const s
 
 static void on_failure(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_truncation_job *job)
 {
-    /* true: the truncation was not begun, and the leader gives the same response again */
+    /* true: the truncation had not begun, and the leader gives the same response again */
     bool intact = !mqd_partition_fenced(owned->partition);
     if (intact && (job->error == ENOSPC || job->error == EDQUOT)) {
         mqd_owner_note_dir_full(r, owned, job->error, job->text);
