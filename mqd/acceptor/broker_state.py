@@ -78,8 +78,8 @@ class Controller(Protocol):
 
 
 class Address:
-    """The address at which one client is connected. It decides which broker address is returned to
-    the client; a client attached through shared memory gets the first listener's.
+    """Where one client is connected, and its identity. The listener decides which broker address is
+    returned to the client; a client attached through shared memory gets the first listener's.
     """
 
     __slots__ = (
@@ -129,12 +129,12 @@ class Address:
 
     @property
     def is_trusted(self) -> bool:
-        """Whether it has all rights and no quota."""
+        """Whether the peer has all rights and no quota."""
         return self.peer_node >= 0 or self.is_host
 
     @property
     def user(self) -> str:
-        """The principal's name without its type: the user of quotas (KIP-55)."""
+        """The principal's name without its type: the user to which quotas apply (KIP-55)."""
         return self.principal.partition(":")[2]
 
 
@@ -170,7 +170,7 @@ class BrokerState:
         self.disks = Disks(self.log_dirs)
         self.directory_queries = BlockingQueries()
         self.flushes = Flushes(table)
-        self.turn = Turn()  # taken by the link while it handles a message
+        self.turn = Turn()  # opened by the link while it handles the messages that have arrived
         self.quotas: Quotas = NoQuotas()
         self.tokens: Tokens = tokens_of(config, metadata)
         self.authentication = Authentication((), NoUsers(), b"", 0)
@@ -264,8 +264,8 @@ class BrokerState:
     async def await_flushed(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Waits until all records that these partitions (topic, index) have at the time of the call are
         on this host's disk, for flushes.WAIT_S at most. Does not wait for topics without
-        flush.on.ack. Look-ups await it before they read view(), so that a client finds all records
-        acknowledged before its request.
+        flush.on.ack. Offset look-ups await it before they read view(), so that a client finds all
+        records acknowledged before its request.
         """
         images = [
             image

@@ -3,7 +3,8 @@ in every error field of the response. It is UNKNOWN_SERVER_ERROR when the handle
 bug.
 
 If the response has a top-level error field, that is set. Otherwise every requested item gets the
-error: the arrays are filled from the request's, by the schema. Pure functions.
+error: the response's arrays are filled from the request's, matched through the schema. Pure
+functions.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Column:
         return Column(end - start, data, None if self.sizes is None else self.sizes[start:end], self.fixed_bytes)
 
     def items(self) -> list[bytes | None]:
-        """Python's bytes, copied out: for librdkafka."""
+        """The values as bytes objects (copies), for librdkafka."""
         data = bytes(self.data)
         if self.sizes is None:
             width = self.fixed_bytes

@@ -83,7 +83,8 @@ class PageRequest:
 
     def redirect(self, path: str, notice: str, **query: object) -> Response:
         """The response after a change: a redirect, so that reloading does not repeat the change. `notice`
-        is shown on the new page; its signature prevents foreign links from showing their own texts.
+        is shown on the new page; its signature prevents links on other sites from showing their own
+        text.
         """
         signature = self.console.sessions.signature(self.cookie, notice)
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)

@@ -93,8 +93,8 @@ class SlowPartition(NamedTuple):
 
 
 class View(NamedTuple):
-    """The changes between two samples. Hosts are in the order of their ids, processes in that of the
-    sample; of topics and groups, the largest are first.
+    """The changes between two samples. Hosts are in the order of their ids, processes in the
+    sample's order; of topics and groups, the largest are first.
     """
 
     seconds: float
@@ -296,7 +296,7 @@ def render(shown: View, heading: str, height: int | None = None, width: int | No
 
 def _row_limits(counts: Sequence[int], height: int | None) -> list[int]:
     """How many rows each section shows. Each section needs two extra lines, and a third if it omits
-    rows. Rows are distributed in turns, so that a small section is complete.
+    rows. Rows are distributed round-robin, so that a small section is complete.
     """
     if height is None:
         return list(counts)

@@ -1,4 +1,4 @@
-"""`mqd service`: a broker as a service of systemd."""
+"""`mqd service`: a broker as a systemd service."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mqd.cli.service import unit as service_unit
 
 UNITS = Path("/etc/systemd/system")
 DATA_DIR = Path("/var/lib/mqd")
-SYSTEM_UID_MAX = 999  # for higher uids, systemd-logind removes a user's shared memory when it logs out
+SYSTEM_UID_MAX = 999  # for higher uids, systemd-logind removes a user's shared memory when the user logs out
 _SHOWN = ("LoadState", "ActiveState", "SubState", "MainPID", "NRestarts", "StatusText", "Result")
 
 name_option = click.option(

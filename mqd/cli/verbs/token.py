@@ -1,4 +1,4 @@
-"""`mqd token`: delegation tokens (KIP-48), which a user gives to its programs instead of its password."""
+"""`mqd token`: delegation tokens (KIP-48), which users give to programs instead of a password."""
 
 import base64
 import time

@@ -2,10 +2,10 @@
 for a request, and those under way. Sans-I/O.
 
 A Session is one session from its first fetch to its end. When it has ended, its records are no longer
-acquired: acknowledgements of them that still wait, or that come later, fail without a request.
+acquired: waiting and later acknowledgements of them fail without a request.
 
 Invariants
-    H1  one request is under way at a time; epochs are 0, then 1, 2, ... and after 2^31-1 again 1
+    H1  one request is under way at a time; epochs are 0, 1, 2, ... 2^31-1, then 1 again
     H2  the first request is a fetch with all partitions and without acknowledgements
     H3  every acknowledgement is in exactly one place: waiting (`acknowledgements`, `renewals`), under
         way, or reported
@@ -39,7 +39,7 @@ Reported = list[tuple[TopicIdPartition, list[Range], int]]
 class UnderWay(NamedTuple):
     api_key: int
     acknowledgements: Mapping[TopicIdPartition, list[Range]]
-    partitions: frozenset[TopicIdPartition]  # a fetch: the partitions in the session after the response
+    partitions: frozenset[TopicIdPartition]  # of a fetch: those in the session once it is answered
     is_final: bool = False
 
 
@@ -125,8 +125,8 @@ class Session:
         )
 
     def acknowledge_request(self, is_final: bool = False) -> ShareAcknowledgeRequest:
-        """Returns a request with the waiting acknowledgements, or with the renewals if there are none.
-        `is_final` ends the session; then the broker releases all other records.
+        """Returns a request with the waiting acknowledgements or, if there are none, with the
+        renewals. `is_final` ends the session; then the broker releases all other records.
         """
         is_renewal = not self.acknowledgements and not is_final
         if is_renewal:

@@ -58,8 +58,8 @@ async def request_group(broker: Broker, group_id: str, make_event: Callable[[int
 def rebalance_of(
     broker: Broker, core: object, message: type[DescribeGroupsResponse] | type[ConsumerGroupDescribeResponse]
 ) -> Any:
-    """The current rebalance and the members that delay it, for clients that request it by the tagged
-    field 9100 (this project's own). Points in time are sent as ages, because clocks differ.
+    """The current rebalance and the members that delay it, for clients that request it with tagged
+    field 9100 (an mqd extension). Points in time are sent as ages, because clocks differ.
     `message`: the response's class. Returns None if there is no rebalance.
     """
     rebalance = core.rebalance() if isinstance(core, Group) else None

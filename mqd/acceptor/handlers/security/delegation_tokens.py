@@ -1,11 +1,11 @@
 """CreateDelegationToken 1-3, RenewDelegationToken 1-2, ExpireDelegationToken 1-2,
-DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that a user passes to its
-programs instead of its own.
+DescribeDelegationToken 1-3 (KIP-48, KIP-373, KIP-900): credentials that users pass to their
+programs instead of their own.
 
-A client that authenticated by a token may not send these requests. A principal creates
-tokens for itself, and for others with CREATE_TOKENS on the user; owner and renewers may renew and
-expire one; owner, requester and renewers see it, and so do principals with DESCRIBE on
-the token or DESCRIBE_TOKENS on its owner.
+A client that authenticated with a token may not send these requests. A principal creates tokens for
+itself, and for others with CREATE_TOKENS on the user. The owner and the renewers of a token may
+renew and expire it. It is visible to its owner, requester and renewers, and to principals with
+DESCRIBE on the token or DESCRIBE_TOKENS on its owner.
 """
 
 from mqd.acceptor.broker import Context
