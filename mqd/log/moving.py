@@ -14,9 +14,9 @@ V2  a copy gets its final name, and so its MARKER, only when all of its files ar
 V3  MARKER holds the log start, because the checkpoint that has it is in the source's log directory.
     MARKER is removed only when the checkpoint in the target's log directory has the log start.
 
-Bytes below a published position never change, so a log that is being written is copied in passes, each
-up to the position published by then. Files that were replaced or rewritten since (another inode, size or time) are copied
-again.
+Bytes below a published position never change, so a log that is being written is copied in passes,
+each up to the position published by then. Files that were replaced or rewritten since (another
+inode, size or time) are copied again.
 Blocking; called off the event loop, from one thread at a time.
 """
 
@@ -91,7 +91,7 @@ class Copy:
         self._final = directories.partition_path(log_dir, topic, partition)
         self._topic, self._partition, self._topic_id = topic, partition, topic_id
         self._files = files
-        # closed files of the source, at the time of their copying
+        # fingerprints of the source's closed files when they were copied
         self._seen: dict[str, Fingerprint] = {}
         self._held: dict[str, int] = {}  # descriptors of logs copied while they were being written
         self._copied: dict[str, int] = {}  # bytes copied of each file
@@ -128,7 +128,7 @@ class Copy:
 
     def missing_bytes(self, active_segment: int, active_position: int) -> int:
         """Bytes that advance() would copy; a closed file that has been replaced since (by
-        compaction) counts completely.
+        compaction) counts in full.
         """
         missing, active_log = 0, f"{active_segment:020d}.log"
         for name in os.listdir(self.source):

@@ -19,7 +19,7 @@ from mqd.protocol.records import read_blob, read_headers, read_varint
 
 DELIVER_AT, DELAY, CANCEL, REPLACE = "mqd-deliver-at", "mqd-delay-ms", "mqd-cancel", "mqd-replace"
 HEADERS = frozenset((DELIVER_AT, DELAY, CANCEL, REPLACE))
-DELAY_MS_MAX = 366 * 86_400_000  # a year, also a leap year
+DELAY_MS_MAX = 366 * 86_400_000  # a year, even a leap year
 # Groups with this prefix hold the progress of schedules; transactional ids with it fence the timers.
 GROUP_PREFIX = "__mqd-timer."
 _MARK = b"mqd-"
@@ -68,7 +68,9 @@ def plan(section: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms
 
 
 def header_sections(records: bytes, count: int) -> Iterator[tuple[int, bytes]]:
-    """The timestamp delta and the headers of each record. `records`: of a batch, decompressed and validated."""
+    """The timestamp delta and the headers of each record. `records`: those of a batch, decompressed
+    and validated.
+    """
     position = 0
     for _ in range(count):
         size, position = read_varint(records, position)

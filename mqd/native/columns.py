@@ -133,7 +133,7 @@ class ArrowRows:
             self._grow()
 
     def _fill(self, view: Any, count: int) -> Any:
-        """Arrays of a view, valid only during the call of append."""
+        """Arrays of a view, valid only during the append() call."""
         native, keys, values, headers = self._view, view.keys, view.values, view.header_sections
         base = ffi.from_buffer("uint8_t[]", keys.buffer)
         self._held = arrays = [

@@ -1,7 +1,7 @@
 """The reader of mapped segments (native/client/reader.h): columns over a partition's records, and
 the mappings that they point into.
 
-A `Block` is memory for columns, a `SegmentReader` fills it. Keys, values and headers are not
+A `Block` is memory for columns, and a `SegmentReader` fills it. Keys, values and headers are not
 copied: their positions count from the mapping's first byte.
 
 Lifetime: `SegmentReader.hold` returns the mapping as a read-only memoryview. The view, its slices
@@ -167,7 +167,7 @@ class SegmentReader:
 
     def set_aborted(self, transactions: list[tuple[int, int]], until_offset: int) -> None:
         """(producer id, first offset) of the aborted transactions below `until_offset` that overlap
-        the records to come.
+        the records not read yet.
         """
         producers = ffi.new("int64_t[]", [producer_id for producer_id, _ in transactions] or [0])
         firsts = ffi.new("int64_t[]", [first_offset for _, first_offset in transactions] or [0])
@@ -212,7 +212,7 @@ def _pointer(client: object) -> object:
 
 
 class CompressedBatch(msgspec.Struct):
-    """The needed header fields of a compressed batch; `header` is a copy of the whole header."""
+    """The fields needed from a compressed batch's header; `header` is a copy of all of it."""
 
     header: bytes
     leader_epoch: int

@@ -1,9 +1,9 @@
 """The pending records of one partition, ordered by (due, offset), in bounded memory.
 
-An entry is 16 bytes: when it is due, and the record's offset; the complement of an offset cancels
-the entry of that offset. Entries that are due before `loaded_end` are in memory. Later ones are in
-files, one for each day. The file of the next day, hour, minute or second is split into files of the
-next finer level when it is needed and too large to be loaded as a whole.
+An entry is 16 bytes: when it is due, and the record's offset. An entry with the bitwise complement
+of an offset cancels the entry of that offset. Entries that are due before `loaded_end` are in
+memory. Later ones are in files, one for each day. The file of the next day, hour, minute or second
+is split into files of the next finer level when it is needed and too large to be loaded as a whole.
 
     level             day         hour        minute      second      millisecond
     due, in files     any time    < ends[0]   < ends[1]   < ends[2]   < ends[3]
@@ -16,8 +16,8 @@ I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one m
 I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
     it is on disk. So open() always finds the state that one save() wrote.
 
-The index can be rebuilt from the log at any time. The files make that unnecessary: it takes minutes for
-10^8 records.
+The index can be rebuilt from the log at any time, but that takes minutes for 10^8 records; the
+files make it unnecessary.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class Index:
         self._front, self._at, self._recent = rows, 0, []
 
     def _lower_end(self, cut: int) -> None:
-        """Lowers loaded_end to `cut`, and the ends of the levels with it. Entries of files that are now
-        at another level are written again.
+        """Lowers loaded_end to `cut`, and the ends of the levels with it. The entries of files
+        whose level has changed are rewritten.
         """
         self._loaded_end = cut
         self._ends = [(cut // width + 1) * width for width in WIDTHS_MS[:-1]]

@@ -1,5 +1,6 @@
-"""Handles death notices, which a host's keeper process sends when the host's controller or broker has
-ended, and computes the one that this host's keeper would send. Keepers import death_notice.py, which does not import this module.
+"""Handles death notices, which a host's keeper process sends when the host's controller or broker
+has ended, and computes the one that this host's keeper would send. Keepers import death_notice.py,
+which does not import this module.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ INFORMED_MAX = 64
 
 
 def final_notice(core: QuorumCore, state: MetadataState, incarnation: int, before: Notice | None) -> Notice | None:
-    """The notice that the keeper sends once this host's controller process and its broker have ended; the
-    controller gives it to the keeper in advance. None: no other host relies on this one's processes yet. `before`: the previous result.
+    """The notice that the keeper sends once this host's controller process and its broker have
+    ended; the controller gives it to the keeper in advance. None: no other host relies on this one's
+    processes yet. `before`: the previous result.
 
     While no leader is known the previous result remains valid: N1, N2.
     """

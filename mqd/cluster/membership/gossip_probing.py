@@ -1,7 +1,7 @@
 """Probes: each member is pinged in turn. If it does not respond, other hosts ping it on request, and a
 TCP connection is tried. If no host reaches it, it becomes a suspect.
 
-    round (every probe interval, times local health)
+    round (every probe interval, times the health multiplier)
       Ping -> Ack               alive
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from one of them      alive

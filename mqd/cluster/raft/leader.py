@@ -2,8 +2,8 @@
 resigns otherwise.
 
 Invariants (check())
-    D1  a replica's position is the offset that it reported as durable in this epoch, if it matches
-        this log; it does not fall
+    D1  a replica's position is the offset that it reported as durable in this epoch, if its log
+        up to there matches this log; a position never decreases
     D2  the high watermark moves to the offset up to which a majority of the newest voter set has
         durable records, and only beyond the first record of this epoch (Raft, section 5.4.2)
     D3  at most one Fetch is parked per replica; it is answered when there are new records or a

@@ -25,7 +25,7 @@ class Source(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """The parts of a record that its letter copies."""
+    """The parts of a record that its dead letter copies."""
 
     key: bytes | None = None
     value: bytes | None = None

@@ -79,9 +79,9 @@ class MarkersWritten(msgspec.Struct, frozen=True):
 
 
 class Enlist(msgspec.Struct, frozen=True):
-    """Joint transactions only (joint.py): requests a producer id for one task of this Spark
-    batch and run, a child; the first one begins the transaction. With a producer id and epoch: a heartbeat
-    of that child. Response: JointResponse, with NEED_PRODUCER_ID as for InitProducerId.
+    """Joint transactions only (joint.py): requests the producer id of a child, one task of this
+    Spark batch and run; the first request begins the transaction. With a producer id and epoch: a
+    heartbeat of that child. Response: JointResponse, with NEED_PRODUCER_ID as for InitProducerId.
     """
 
     request: int

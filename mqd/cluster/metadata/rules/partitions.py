@@ -92,7 +92,7 @@ class Target:
             old.redirect,
             old.replacing,
         )
-        self.lost_memory: frozenset[int] = frozenset()  # replicas that lost their memory (R9)
+        self.lost_memory: frozenset[int] = frozenset()  # replicas that may have lost records (R9)
         self.new_epoch = False
         self.election = ONLINE
         self.keeps_leader = False  # the leader stays, even on a broker that change_to() calls `leaving`
@@ -106,8 +106,8 @@ def without(nodes: tuple[int, ...], gone: Collection[int]) -> tuple[int, ...]:
 
 
 def replicas_before(partition: PartitionState) -> tuple[int, ...]:
-    """The replicas before the current reassignment, even if its target has changed: a cancel restores
-    these.
+    """The replicas before the current reassignment, even if its target has changed: they are
+    restored when the reassignment is cancelled.
     """
     return without(partition.replicas, (*partition.adding_replicas, *partition.superseded_replicas))
 

@@ -74,9 +74,9 @@ class ClassicState:
         self.rebalance_since_ms = -1  # when the group was last Stable or Empty; -1: it still is
         self.rebalance_reason = ""
         self.is_persisted = False  # the log has a record of this group
-        # the first rebalance after Empty: latest end of its join phase
+        # latest end of the join phase of the first rebalance after Empty
         self._initial_until_ms = NEVER
-        self._initial_wait_ms = NEVER  # end of its join phase unless another member joins before
+        self._initial_wait_ms = NEVER  # end of that phase unless another member joins first
         self._session_armed_ms: int | None = None
         self._subscribed: tuple[int, frozenset[str] | None] | None = None
 
