@@ -9,16 +9,16 @@
  *   T3  a token is the index and the entry's sequence number: a late response finds another
  *       sequence number.
  * Bounds: MQD_CHECK_COUNT_MAX checks; half of the control arena; a quarter of the receive arena for
- * batches that are not copied out of it (a single one may be larger; large requests have a bound of
- * their own, server/large.c). Memory for a batch that the acceptor has compressed is allocated when
- * the batch arrives; if there is none, the batch is refused with a retriable error.
+ * batches that stay there (a single one may be larger; large requests have a bound of their own,
+ * server/large.c). Memory for a batch that the acceptor has compressed is allocated when the batch
+ * arrives; if there is none, the batch is refused with a retriable error.
  */
 #include <stdlib.h>
 
 #include "server/check/check.h"
 
 #define CONTROL_ARENA_DIVISOR 2 /* checks may use 1 / CONTROL_ARENA_DIVISOR of the control arena */
-#define FRAME_ARENA_DIVISOR 4   /* batches that stay in place may use 1 / FRAME_ARENA_DIVISOR of the receive arena */
+#define FRAME_ARENA_DIVISOR 4   /* batches that stay in the receive arena may use 1 / FRAME_ARENA_DIVISOR of it */
 #define NO_CHECK UINT32_MAX
 
 struct mqd_check *mqd_check_of(struct mqd_reactor *r, uint64_t token)
