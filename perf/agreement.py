@@ -33,7 +33,8 @@ def figures_of(line: dict[str, Any]) -> dict[str, tuple[float, float, float]]:
         return {name: (one["min"], one["median"], one["max"]) for name, one in line["figures"].items()}
     found = {}
     for result in line["results"]:
-        step = [result["kind"], result["driver"], result["share"], result["rate"], result["beside"]]
+        # runs before 28 November 2026 have no fixed rates
+        step = [result["kind"], result["driver"], result["share"], result.get("rate"), result.get("beside")]
         load = result["load"]
         step += [f"{load['record_bytes']} B", f"acks={load['acks']}", load["compression"]]
         step += [f"{load['partitions']} partitions", "fsync" if load["durable"] else "", f"RF {load['replicas']}"]
