@@ -1,4 +1,4 @@
-"""`python -m perf.agreement`: which figures of two runs do not overlap."""
+"""`python -m perf.trees.agreement`: which figures of two runs do not overlap."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perf import agreement
+from perf.trees import agreement
 
 
 def bench(**figures: tuple[float, float, float]) -> dict[str, Any]:

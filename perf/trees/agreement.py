@@ -1,7 +1,7 @@
-"""`python -m perf.agreement`: whether the last two runs of `make bench` and of `make bench-peers` agree.
+"""`python -m perf.trees.agreement`: whether the last two runs of `make bench` and of `make bench-peers` agree.
 
 Two runs agree about a figure if their ranges (lowest to highest repetition) overlap. Of two runs of
-three repetitions each, one figure in ten does not overlap by chance, so a handful proves nothing; a
+three repetitions each, one figure in ten does not overlap at random, so a handful proves nothing; a
 figure whose medians also differ much is printed first.
 """
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HISTORY = Path(__file__).resolve().parent / "history.jsonl"
+HISTORY = Path(__file__).resolve().parents[1] / "history.jsonl"
 
 
 class Difference(NamedTuple):
