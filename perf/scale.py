@@ -292,8 +292,8 @@ def control_page(result: dict) -> str:
             _steps(catch_up, ("partitions",), [f"{one['partitions']:,}" for one in catch_up]),
             f"![CPU seconds to catch up, by partitions]({CATCH_UP_CHART.name})",
             (
-                "**Hosts fail together** (a rack, a switch); other hosts take over the leadership of their partitions in"
-                " one batch of the log."
+                "**Hosts fail together** (a rack, a switch); other hosts take over the leadership of their"
+                " partitions in one batch of the log."
             ),
             _steps(
                 found["failover"],

@@ -25,7 +25,8 @@ def read(path: Path) -> bytes:
         raise ConfigError(f"{NAME}={path} cannot be read: {error.strerror}", NAME) from None
     if not BYTES_MIN <= len(token) <= BYTES_MAX or not token.isascii() or b" " in token:
         raise ConfigError(
-            f"{NAME}={path} must contain one token of {BYTES_MIN} to {BYTES_MAX} ASCII characters: openssl rand -hex 32 > {path}",
+            f"{NAME}={path} must contain one token of {BYTES_MIN} to {BYTES_MAX} ASCII characters:"
+            f" openssl rand -hex 32 > {path}",
             NAME,
         )
     if mode & 0o077:

@@ -377,7 +377,8 @@ class Leadership:
         core.leading = None
         core.end_epoch()
         self.changes.fail(
-            "This host has lost the leadership of the metadata quorum; it is not known whether the change of voters takes effect."
+            "This host has lost the leadership of the metadata quorum; it is not known whether the change of voters"
+            " takes effect."
         )
         core.emit(Note("no longer leads the metadata quorum", (("epoch", str(self.epoch)), ("reason", reason))))
         if self.is_active:
