@@ -1,7 +1,7 @@
 """`make bench`, or `python -m perf [CASE...]`: measures mqd on this machine.
 
-python -m perf                   everything, about a quarter of an hour; appends one line to
-                                 perf/history.jsonl
+python -m perf                   everything, three times over, about half an hour; appends
+                                 one line to perf/history.jsonl
 python -m perf produce fetch     these cases only; nothing is appended unless --record
 python -m perf settings          the effect of settings; fills docs/performance.md
 python -m perf scaling           how rate and CPU grow with workers and clients; fills
@@ -32,7 +32,7 @@ from pathlib import Path
 
 from perf import cases_local, report, scaling, sizing
 from perf.accounting import machine, wait_until_idle
-from perf.bench import Bench
+from perf.bench import PASSES, Bench
 from perf.brokers import Brokers
 from perf.cases import CASES
 from perf.loading import BUILD, ROOT, LoadFailed, build
@@ -91,9 +91,10 @@ def _arguments(words: list[str] | None) -> argparse.Namespace:
 
 
 def _measure(bench: Bench, names: list[str]) -> None:
-    for name, case in CASES.items():
-        if name in names:
-            case(bench)
+    for _ in bench.passes():
+        for name, case in CASES.items():
+            if name in names:
+                case(bench)
 
 
 def main(words: list[str] | None = None) -> int:
@@ -135,6 +136,7 @@ def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     build()
     names = [case for case in arguments.cases if case not in PAGES] or ([] if arguments.cases else list(CASES))
+    passes = 1 if arguments.cases or arguments.quick else PASSES
     busy = wait_until_idle(5.0)
     if busy > 0.2:
         print(
@@ -143,7 +145,7 @@ def main(words: list[str] | None = None) -> int:
         )
     try:
         with Brokers(arguments.directory) as brokers:
-            bench = Bench(brokers, _log, arguments.quick)
+            bench = Bench(brokers, _log, arguments.quick, passes)
             if "settings" in arguments.cases:
                 page = PAGE.read_text()
                 for block, text in settings_page(bench).items():

@@ -114,10 +114,13 @@ class Brokers:
             measured.broker.kill_all()
         shutil.rmtree(self.directory / name, ignore_errors=True)
 
+    def drop_all(self) -> None:
+        for name in list(self._running):
+            self.drop(name)
+
     def __enter__(self) -> Brokers:
         return self
 
     def __exit__(self, *_exc) -> None:
-        for name in list(self._running):
-            self.drop(name)
+        self.drop_all()
         shutil.rmtree(self.directory, ignore_errors=True)

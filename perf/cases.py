@@ -405,33 +405,34 @@ def forward(bench: Bench) -> None:
     forwarded to the other worker.
     """
     broker = bench.brokers.get("two")
-    for size in (16384, 1024):
+    for size, label in ((16384, "16 KiB"), (1024, "1 KiB")):
         cost: dict[str, list[float]] = {"local": [], "forwarded": []}
-        for _ in bench.repeat(f"forwarding {size}", 3):
-            for shift in (0, 1):
-                topic = broker.topic(f"forward-{bench.serial()}", 2, flush_on_ack="false")
-                arguments = {
-                    **SATURATE[size],
-                    "connections": 2,
-                    "partitions": 2,
-                    "shift": shift,
-                    "count": SATURATE[size]["count"] // 2,
-                }
-                before = _forwarded_batches(broker)
-                result, spent = broker.load(
-                    "produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **arguments
-                )
-                share = (_forwarded_batches(broker) - before) / result["count"]
-                broker.delete(topic)
-                if share < 0.05 or share > 0.95:
-                    cost["forwarded" if share > 0.5 else "local"].append(_microseconds_each(result, spent))
-        label = "16 KiB" if size == 16384 else "1 KiB"
-        for name, values in cost.items():
-            if values:
-                bench.add(f"{label} batch {name}, both workers", "CPU-µs", values)
-        if cost["local"] and cost["forwarded"]:
-            more = statistics.median(cost["forwarded"]) - statistics.median(cost["local"])
-            bench.add(f"forwarding a {label} batch costs", "CPU-µs more", [more])
+        for number in bench.repeat(f"forwarding {size}", 3):
+            for attempt in range(FORWARD_ATTEMPTS):
+                way, value = _forward_once(bench, broker, size, shift=attempt % 2)
+                if way:
+                    cost[way].append(value)
+                if min(map(len, cost.values())) > number:
+                    break
+            else:
+                raise loading.LoadFailed(f"the connections were never distributed both ways in {attempt + 1} attempts")
+        for way, values in cost.items():
+            bench.add(f"{label} batch {way}, both workers", "CPU-µs", values)
+        more = statistics.median(cost["forwarded"]) - statistics.median(cost["local"])
+        bench.add(f"forwarding a {label} batch costs", "CPU-µs more", [more])
+
+
+def _forward_once(bench: Bench, broker: Measured, size: int, shift: int) -> tuple[str, float]:
+    """("local" or "forwarded", CPU-µs a batch); "" instead if the two connections went to the same worker."""
+    topic = broker.topic(f"forward-{bench.serial()}", 2, flush_on_ack="false")
+    arguments = {**SATURATE[size], "connections": 2, "partitions": 2, "shift": shift}
+    arguments["count"] = SATURATE[size]["count"] // 2
+    before = _forwarded_batches(broker)
+    result, spent = broker.load("produce", topic=topic, batch=size, acks=1, milliseconds=10_000, **arguments)
+    share = (_forwarded_batches(broker) - before) / result["count"]
+    broker.delete(topic)
+    way = "local" if share < 0.05 else "forwarded" if share > 0.95 else ""
+    return way, _microseconds_each(result, spent)
 
 
 def disk(bench: Bench) -> None:
@@ -471,6 +472,7 @@ STEADY_LOAD = {
 }
 SURGE_MS, SURGE_QUICK_MS = 4_000, 2_000
 SURGE_WARM_MS = 1_000
+FORWARD_ATTEMPTS = 12  # the acceptor distributes connections; two of one load may go to the same worker
 SURGE_RATIO_MAX = 1.5
 SURGE_WAYS = {"flushed before the answer": "true", "answered from memory": "false"}
 
