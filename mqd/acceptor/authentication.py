@@ -155,7 +155,7 @@ class Step(msgspec.Struct, frozen=True):
     token: bytes
     principal: str = ""
     lifetime_ms: int = 0  # until the client must authenticate again; 0 = never
-    is_token: bool = False  # it authenticated by a delegation token
+    is_token: bool = False  # the client authenticated by a delegation token
 
 
 class _Running(msgspec.Struct):
@@ -280,7 +280,7 @@ class Authentication:
     ) -> Step:
         exchange = running.exchange
         if len(token) > options.token_bytes_max:
-            raise AuthenticationFailed(f"a token of {len(token)} bytes (sasl.server.max.receive.size)")
+            raise AuthenticationFailed(f"a token of {len(token)} bytes, more than sasl.server.max.receive.size")
         if time.monotonic() > running.began_s + EXCHANGE_S_MAX:
             raise AuthenticationFailed("the exchange has taken too long", user=exchange.user)
         if self._waiting_bytes + len(token) > WAITING_BYTES_MAX:

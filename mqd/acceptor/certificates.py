@@ -1,7 +1,8 @@
 """Expiry of this broker's certificates: warnings in the log as it comes near, and a metric.
 
-A thread reads their files, at the start and after each change; the event loop would wait for the
-disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily once it has expired.
+A thread reads their files, at the start and after each change, so that the event loop does not
+wait for the disk. Each certificate's expiry is logged once at each of WARN_DAYS, and daily once the
+certificate has expired.
 """
 
 import asyncio
@@ -31,8 +32,9 @@ def ends_of(pem: bytes) -> datetime.datetime:
 
 
 def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
-    """The smallest of WARN_DAYS that is not less than the days left; from -1 downwards, one for
-    each day since the expiry. None: it is too early to warn.
+    """Which warning is due. Before the expiry: the smallest of WARN_DAYS that is not less than the
+    days left, or None if it is too early to warn. After the expiry: -1 on the first day, then one
+    less each day.
     """
     if ends <= now:
         return -1 - (now - ends) // _DAY
@@ -40,8 +42,8 @@ def stage(ends: datetime.datetime, now: datetime.datetime) -> int | None:
 
 
 class Certificates:
-    """`ends`: expiry by listener, and `hosts` for the certificate between hosts, in seconds since
-    1970. Replaced, never modified.
+    """`ends`: the expiry by listener, in seconds since 1970; the key "hosts" stands for the
+    certificate between hosts. The dictionary is replaced, never modified.
     """
 
     def __init__(self, config: Mapping[str, str]) -> None:
@@ -87,9 +89,9 @@ class Certificates:
         self.ends = {name: ends.timestamp() for name, ends in self._found.items()}
 
     def _warn(self, name: str, ends: datetime.datetime, days: int) -> None:
-        which = "between hosts" if name == "hosts" else f"of listener {name}"
+        which, peers = ("between hosts", "other hosts") if name == "hosts" else (f"of listener {name}", "clients")
         if days < 0:
-            log.error(f"the certificate {which} has expired: clients refuse it; {_ADVICE}", ended=f"{ends:%Y-%m-%d}")
+            log.error(f"the certificate {which} has expired: {peers} refuse it; {_ADVICE}", ended=f"{ends:%Y-%m-%d}")
         else:
             log.warning(f"the certificate {which} expires soon; {_ADVICE}", ends=f"{ends:%Y-%m-%d}", days_left=days)
 

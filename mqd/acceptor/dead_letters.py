@@ -293,7 +293,7 @@ class DeadLetters:
         if problem != writer.problem:
             writer.problem = problem
             log.warning(
-                "dead letters wait; retrying until it succeeds",
+                "dead letters wait; the step is retried until it succeeds",
                 group=writer.group_id,
                 partition=writer.partition,
                 step=step.kind,
