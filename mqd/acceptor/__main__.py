@@ -2,8 +2,8 @@
 The data directory comes from MQD_DATA_DIR.
 
 Exit status: 0 after a clean shutdown (on request, by SIGTERM, or because the keeper or supervisord
-ended), otherwise 1; supervisord then restarts it. Nothing is lost by a restart: the keeper holds
-the listening sockets, the workers the connections and the requests not yet answered.
+ended), otherwise 1; supervisord then restarts the process. Nothing is lost by a restart: the keeper
+holds the listening sockets, the workers the connections and the requests not yet answered.
 """
 
 import gc

@@ -139,7 +139,7 @@ def check_records(
 
 def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
     """The refusal of the records whose scheduling headers are invalid, with the problem of the
-    first. None: there are none. The caller has already parsed `records` without an error.
+    first. None: all headers are valid. The caller has already parsed `records` without an error.
     """
     if b"mqd-" not in records:
         return None
@@ -163,7 +163,9 @@ def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
 
 
 def _compress(batch: memoryview | bytes, records: bytes, to: Compression) -> CheckResult:
-    """The batch with its records in another codec. Its header changes only where it depends on them."""
+    """The batch with its records in another codec. Only header fields that depend on the codec or
+    the compressed bytes change.
+    """
     try:
         body = compress(to.codec, records, None if to.codec == GZIP and to.level < 0 else to.level)
     except MemoryError:

@@ -6,7 +6,8 @@ acceptor knows every connection's principal without a query. The response that e
 with a block of its own (struct mqd_authenticated).
 
 A client that sent SaslHandshake 0 continues with raw SASL tokens, which have no request header. Each
-is converted to a SaslAuthenticate, and the response to a raw token, so handlers know one form only.
+token is converted to a SaslAuthenticate, and the response is converted back to a raw token, so that
+handlers see only one form.
 """
 
 import struct

@@ -2,9 +2,8 @@
 in every error field of the response. It is UNKNOWN_SERVER_ERROR when the handler failed because of a
 bug.
 
-If the response has a top-level error field, that is set. Otherwise every requested item gets the
-error: the response's arrays are filled from the request's, matched through the schema. Pure
-functions.
+The response's top-level error field is set, if it has one, and every requested item gets the error:
+the response's arrays are filled from the request's, matched through the schema. Pure functions.
 """
 
 from __future__ import annotations

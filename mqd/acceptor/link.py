@@ -286,7 +286,7 @@ class Link:
             self._park = self._loop.call_later(PARK_S, self._on_park)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> InlineCoroutine:
-        """Runs the coroutine without a task until it needs one. Raises what it raises before it first waits."""
+        """Runs the coroutine without a task until it needs one. Passes on exceptions raised before its first wait."""
         work = InlineCoroutine(self._turn, coroutine)
         work.start()
         if not work.done():

@@ -1,7 +1,7 @@
 """Requests to the acceptors of other hosts, over the inter-broker listener: transaction markers,
 and requests to coordinators.
 
-One connection to each host, opened on first use and reopened after it ended; requests share it
+One connection to each host, opened on first use and reopened after it has ended; requests share it
 concurrently. A connection is kept as long as the peer is registered with the same epoch at the same
 address: a restarted host is a new peer.
 

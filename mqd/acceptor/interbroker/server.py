@@ -269,8 +269,8 @@ class InterbrokerServer:
             await asyncio.gather(*under_way, return_exceptions=True)
 
     async def _may_send_markers(self, node: int, number: int) -> bool:
-        """Whether no newer connection of this node has sent markers; older ones have then been
-        closed.
+        """Whether no newer connection of this node has sent markers. If so, older connections that
+        have sent markers are closed first.
         """
         newest, task = self._marker_connections.get(node, (0, None))
         if number > newest:

@@ -11,9 +11,9 @@ Invariants
     T2  the target host is chosen when the request is sent, by the metadata of that moment; a host
         that is not the leader (any more) refuses without effect
     T3  a marker names its intended leader epoch, and is refused in any other. Otherwise a marker
-        that the network delayed, while another leader wrote its retry, would end the producer's
-        next transaction as soon as the host that it was sent to leads again (a client before
-        KIP-890 continues with the same epoch)
+        that the network has delayed could arrive after another leader wrote the retry and the first
+        host leads again: it would end the producer's next transaction (a client before KIP-890
+        continues with the same epoch)
 Concurrency: the event loop's thread.
 """
 

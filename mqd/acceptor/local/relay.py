@@ -50,7 +50,7 @@ GROUP_APIS = frozenset((8, 11, 12, 13, 14, 28, 68))
 # APIs that name their transactional_id; InitProducerId and AddPartitionsToTxn have their own forms
 TRANSACTION_APIS = frozenset((25, 26))
 RELAYED = GROUP_APIS | TRANSACTION_APIS | {LIST_OFFSETS, OFFSET_FETCH, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN}
-# JoinGroup, SyncGroup: answered when all members have joined
+# JoinGroup, SyncGroup: they wait for other members of the group
 WAIT_FOR_MEMBERS = frozenset((11, 14))
 WAIT_S_MAX, TIMEOUT_S = 900.0, 30.0
 ADD_PARTITIONS_CLIENT_MAX = 3  # versions from 4 on are sent only by hosts

@@ -1,9 +1,9 @@
 """ElectLeaders 0-2 (KIP-183, KIP-460). In a cluster the controller elects.
 
 On a single host there is nothing to elect. If a partition's only replica leads it, the response is
-ELECTION_NOT_NEEDED. If the replica is offline, it is PREFERRED_LEADER_NOT_AVAILABLE or, for an
-unclean election, ELIGIBLE_LEADERS_NOT_AVAILABLE. The response to a request for all partitions (null)
-omits those that need no election, so on a single host it is empty.
+ELECTION_NOT_NEEDED. If the replica is offline, the response is PREFERRED_LEADER_NOT_AVAILABLE or,
+for an unclean election, ELIGIBLE_LEADERS_NOT_AVAILABLE. The response to a request for all
+partitions (null) omits those that need no election, so on a single host it is empty.
 """
 
 from mqd.acceptor.broker import Broker, Context

@@ -236,7 +236,7 @@ async def _alter(broker: Broker, request: AlterShareGroupOffsetsRequest) -> _Alt
     for topic in request.topics:
         wanted = offsets.setdefault(topic.topic_name, {})
         for one in topic.partitions:
-            # a partition that does not exist is passed on: it gets that error, whatever its offset
+            # a partition that does not exist is passed on whatever its offset: the group refuses it
             if one.start_offset >= 0 or broker.partition_of(topic.topic_name, one.partition_index) is None:
                 wanted[one.partition_index] = one.start_offset
             else:

@@ -2,8 +2,8 @@
 controller; answered when all workers of this host apply them. Without an authorizer the responses are
 those of a Kafka broker without one.
 
-As in Kafka, the number 0 (UNKNOWN) makes the whole request invalid, other unknown numbers only the
-rule or the filter.
+As in Kafka, the number 0 (UNKNOWN) makes the whole request invalid; any other unknown number makes
+only its rule or filter invalid.
 """
 
 from typing import Any

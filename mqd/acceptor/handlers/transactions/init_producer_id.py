@@ -1,8 +1,8 @@
 """InitProducerId 0-5 (KIP-98, KIP-360, KIP-890): a producer id and epoch, for idempotent producers
 without a transactional id and for transactional ones with it.
 
-With a tagged field of our own (9100) it enlists a child of a joint transaction, or is a heartbeat
-of one (mqd/coordinator/transaction/joint.py).
+With a tagged field of our own (9100) it enlists a child of a joint transaction, or is the heartbeat
+of such a child (mqd/coordinator/transaction/joint.py).
 
 If transactional ids are not coordinated here (there is no link to write through), the response is
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the only code that every client immediately treats as fatal.
