@@ -65,7 +65,7 @@ COMMANDS = {
     "demo": ("mqd.cli.verbs.demo", "Stream 336,776 flights through a broker and check them."),
     "demo-spark": (
         "mqd.cli.verbs.demo_spark",
-        "Stream the flights on through Spark: delays per airport and hour, and a picture.",
+        "Stream the flights through Spark, too: delays per airport and hour, and a picture.",
     ),
     "completion": ("mqd.cli.verbs.completion", "Print a shell's completion script."),
 }

@@ -7,9 +7,9 @@ and releasing the producers afterwards. For `mqd topic retire-partitions`.
 
 While the partitions are sealed, the producers of their keys wait, so that a consumer never sees a
 later record of a key, in the partition that takes it, before an earlier one in the retired
-partition. They need not wait longer than the groups take to read to the end: this module detects
-that and notifies the controller. It does not wait for groups without members, because they are not
-reading, nor longer than the controller waits (partition.retire.barrier.ms).
+partition. The producers need to wait only until the groups have read to the end: this module
+detects when they have, and notifies the controller. It does not wait for groups without members,
+because they are not reading, nor longer than the controller waits (partition.retire.barrier.ms).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _HAS_MEMBERS = (
     ErrorCode.NON_EMPTY_GROUP,
 )
 SPARK_PROGRESS_NOTE = (
-    "group {group} has the progress of a Spark streaming query, which resumes from its checkpoint. Moving the offsets"
+    "group {group} has the progress of a Spark streaming query, which resumes from its checkpoint. Moving an offset"
     " changes the displayed lag, until the query's next batch from that partition, but not what is read. To read"
     " from elsewhere, start the query with a new checkpoint and startingOffsets"
 )

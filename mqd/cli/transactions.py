@@ -167,8 +167,8 @@ def open_producers(cluster: Cluster, partitions: Iterable[Partition]) -> list[Op
 
 
 def by_producer(cluster: Cluster, producer_ids: Iterable[int]) -> dict[int, Transaction]:
-    """Producer id -> its transaction, if a coordinator knows one. An id under which a retired
-    partition's records are stored elsewhere (mqd.protocol.redirected) counts as its producer's.
+    """Producer id -> its transaction, if a coordinator knows one. The id of redirected records of a
+    retired partition (mqd.protocol.redirected) stands for the producer that sent them.
     Raises CliError when a coordinator cannot be reached: it may know a transaction that the others
     do not, and have decided to commit it.
     """

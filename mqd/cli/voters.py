@@ -10,13 +10,13 @@ from mqd.protocol.messages import DescribeQuorumResponse
 
 SILENT_MS_MIN = 5_000  # so that a busy host whose disk takes seconds for a flush does not count as silent
 # a voter is silent after this many controller.quorum.fetch.timeout.ms without a fetch; usually it
-# fetches again after three eighths of one at most
+# fetches again within three eighths of one such timeout
 FETCH_TIMEOUTS = 2
 
 
 class VoterStatus(NamedTuple):
-    """Node ids, ascending. `now_ms`: the leader's clock when it responded; the leader's times for the
-    other voters are by that clock, too. -1: it knows no voter.
+    """Node ids, ascending. `now_ms`: the leader's clock when it responded (its times for the other
+    voters are by that clock, too); -1: the leader knows no voter.
     """
 
     now_ms: int

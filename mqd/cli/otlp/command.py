@@ -74,7 +74,7 @@ class Export:
     help="The collector's address, for OTLP over HTTP.",
 )
 @click.option("--every", type=click.FloatRange(1), default=15.0, show_default=True, metavar="SECONDS")
-@click.option("--once", is_flag=True, help="Send them once; fail if the collector does not accept them.")
+@click.option("--once", is_flag=True, help="Send the metrics once; fail if the collector does not accept them.")
 def command(data_dir: Path | None, endpoint: str, every: float, once: bool) -> None:
     """Send the metrics of a broker on this host to an OpenTelemetry collector (OTLP over HTTP).
 

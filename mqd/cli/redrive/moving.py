@@ -2,8 +2,9 @@
 
 One transaction writes a batch of records and commits the positions after their letters. The
 transactional id names the topic only: a redrive fences an earlier one of the same topic, whatever
-its filter, and ends its open transaction before it reads positions. So a redrive that was killed is
-resumed by running it again, and each record is written once for readers with read_committed.
+their filters, and aborts the earlier one's open transaction before it reads positions. So a redrive
+that was killed is resumed by running it again, and each record is written once for readers with
+read_committed.
 """
 
 from __future__ import annotations
@@ -327,7 +328,7 @@ class SourceReader:
     """
 
     def __init__(self, bootstrap: str, group: str) -> None:
-        # the redrive's group: librdkafka looks up its coordinator; another group would need an ACL
+        # the redrive's group, because librdkafka looks up the group's coordinator: another one would need an ACL
         self._consumer = _consumer(bootstrap, group, "read_uncommitted")
         self._admin: AdminClient = admin_client(bootstrap)
         self._topics: dict[str, Source | None] = {}

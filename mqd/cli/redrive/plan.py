@@ -1,9 +1,9 @@
 """Decides how a redrive handles each dead letter: pure functions.
 
 A redrive reads a dead-letter topic with a filter. Its positions are committed offsets of a group
-whose name contains both (`group_of`), so that a redrive with another filter does not skip letters
-that the first has passed. A letter that both filters select is moved once: `is_moved` also checks
-the positions of the topic's other redrives.
+whose name contains the topic and the filter (`group_of`), so that a redrive with another filter
+does not skip letters that this one did not select. A letter that both filters select is moved once:
+`is_moved` checks the positions of the topic's other redrives.
 """
 
 from __future__ import annotations
