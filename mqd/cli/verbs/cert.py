@@ -57,8 +57,8 @@ def status(data_dir: Path | None, output_format: str) -> int:
 @command.command("renew")
 @_DATA_DIR
 def renew(data_dir: Path | None) -> int:
-    """Make the broker new certificates now, for clients and for other hosts. A running broker uses
-    them within seconds; open connections continue.
+    """Renew the broker's certificates now: for connections of clients and of other hosts. A running
+    broker uses them within seconds; open connections continue.
     """
     from mqd.cli import secure
 

@@ -353,7 +353,7 @@ def balance(settings: Settings, topics: tuple[str, ...], dry_run: bool, no_wait:
                 broker,
                 plan,
                 not settings.json,
-                "there is a new active controller, which has not started this balance, or it was cancelled;"
+                "a new active controller does not continue this balance, or the moves were cancelled;"
                 " run mqd cluster balance again, it continues from here",
             )
     summary = moves.summarize(before, plan)

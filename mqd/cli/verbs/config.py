@@ -28,7 +28,7 @@ def _complete_setting(ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def _resource(admin: Any, text: str) -> Any:
-    """topic/NAME, group/NAME, broker/ID, or broker for the queried broker."""
+    """topic/NAME, group/NAME, broker/ID, or broker for the one with the lowest id."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     from mqd.cli.librdkafka import metadata

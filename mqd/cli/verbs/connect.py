@@ -24,7 +24,7 @@ _MODULES = {"PLAIN": "plain.PlainLoginModule"}
 
 
 def _escape(text: str) -> str:
-    """A value of Java's properties syntax."""
+    """The text as a value in Java's properties syntax."""
     return text.replace("\\", "\\\\")
 
 
@@ -76,7 +76,9 @@ def save(file: Path, text: str) -> None:
 @click.command(short_help="Write the settings with which a client reaches the cluster.")
 @click.argument("form", type=click.Choice(list(FORMS)))
 @click.option("--user", help="Another user than that of --client-config; prompts for the password.")
-@click.option("--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its password.")
+@click.option(
+    "--password-file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File with that password."
+)
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="File to write.  [default: stdout]")
 @options
 def command(settings: Settings, form: str, user: str | None, password_file: Path | None, out: Path | None) -> int:

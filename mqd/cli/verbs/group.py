@@ -334,8 +334,8 @@ def delete(settings: Settings, names: tuple[str, ...], if_exists: bool) -> None:
 def advise(settings: Settings, name: str, seconds: float, catch_up_minutes: float) -> None:
     """Compute how many members or partitions GROUP needs for the rate at which its topics are written.
 
-    The capacity of a member is the rate of one that is always busy, measured between two samples of
-    the committed offsets.
+    The capacity of a member is the rate at which one that is always busy reads, measured between
+    two samples of the committed offsets.
     """
     import time
 

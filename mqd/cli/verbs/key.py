@@ -35,8 +35,8 @@ def create(file: Path, key_id: str | None) -> None:
 @_FILE
 @click.argument("which", required=False, metavar="[ID]")
 def rotate(file: Path, which: str | None) -> None:
-    """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The others
-    still open.
+    """Seal with the key named ID in FILE from now on, or with a new key if ID is omitted. The other
+    keys continue to open values.
 
     Clients switch to it with their next data key, within an hour. Where readers have files of their own,
     `create` the key first, give every reader the file, then `rotate` to it.

@@ -36,7 +36,7 @@ def command() -> None:
 
 
 def _entity_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The parameters that entity() takes."""
+    """The parameters that _entity() takes."""
     for decorate in (
         click.option(
             "--default-ip", is_flag=True, help="The default for all addresses; it applies to each separately."

@@ -119,7 +119,7 @@ def _screen() -> Iterator[None]:
 
 
 def _draw(lines: list[str]) -> None:
-    """The first line, and the titles that follow an empty one, in bold."""
+    """Draws the lines; the first one, and those that follow an empty one (titles), in bold."""
     shown = []
     for number, line in enumerate(lines):
         is_title = not number or not lines[number - 1]

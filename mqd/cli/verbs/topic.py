@@ -335,7 +335,7 @@ def retire_partitions(
     behind are listed. Then records with a key of a retired partition are appended to a partition
     that remains. No transaction may be open in the retired partitions.
 
-    --wait can take as long as retention does. The retirement continues if it is interrupted.
+    --wait can take as long as retention does. An interrupt ends the waiting, not the retirement.
     """
     from mqd.cli import retirement as retiring
     from mqd.cli.broker_lookup import Cluster
@@ -464,7 +464,7 @@ def reassign(
     have them all the time.
 
     --plan FILE --status moves nothing and shows for each partition of the plan whether it is done,
-    in progress (with its share copied), or not done. Exit status: 0 if all are done, else 1.
+    under way (with its share copied), or not done. Exit status: 0 if all are done, else 1.
     """
     from mqd.cli import moves, verifying
     from mqd.cli.kafka_request import Broker

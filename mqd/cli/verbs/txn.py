@@ -290,8 +290,8 @@ def _abort_in_partition(
     what = f"the transaction of producer id {one.producer_id} that begins at {topic}-{index} offset {one.start_offset}"
     if owner is not None and everywhere:
         also = (
-            f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)}, aborted everywhere, and its"
-            " producer fenced"
+            f": it is that of {owner.transactional_id}, in {_partitions(owner.partitions)},"
+            f" {'was' if execute else 'would be'} aborted everywhere, and its producer fenced"
         )
     else:
         also = "" if execute else f"; silent for {_open_for(one.idle_ms)}, and no coordinator will end it"

@@ -150,7 +150,7 @@ def _claim(places: Layout) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Raises the limit to the hard limit: there are many connections and segments."""
+    """Raises the limit on open files to the hard limit: there are many connections and segments."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

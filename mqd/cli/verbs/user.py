@@ -16,7 +16,8 @@ TIMEOUT_S = 30.0
 _DATA_DIR = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Use the controller of the broker in this data directory, run by the broker's Unix user: needs no ACLs.",
+    help="Use the controller of the broker in this data directory, as the Unix user that runs the broker:"
+    " needs no ACLs.",
 )
 
 
@@ -68,8 +69,8 @@ def create(settings: Settings, name: str, password_stdin: bool, data_dir: Path |
 def admin(data_dir: Path | None) -> None:
     """Create the user `admin` of a new secured broker that your own supervisord has started.
 
-    `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Run it once
-    in a cluster, on its first host.
+    `mqd up --secure` does it itself. The password is in DATA_DIR/secure/admin.properties. Run this
+    command once in a cluster, on its first host.
     """
     from mqd.base.paths import default_data_dir, layout
     from mqd.cli import secure
