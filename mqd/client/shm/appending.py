@@ -55,13 +55,13 @@ class Appender:
         except NativeError as error:
             if error.code == E_INVALID:
                 partition = chunk.partition if chunk.partitions is None else int(chunk.partitions[0])
-                wrong = (
+                code = (
                     KafkaError._UNKNOWN_PARTITION
                     if partition >= stage.partition_count
                     else KafkaError.MSG_SIZE_TOO_LARGE
                 )
                 raise Refused(
-                    local_error(wrong, str(error) if wrong == KafkaError.MSG_SIZE_TOO_LARGE else None)
+                    local_error(code, str(error) if code == KafkaError.MSG_SIZE_TOO_LARGE else None)
                 ) from None
             # else the attachment has ended, which the driver detects
         except BaseException:  # Ctrl-C, perhaps after the C core has accepted the records

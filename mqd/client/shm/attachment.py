@@ -120,7 +120,7 @@ class Attachment:
         self.changed = threading.Condition(self.lock)
         self._waking = threading.RLock()  # no other lock is taken while it is held
         self._released = threading.Condition(self.lock)  # the background thread waits here to become the driver
-        self._parked = False  # whether its wait there is a long one, because nothing was driven
+        self._parked = False  # whether the background thread waits there for up to IDLE_WAIT_S
         self.client_id = client_id
         self.request_timeout_s = request_timeout_s
         self.generation = 0  # the number of attachments made so far

@@ -57,7 +57,7 @@ def close(producer: Producer) -> None:
     _serve(producer, raised_late)
     if raised_late:
         _log.warning(
-            "%s: the delivery callback of a record that was not sent before its producer was closed raised",
+            "%s: a delivery callback raised, for a record that was not sent before the producer was closed",
             producer.config["client.id"],
             exc_info=raised_late[0],
         )

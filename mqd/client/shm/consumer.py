@@ -387,8 +387,8 @@ class ShmConsumer:
     # -- pending work ------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Called first in each call of the application: raises if the consumer is closed, and counts the
-        records that were returned before as delivered.
+        """Called first in each call of the application: raises if the consumer is closed, and advances
+        the position past the records returned so far.
         """
         self._require_open()
         self._advance_past_returned()

@@ -97,7 +97,7 @@ class ConsumerOffsets:
         stored = self._stored(part for part in self._parts if not part.is_unknown)
         if stored:
             self.commits.add(stored, self._config["on_commit"], self._timeout_s)
-        # otherwise offsets that are left out now would never be committed
+        # offsets that were left out now are committed later, even if no more records arrive
         if more_follow or any(
             part.stored >= 0 and part.stored != part.committed and part.key not in stored for part in self._parts
         ):

@@ -16,8 +16,8 @@ from mqd.client.messages import KafkaError
 
 
 class Turns:
-    """The listener of the attachment for requests (of the other one: DataTurns). Attachments hold
-    listeners weakly, so it does not keep the consumer alive.
+    """The listener of the attachment for requests; the fetch attachment has DataTurns. Attachments
+    hold listeners weakly, so no attachment keeps the consumer alive.
     """
 
     def __init__(self, consumer: Any) -> None:

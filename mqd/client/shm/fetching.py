@@ -2,9 +2,9 @@
 while there is nothing to read.
 
 Records are read from mapped segments by readers (reading.py) without a request. When everything is
-read, one Fetch is sent to the broker that asks only for positions, of all partitions that are read
-to their end (parking.py). The broker responds when one of them has grown. This Fetch can wait for a
-long time and responses keep their order, so it has its own connection (`data`).
+read, one Fetch asks the broker for positions only, of all partitions that are read to their end
+(parking.py). The broker responds when one of them has grown. This Fetch can wait for a long time
+and responses keep their order, so it has its own connection (`data`).
 
     F1  at most one Fetch for positions is in flight. `_covered` lists its partitions; a caller that
         also waits for other partitions waits for at most UNCOVERED_WAIT_S
@@ -78,7 +78,7 @@ _INFINITY = float("inf")
 
 class Fetcher:
     """`open_reader(native, part, offset)` returns a reader of reading.py; `remote` opens readers of
-    remote_reading.py. `control` is the attachment for requests, `data` that for the Fetch that waits.
+    remote_reading.py. Attachments: `control` for requests, `data` for the Fetch that waits.
     """
 
     def __init__(
@@ -370,9 +370,9 @@ class Fetcher:
             try:
                 begin, batch = part.fetched, reader.read(records_max, bytes_max)
             except OSError as problem:
-                if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):
+                if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):  # else the worker has ended, or is late
                     self._fail(part, local_error(KafkaError._FS, f"{part.topic} [{part.index}]: {problem}"))
-                continue  # the attachment is reconnecting
+                continue
             part.fetched = reader.position
             if batch is not None:
                 part.reported_error, part.requested_start = 0, None
@@ -481,7 +481,7 @@ class Fetcher:
                 [(one.producer_id, one.first_offset) for one in data.aborted_transactions or ()],
                 data.last_stable_offset,
             )
-            if data.last_stable_offset <= part.fetched:  # during compaction, or the offset has decreased
+            if data.last_stable_offset <= part.fetched:  # during compaction, or when it has decreased
                 self._retry_later(part, local_error(KafkaError._STATE), soon=True)
                 return
             part.phase = Phase.ACTIVE
