@@ -24,8 +24,7 @@ class AsyncProducer:
 
         async with AsyncProducer({"bootstrap.servers": "127.0.0.1:9092"}) as producer:
             future = await producer.produce("events", b"...", key=b"k")     # accepted; waits while the queue is full
-            message = await future                                         # written: a Message, or
-                                                                           raises KafkaException
+            message = await future                                         # written; or raises KafkaException
             deliveries = await producer.produce_batch("events", values)    # all written
 
     To be created and used in one event loop. `config` as for Producer. One thread serves the reports.

@@ -97,7 +97,9 @@ def read_commit(response: Any, offsets: dict[Key, Committed]) -> dict[Key, int]:
 
 
 def committed_request(group_id: str, keys: Iterable[Key], require_stable: bool) -> OffsetFetchRequest:
-    """`require_stable`: waits for offsets of open transactions (UNSTABLE_OFFSET_COMMIT, retriable)."""
+    """`require_stable`: while an open transaction has an offset for a partition, the broker responds
+    with UNSTABLE_OFFSET_COMMIT (retriable).
+    """
     topics = [
         OffsetFetchRequest.GroupTopic(name=topic, partition_indexes=indexes)
         for topic, indexes in _by_topic(keys).items()

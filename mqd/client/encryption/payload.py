@@ -105,7 +105,7 @@ class Sealer:
 
     def _renew(self) -> None:
         """Gets the next data key. Raises PayloadError when the provider fails and there is no current
-        key, or it has sealed DATA_KEY_RECORDS values.
+        key, or the current one has sealed DATA_KEY_RECORDS values.
         """
         with self._lock:
             now = self._now()

@@ -26,8 +26,8 @@ Partitions = tuple[Partition, ...]
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Join, or change the subscription. `regex`: RE2, which the coordinator matches against whole names;
-    None: no expression.
+    """Join, or change the subscription. `regex` is matched against whole names, by the coordinator
+    (RE2) or, in the classic protocol, by the member; None: no expression.
     """
 
     topics: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""Carries out rebalances on the application's thread: calls its callbacks, changes its assignment and
-notifies its membership core.
+"""Carries out a consumer's rebalances on the application's thread: calls the callbacks, changes the
+assignment and notifies the membership core.
 
 Callbacks see a rebalance in one of two forms. Incremental (group.protocol=consumer, or
 cooperative-sticky): they get the partitions that are added or removed. Eager (librdkafka's

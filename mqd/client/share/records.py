@@ -156,7 +156,7 @@ def _records(
 
 
 def _take(view: RecordBatchView | None, runs: list[Acquired], first: int, last: int, found: Fetched) -> None:
-    """The acquired offsets from `first` to `last`: records of `view`, and gaps."""
+    """Adds the acquired offsets from `first` to `last` to `found`: records of `view`, and gaps."""
     for one in runs:
         low, high = max(one.first_offset, first), min(one.last_offset, last)
         if low > high:

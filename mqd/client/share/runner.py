@@ -35,7 +35,7 @@ def now_ms() -> int:
 
 class ShareRunner:
     """`open_channel(target)` returns a channel without waiting; it is called once for each target. stop()
-    also closes `channels`, which need not have been returned by it.
+    closes those channels and `channels`, which were opened by the caller.
     """
 
     def __init__(self, core: ShareCore, open_channel: Callable[[Target], Channel], channels: Sequence[Channel] = ()):
