@@ -118,9 +118,8 @@ def _respond(page_request: PageRequest, page: Page) -> Response:
         try:
             return page(page_request)
         except Refused as error:
-            return page_request.page(
-                "error.html", error.status, title="This page does not exist", reason=str(error), retry=False
-            )
+            title = "This page does not exist" if error.status == 404 else "The console refused the request"
+            return page_request.page("error.html", error.status, title=title, reason=str(error), retry=False)
         except CliError as error:
             is_unreachable = error.exit_code == EXIT_UNREACHABLE
             title = "The cluster cannot be reached" if is_unreachable else "The cluster refused the request"

@@ -24,9 +24,8 @@ class Cache:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: OrderedDict[Hashable, tuple[float, Any]] = OrderedDict()
-        self._key_locks: dict[
-            Hashable, tuple[threading.Lock, int]
-        ] = {}  # lock, number of callers that hold it or wait for it
+        # lock, number of callers that hold it or wait for it
+        self._key_locks: dict[Hashable, tuple[threading.Lock, int]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:

@@ -36,12 +36,10 @@ PARTITIONS_MAX = 100_000
 REPLICAS_MAX = 10_000
 CONFIGS_MAX = 50
 HEADERS_MAX = 50
-LARGE_VALUE_CHARACTERS = (
-    10_000  # characters of a value that the command reads from a file: an argument has at most 128 KiB
-)
-PRODUCER_SETTINGS = {
-    "message.max.bytes": "4000000"
-}  # the broker's limit decides; librdkafka's default would refuse a value of 1 MB
+# for a longer value the command reads a file: an argument has at most 128 KiB
+LARGE_VALUE_CHARACTERS = 10_000
+# the broker's limit decides; librdkafka's default would refuse a value of 1 MB
+PRODUCER_SETTINGS = {"message.max.bytes": "4000000"}
 Form = dict[str, str]
 Row = tuple[object, ...]
 

@@ -19,7 +19,7 @@ TEXT_MAX = 1000  # characters of one parameter in a URL
 
 
 class Refused(Exception):
-    """A request that no page of the console sends, such as an edited URL, or one for a page that does not exist."""
+    """The console refuses a request: an edited URL, an unknown page, an exceeded limit."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
