@@ -27,8 +27,8 @@ TOPIC_BYTES, PARTITION_BYTES, REPLICA_BYTES = 400, 150, 12
 
 
 def image_bytes(state: MetadataState) -> int:
-    """Upper bound on the image's size without brokers and configuration. Its cost does not depend on the
-    number of partitions.
+    """Upper bound on the image's size without brokers and configuration. The time to compute it does
+    not depend on the number of partitions.
     """
     return (
         TOPIC_BYTES * len(state.topics)

@@ -32,10 +32,11 @@ from mqd.cluster.metadata.view import Unable, View
 # A report that a broker does not serve a replica is valid for this many heartbeat intervals: an
 # unclean election must be based on recent reports.
 UNABLE_HEARTBEATS = 3
-# For this long after such a report, the replica is not elected in place of another unserved one.
+# For this long after such a report, the replica does not take over from another one that fails, so
+# that two such replicas do not pass a leadership back and forth.
 UNABLE_MS = 30_000
 UPKEEP_MS = 1_000  # how often replicas that are being moved are checked
-# a hidden partition's leader reports every second that it is unused; how long a report is valid
+# How long a leader's report that a hidden partition is unused is valid; it is repeated every second.
 UNUSED_MS = 5_000
 
 

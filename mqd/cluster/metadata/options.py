@@ -24,7 +24,7 @@ class ControllerOptions(msgspec.Struct, frozen=True):
     # controlled.shutdown.moves.max: leaderships moved per heartbeat of a broker that is shutting
     # down
     shutdown_moves_max: int = 1_000
-    # controlled.shutdown.wait.ms: how long it waits for other hosts to take over and to learn of that
+    # controlled.shutdown.wait.ms: how long that broker waits until all hosts know the new leaders
     shutdown_wait_ms: int = 30_000
     # partition.retire.barrier.ms: how long producers to retired partitions wait for consumers
     # before their records are redirected

@@ -114,7 +114,7 @@ def apply_change(old: PartitionState, change: PartitionChange) -> PartitionState
         return before if new is None else new
 
     removing = kept(change.removing_replicas, old.removing_replicas)
-    # an older controller does not set these when it ends a reassignment
+    # an older controller does not clear superseded_replicas when it ends a reassignment
     superseded = tuple(node for node in kept(change.superseded_replicas, old.superseded_replicas) if node in removing)
     return PartitionState(
         index=old.index,

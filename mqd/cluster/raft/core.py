@@ -402,14 +402,14 @@ class QuorumCore(QuorumTransitions):
             self.following.maybe_fetch(now_ns)
 
     def doubt_leader(self) -> None:
-        """Notes that the leader of this epoch is silent. Until it sends a message itself, other replicas' reports
-        about it are ignored; otherwise replicas would keep referring each other to it.
+        """Notes that the leader of this epoch is silent. Until it sends a message itself, other
+        replicas' reports about it are ignored; otherwise replicas would keep referring each other to it.
         """
         self._doubted_epoch = self.epoch
 
     def end_epoch(self) -> None:
-        """Notes that the leader of this epoch has resigned. It never leads this epoch again, even if messages from it
-        are still in flight.
+        """Notes that the leader of this epoch has resigned. It never leads this epoch again, even if
+        messages from it are still in flight.
         """
         self._ended_epoch = self.epoch
 

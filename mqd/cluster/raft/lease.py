@@ -3,9 +3,8 @@ lease that the leader computes from them.
 
 A replica that accepts a response of the leader votes for no other replica during the following P
 (promise_ns), by its own clock. The leader learns of that promise from the next Fetch, which repeats
-the stamp of the response: the leader's time when it sent it. The promise was given after that time,
-so no other replica can be elected before stamp + L (lease_ns, less than P), if a majority has
-promised.
+the stamp of the response: the leader's time of sending. The promise was given after that time, so no
+other replica can be elected before stamp + L (lease_ns, less than P), if a majority has promised.
 
 Invariants
     L1  no two replicas hold a valid lease at the same time, as long as no two clock rates differ by

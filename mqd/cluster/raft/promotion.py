@@ -48,7 +48,7 @@ def candidates(voters: Voters, brokers: Iterable[BrokerState], history: int) -> 
 
 
 def moved_voter(voters: Voters, brokers: Iterable[BrokerState]) -> Voter | None:
-    """A voter with the address in its registration, if the voter set has another one for it."""
+    """A voter whose registered address differs from that in the voter set, with the registered one."""
     by_key = {voter.key: voter for voter in voters}
     for broker in brokers:
         key = key_of(broker)

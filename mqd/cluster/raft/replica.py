@@ -82,8 +82,8 @@ class QuorumReplica:
 
     @property
     def may_stand(self) -> bool:
-        """Whether this replica may be a candidate: it is a voter, or its removal is in its log but
-        possibly not committed yet. In the latter case it may be the only one that can win (Raft dissertation 4.2.2).
+        """Whether this replica may be a candidate: it is a voter, or its removal is in its log but possibly
+        not committed yet. Then it may be the only one that can win (Raft dissertation 4.2.2).
         """
         log = self.log
         if self.is_voter:

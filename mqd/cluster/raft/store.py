@@ -23,7 +23,7 @@ Invariants
     M3  bytes below the mark were flushed: an unreadable batch there is corruption, and the controller
         refuses to start. Unreadable bytes after the mark are the torn end of an unacknowledged write
         and are cut off, unless a complete batch follows them, which is corruption, too
-    M4  bytes beyond the mark that are kept are written and flushed again before they are used, because
+    M4  valid bytes beyond the mark are written and flushed again before they are used, because
         the page cache is unreliable after a failed flush
     M5  a checkpoint is complete and durable before the log that it replaces is deleted; the log file
         that continues after an installed checkpoint is created before the checkpoint
@@ -205,8 +205,8 @@ class QuorumStore:
             return Mark(-1, 0, 0)
 
     def _chain(self, snapshot_offset: int) -> list[_File]:
-        """The log files that follow the snapshot, and the one that contains its offset. An empty file
-        after all others remains from a snapshot whose installation a crash interrupted.
+        """The log files that follow the snapshot, and the one that contains its offset. If none
+        contains it, an empty file is left over from an interrupted installation of a snapshot.
         """
         found = sorted(_File(int(path.stem), path) for path in self.directory.glob("*.log") if path.stem.isdigit())
         later = [file for file in found if file.base_offset > snapshot_offset]

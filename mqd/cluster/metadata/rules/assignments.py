@@ -105,7 +105,7 @@ def automatic_assignments(
 
 def spread(state: MetadataState, count: int, factor: int, place: Placement, internal: bool) -> list[tuple[int, ...]]:
     """Chooses the replicas of new partitions. As in Kafka, fenced brokers count, unless they are being
-    drained: one gets a replica if there are too few live brokers, but does not lead.
+    drained: a fenced broker gets a replica if there are too few live ones, but does not lead.
     """
     live = place.view.nodes()
     away = [node for node in sorted(state.brokers) if node not in live and not state.brokers[node].draining]

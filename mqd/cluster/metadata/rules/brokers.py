@@ -85,7 +85,7 @@ def _targets_without(
             ):
                 target = Target(partition)
                 target.in_sync = without(partition.in_sync_replicas, nodes)
-                # it has the only copy, so no other replica can have more records
+                # the broker has the only copy, so no other replica can have more records
                 is_only_copy = keeps_disk and partition.replicas == (lost,)
                 target.lost_memory = frozenset() if is_only_copy else lost_memory
                 yield topic, target
@@ -262,8 +262,8 @@ def on_replicas_failed(
 def on_replicas_full(
     state: MetadataState, node: int, partitions: Iterable[tuple[bytes, int]], unable: Unable = never_unable
 ) -> list[Record]:
-    """Handles partitions whose replicas the broker cannot write now, because its disk is full. It
-    leaves an in-sync set if enough other replicas are in sync. Otherwise it stays: leaving would
+    """Handles partitions whose replicas the broker cannot write now, because its disk is full. The
+    broker leaves an in-sync set if enough other replicas are in sync. Otherwise it stays: leaving would
     not help, because acks=all would still be refused. It has lost no records: once there is space
     it fetches and rejoins. It cannot rejoin before that, because in a new leader epoch a follower's
     offset is known only from its fetch.
@@ -313,7 +313,7 @@ def move_away(
     leaderships and leaves the in-sync sets, so that no leader waits for it when it ends. Partitions
     that no other replica can lead stay as they are. A partition with just enough replicas in sync must
     wait while another of its replicas is on a broker in `recently_heard` (brokers that have sent a
-    heartbeat recently), because that one may soon be in sync.
+    heartbeat recently), because that replica may soon be in sync.
     """
     view = View(state, unable=unable)
     targets: list[tuple[TopicState, Target]] = []

@@ -5,9 +5,8 @@ During a reassignment `replicas` is the target followed by the leaving replicas;
 `removing_replicas` list the added and the leaving ones. compose_change() ends a reassignment. When
 the target changes, replicas that were added for the old target but are still needed leave only at the
 end, and are `superseded_replicas` until then: a cancel restores the replicas from before the first
-target. A reassignment of mqd's own has `replacing`, the node whose replica it removes: this
-distinguishes it from a client's, and it is reverted when the node returns. A reassignment that only
-adds replicas (an internal topic grows) has no `replacing` and is never reverted.
+target. Only a reassignment away from a lost or drained host has `replacing`, the node whose replica it
+removes: mqd reverts it when the node returns, and never reverts others.
 """
 
 from collections.abc import Callable, Sequence

@@ -16,10 +16,10 @@ The number of partitions falls from N to M. All retired partitions take each ste
 sees a number between N and M, so a key has at most two partitions. Each step raises the leader epoch,
 which fences the leader of the previous step.
 
-From the first step to the last a retired partition has the same replicas and leader as the partition
-that takes its records, so its leader can redirect records within the host. When one of the two
-leaders changes, clients briefly get a retriable error. Moving replicas takes longer: redirects.py
-keeps the two together in the meantime.
+From the seal on, a retired partition has the same replicas and leader as the partition that takes its
+records, so its leader can redirect records within the host. When one of the two leaders changes,
+clients briefly get a retriable error. Moving replicas takes longer: redirects.py keeps the two
+together in the meantime.
 
 M must divide N: then a producer with M partitions sends the keys of p to p mod M, and no key of a
 remaining partition moves.

@@ -51,14 +51,14 @@ def set_expiry(
     """Changes or removes a token, with Kafka's order of checks: an expired token can still be removed."""
     token = state.delegation_tokens.get(change.token_id)
     removes = change.period_ms < 0 and not change.is_renewal
-    is_late = token is not None and is_expired(token, change.now_ms)
+    has_expired = token is not None and is_expired(token, change.now_ms)
     if token is None:
         error = ErrorCode.DELEGATION_TOKEN_NOT_FOUND
-    elif is_late and change.is_renewal:
+    elif has_expired and change.is_renewal:
         error = ErrorCode.DELEGATION_TOKEN_EXPIRED
     elif change.requester not in (token.owner, *token.renewers):
         error = ErrorCode.DELEGATION_TOKEN_OWNER_MISMATCH
-    elif is_late and not removes:
+    elif has_expired and not removes:
         error = ErrorCode.DELEGATION_TOKEN_EXPIRED
     elif removes:
         removed = DelegationTokenRemoved(token.token_id)

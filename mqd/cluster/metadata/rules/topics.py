@@ -87,8 +87,8 @@ def existing(state: MetadataState, name: str) -> TopicState:
 
 
 def _check_not_internal(name: str, verb: str) -> None:
-    """Refuses changes of the topics to whose partitions groups and transactional ids are hashed: with
-    another partition count existing state would not be found.
+    """Refuses changes of internal topics: groups and transactional ids are hashed to their partitions, so
+    with another partition count existing state would not be found.
     """
     if name in INTERNAL_TOPICS:
         raise Refusal(
@@ -317,8 +317,8 @@ def alter_config(
 
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
-    """R13: refuses a smaller number at which the in-sync replicas would be enough: the eligible replicas,
-    which also have all records, would be dropped from the metadata.
+    """R13: refuses a number so small that the in-sync replicas would be enough: the metadata would then
+    drop the eligible replicas, which also have all records.
     """
     configured = configured_min_in_sync(config, broker_default)
     for partition in topic.partitions:
@@ -385,7 +385,7 @@ def _alter_one(
     broker_config: Mapping[str, str],
 ) -> None:
     name, value, verb = operation.name, operation.value, operation.operation
-    if verb == "delete":  # also an unknown name, as in Kafka: tools delete throttles that may not be set
+    if verb == "delete":  # also an unknown name, as in Kafka: tools delete throttles whether set or not
         _check_dynamic(rules, resource_type, name)
         config.pop(name, None)
         return
