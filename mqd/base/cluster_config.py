@@ -200,7 +200,7 @@ def load_keys(config: Mapping[str, str]) -> tuple[bytes, ...]:
     for key in keys if len(content) <= KEY_FILE_BYTES_MAX else [content]:
         if not KEY_BYTES_MIN <= len(key) <= KEY_FILE_BYTES_MAX:
             raise ConfigError(
-                f"cluster.key.file {path} holds {len(key)} bytes; a key has from {KEY_BYTES_MIN} to"
+                f"cluster.key.file {path} contains a key of {len(key)} bytes; a key has from {KEY_BYTES_MIN} to"
                 f" {KEY_FILE_BYTES_MAX} (mqd cluster key makes one)",
                 "cluster.key.file",
                 name,

@@ -160,10 +160,10 @@ def load_broker(
     resolved (config_providers.py), and cross-checked.
 
     `environment` is usually os.environ, `overrides` come from the command line, `defaults` from
-    `mqd up --secure`; any other source overrides these. Absent from the result: properties without
-    value and default (log.dirs, advertised.listeners, log.retention.ms...). `secret_variables` gets
-    the names of the environment variables that sensitive values come from. Raises ConfigError, which
-    says where the value was set.
+    `mqd up --secure`; any other source overrides these. Absent from the result: properties that
+    have neither a value nor a default (log.dirs, advertised.listeners, log.retention.ms...).
+    `secret_variables` gets the names of the environment variables that sensitive values come from.
+    Raises ConfigError, which says where the value was set.
     """
     config = {name: prop.default for name, prop in BROKER.items() if prop.default is not None}
     chosen: dict[str, str] = {}
@@ -526,7 +526,7 @@ def validate_topic(
 
 
 def group_effective(broker: Mapping[str, str], group: Mapping[str, str]) -> dict[str, str]:
-    """Every property of a consumer or share group with its effective value."""
+    """Every property of a group with its effective value."""
     return {name: group.get(name, _broker_default(broker, prop)) for name, prop in GROUP.items()}
 
 

@@ -67,7 +67,8 @@ def parse_listeners(config: Mapping[str, str]) -> list[Listener]:
             if other.name == listener.name or (
                 listener.port and (other.host, other.port) == (listener.host, listener.port)
             ):
-                raise ConfigError(f"{_entry_text(listener)} twice", "listeners", config["listeners"])
+                twice = listener.name if other.name == listener.name else f"{listener.host}:{listener.port}"
+                raise ConfigError(f"listeners has {twice} twice", "listeners", config["listeners"])
         listeners.append(listener)
     if len(listeners) > LISTENER_COUNT_MAX:
         raise ConfigError(

@@ -30,7 +30,7 @@ LEVEL_OF_SYSLOG = {number: name for name, number in SYSLOG_OF_LEVEL.items()}
 
 BURST = 20
 RATE_PER_S = 2.0
-# of how many messages the lines are counted; beyond it the least recently used is dropped
+# messages whose lines are counted; beyond that number the least recently used one is dropped
 MESSAGE_COUNT_MAX = 512
 
 

@@ -251,8 +251,8 @@ follower.replication.throttled.rate: long >=1 <=LONG_MAX dynamic = LONG_MAX
 leader.replication.throttled.rate: long >=0 <=LONG_MAX dynamic ignored = LONG_MAX
     Accepted. Replication is throttled at the follower: follower.replication.throttled.rate of its host.
 replica.alter.log.dirs.io.max.bytes.per.second: long >=1 <=LONG_MAX dynamic = LONG_MAX
-    Bytes per second that moves between log directories copy; each worker gets an equal share. Records written during
-    the move, which are copied at the end while the partition is closed, are not limited.
+    Bytes per second that are copied to move partitions between log directories; each worker gets an equal share.
+    Records written during a move, which are copied at its end while the partition is closed, are not limited.
 auto.leader.rebalance.enable: bool = true
     Return leaderships to preferred leaders that are in sync again.
 leader.imbalance.check.interval.seconds: long >=1 <=INT_MAX = 300
@@ -572,8 +572,8 @@ quota.window.num: int >=2 <=1000 = 11
 quota.window.size.seconds: int >=1 <=3600 = 1
     See quota.window.num.
 controller.quota.window.num: int >=1 <=1000 = 11
-    After a pause, a client may make controller.quota.window.num * controller.quota.window.size.seconds of its
-    controller_mutation_rate in changes of topics in one burst.
+    After a pause, a client may use up to controller.quota.window.num * controller.quota.window.size.seconds of its
+    controller_mutation_rate in one burst.
 controller.quota.window.size.seconds: int >=1 <=3600 = 1
     See controller.quota.window.num.
 """
@@ -703,8 +703,8 @@ queue.delete.on.ack: bool dynamic = false
 queue.memory.bytes: long >=0 dynamic = 0
     (mqd) With flush.on.ack=false: a partition's records are flushed when this many bytes are unflushed, or after
     flush.ms where that is set, instead of after 5 s or 8 MiB. Records that queue.delete.on.ack deletes before that are
-    not written to the disk; a power cut loses unflushed records (docs/queues.md). About three segments can wait: set
-    segment.bytes to a third of it or more. 0: flushed as other records are.
+    not written to the disk; a power cut loses unflushed records (docs/queues.md). About three segments can wait for
+    their deletion: set segment.bytes to at least a third of this size. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
     applies to the partitions that one host leads. A tenth is reserved for lower priorities, so that they do not wait

@@ -1,7 +1,7 @@
 """The files in the run directory through which the acceptor and the timer communicate: each is
 replaced by a rename, so it can be read at any time.
 
-    run/schedules.json     acceptor -> timer: the schedules of this host
+    run/schedules.json     acceptor -> timer: all schedules, and which partitions this host leads
     run/timer.json         timer -> acceptor: the state of each schedule, for the metrics page
     run/timer.wake         acceptor -> timer: a FIFO, written when schedules.json has changed
     run/timer.lock         locked by the timer as long as it runs, and touched when it starts

@@ -107,7 +107,7 @@ def test_a_file_with_several_keys(tmp_path):
     for content, words in (
         (b"# keys of an mqd cluster\n", "holds 0 keys"),
         (b"# keys of an mqd cluster\n" + (one + b"\n") * 4, "holds 4 keys"),
-        (b"# keys of an mqd cluster\n" + one + b"\nshort\n", "holds 5 bytes"),
+        (b"# keys of an mqd cluster\n" + one + b"\nshort\n", "a key of 5 bytes"),
         (b"# keys of an mqd cluster\n" + one * 200, "bytes; a key has"),
     ):
         with pytest.raises(ConfigError, match=words):
