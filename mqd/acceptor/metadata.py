@@ -33,7 +33,7 @@ class Metadata:
     """
 
     def __init__(self, rules: Authorizer | None = None) -> None:
-        """`rules`: is kept up to date with the cluster's access control lists."""
+        """`rules` is kept up to date with the cluster's access control lists."""
         self.rules = rules if rules is not None else Authorizer()
         self.version = -1  # -1: no image yet
         self.cluster_id = ""
@@ -125,15 +125,15 @@ class Metadata:
         self.version = message.version
 
     def take_gone(self) -> dict[str, int]:
-        """Topic -> how many partitions remained when it lost some since the last call; 0: it was
-        deleted. Includes topics that have since been created again or got more partitions.
+        """Each topic that has lost partitions since the last call -> the fewest that remained; 0: it
+        was deleted. Includes topics that have since been created again or got more partitions.
         """
         gone, self._gone = self._gone, {}
         return gone
 
     def take_partitions_led_elsewhere(self) -> dict[tuple[str, int], int]:
-        """(internal topic, index) of each partition that another host leads, or may have led, since
-        the last call -> the newest leader epoch in which it does. Includes a partition that this host
+        """(internal topic, index) of each partition that another host has led, or may have led, since
+        the last call -> the newest leader epoch of another host. Includes a partition that this host
         leads again, even if both changes came in one message.
         """
         elsewhere, self._elsewhere = self._elsewhere, {}
@@ -284,8 +284,8 @@ class Metadata:
         return index % topic.partition_count
 
     def may_exist(self, name: str, index: int) -> bool:
-        """Whether the partition may exist, or one that has taken its records. Partitions that wait
-        for slots of this host are led by others.
+        """Whether the partition, or one that has taken its records, may exist. Partitions that wait
+        for slots of this host exist: other hosts lead them.
         """
         topic = self.topics.get(name)
         if name in self.withheld:
@@ -320,11 +320,11 @@ class Metadata:
         steps = self._known_from.get(topic.topic_id)
         if steps is None:
             return len(self.visible_partitions(topic))
-        hidden = next((first for first, version in steps if version > applied_version), None)
-        if hidden is None:
+        first_unknown = next((first for first, version in steps if version > applied_version), None)
+        if first_unknown is None:
             del self._known_from[topic.topic_id]
             return len(self.visible_partitions(topic))
-        return min(hidden, len(self.visible_partitions(topic)))
+        return min(first_unknown, len(self.visible_partitions(topic)))
 
     def sorted_names(self, from_name: str = "") -> list[str]:
         """All names in order, from `from_name` on."""

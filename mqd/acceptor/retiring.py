@@ -55,8 +55,9 @@ def first_retired(topic: messages.TopicImage) -> int:
 
 
 def describe(broker: Broker, topic: messages.TopicImage) -> Retirement:
-    """`step`: 0 no partition is retiring (or all are removed), 1 they are moving to those that take
-    their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers have applied it.
+    """`step`: 0 no partition is retiring (or all are removed), 1 they are moving to the hosts of those
+    that take their records, 2 sealed, 3 redirected, 4 hidden. `applied`: this host's workers have
+    applied the step.
     """
     applied = broker.table.metadata_version >= broker.metadata.version
     retiring = topic.partitions[first_retired(topic) :]

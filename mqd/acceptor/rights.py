@@ -104,15 +104,15 @@ def _authorize_elements(context: Context, header: RequestHeader, request: Any, r
 
 
 def _is_refused_without_elements(header: RequestHeader) -> bool:
-    """AddPartitionsToTxn 4 and up, OffsetDelete, DescribeQuorum, UpdateFeatures, Alter- and
-    DeleteShareGroupOffsets: Kafka's refusal of such a whole request does not list the elements.
+    """Whether Kafka's refusal of the whole request lists no elements: AddPartitionsToTxn 4 and up,
+    OffsetDelete, DescribeQuorum, UpdateFeatures, AlterShareGroupOffsets, DeleteShareGroupOffsets.
     """
     return header.api_key in (47, 55, 57, 91, 92) or (header.api_key == 24 and header.api_version >= 4)
 
 
 def _failed(header: RequestHeader, request: object, error: int) -> object:
     response = failed_response(header, request, Failure(error, error_message(error)))
-    # a response without an error: the request has no elements
+    # None: the request has no elements, and the response no place for an error
     return response if response is not None else message_class(header.api_key, "Response")()
 
 

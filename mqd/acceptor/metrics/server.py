@@ -4,9 +4,9 @@ connections, GET /metrics, /health/live, /health/ready and nothing else.
 Any local user can connect, so no client, active or idle, may cost the acceptor more than these
 bounds:
 
-M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection evicts the connection
-    that has been idle the longest, but not before GRACE_S: this also bounds the rate of accepted
-    connections. A scraper that sends its request immediately gets a response even if others stay
+M1  at most CONNECTIONS_MAX descriptors. When all are taken, a new connection evicts the one that
+    has been idle the longest (at least GRACE_S, which also bounds the rate of accepted
+    connections). A scraper that sends its request immediately gets a response even if others stay
     silent.
 M2  a connection is closed if its request is not complete REQUEST_S after the accept, if the page is
     not ready RENDER_S after that, or if it has not read the page RESPONSE_S after that.
@@ -98,8 +98,7 @@ class Checks(Protocol):
 
 class _Client:
     """`to_send` None: the request is incomplete, or the response for the path `waiting` is not ready
-    yet. `progress_s`: when it last received or sent something. Times are
-    time.monotonic().
+    yet. `progress_s`: when it last received or sent something. Times are time.monotonic().
     """
 
     __slots__ = ("deadline_s", "events", "progress_s", "received", "in_handshake", "socket", "to_send", "waiting")
@@ -289,7 +288,7 @@ class MetricsServer:
                 self._close(client)
                 return False
             if first[0] != _TLS_HANDSHAKE:
-                client.socket.recv(REQUEST_BYTES_MAX)  # unread, it would reset the connection
+                client.socket.recv(REQUEST_BYTES_MAX)  # closing with unread bytes would reset the connection
                 self._begin_response(client, _NOT_PLAIN)
                 return False
             self._selector.unregister(client.socket)
@@ -380,7 +379,7 @@ class MetricsServer:
             os.eventfd_read(self._wake)
         while self._decided:
             client, faults = self._decided.popleft()
-            if client in self._clients and client.waiting:  # otherwise it has disconnected, or HEALTH_S are over
+            if client in self._clients and client.waiting:  # otherwise it has disconnected, or HEALTH_S has passed
                 body = "".join(f"{fault}\n" for fault in faults).encode()
                 self._respond(client, _response("503 Service Unavailable", body) if faults else _HEALTHY)
         if self._rendered is not None:
@@ -401,8 +400,8 @@ class MetricsServer:
 
 
 def listen(configured: Listener, usual_port: int, is_fixed: bool) -> socket.socket | None:
-    """Listens on the port of `configured`, or on `usual_port` if that is 0 and not fixed. Unless the port
-    is fixed, a free one replaces it if it is taken, with a log line. None: it cannot listen.
+    """Listens on the port of `configured`; if that is 0 and not fixed, on `usual_port`. If a port
+    that is not fixed is taken, a free one is used instead, with a log line. None: it cannot listen.
     """
     first = configured.port if is_fixed or configured.port else usual_port if usual_port <= 65535 else 0
     family = socket.AF_INET6 if ":" in configured.host else socket.AF_INET

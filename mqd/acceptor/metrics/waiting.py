@@ -1,11 +1,10 @@
 """The age, by timestamp, of the first record that a group has not read yet (or that a share group has
 not finished yet).
 
-Timestamps are read from the files of this host's replicas, for each log directory in the thread that
-measures the directory (see directories.py): if a directory hangs, only the ages of its own groups
-are missing. Bound: each measurement reads at most LOOKUPS_MAX timestamps and replaces the oldest
-results first. Until its turn comes, a group keeps its previous age, which is too high if the group
-has read on.
+Timestamps are read from the files of this host's replicas, for each log directory in a thread of
+its own (see directories.py): if a directory hangs, only the ages in its partitions are out of date.
+Bound: each measurement reads at most LOOKUPS_MAX timestamps and replaces the oldest results first.
+Until a result is replaced, the previous age is shown, which is too high if the group has read on.
 """
 
 from collections.abc import Iterator
