@@ -149,7 +149,7 @@ class Cluster:
             if error not in _RETRIABLE or time.monotonic() > deadline:
                 check("no coordinator responds", coordinator.error_code, coordinator.error_message)
                 return response
-            time.sleep(_PAUSE_S)  # polling: there is no notification when it has read its log
+            time.sleep(_PAUSE_S)  # polling: there is no notification when a coordinator has read its log
 
     def by_leader(self, partitions: Iterable[Partition]) -> dict[int, dict[str, list[int]]]:
         """Node id -> topic -> partitions; without those that do not exist or have no leader."""

@@ -50,7 +50,7 @@ class ClusterState:
         found = []
         for role, replicas in (("voter", self.quorum.current_voters), ("observer", self.quorum.observers)):
             for one in sorted(replicas, key=lambda one: one.replica_id):
-                newest = max(one.last_caught_up_timestamp, -1)
+                caught_up_ms = max(one.last_caught_up_timestamp, -1)
                 found.append(
                     {
                         "node": one.replica_id,
@@ -59,7 +59,7 @@ class ClusterState:
                         "listener": self.listeners.get(one.replica_id),
                         "log_end_offset": one.log_end_offset,
                         "lag": max(0, self.end_offset - one.log_end_offset) if one.log_end_offset >= 0 else -1,
-                        "last_caught_up_ms": newest,
+                        "last_caught_up_ms": caught_up_ms,
                     }
                 )
         return found

@@ -4,7 +4,8 @@ authority's key, which stays there; the new host's own keys never leave it.
     invite: prints a token, listens          token: address, node id, authority, secret, expiry
     join:   connects by TLS, which only a host with a certificate of that authority can accept
             -> the secret, two certificate requests, names and addresses of the broker
-            <- two certificates, the cluster's key, the admin's settings, the metrics pages' token; the token is used up
+            <- two certificates, the cluster's key, the admin's settings, the metrics pages' token;
+               the token of the invitation is used up
 
 Invariants
     J1  the secret is sent only to a host with a certificate of the token's authority
@@ -200,8 +201,8 @@ class Invitation:
 
 def has_joined(token: Token, data_dir: Path) -> bool:
     """Whether this directory already has the files of the token: the same command, run again, then
-    starts with these. False if their certificates expire soon, unless the token has expired: they are
-    then fetched again. Raises CliError if the directory has other files.
+    starts with these. False, so that they are fetched again, if their certificates expire soon and the
+    token has not expired. Raises CliError if the directory has other files.
     """
     files = secure.files(data_dir)
     if not secure.is_secured(data_dir):

@@ -1,7 +1,8 @@
 """librdkafka for the commands: clients with quiet logs, an unreachable broker reported immediately,
 errors as text.
 
-A module that needs confluent_kafka imports it here or in a function: it costs 50 ms.
+Importing confluent_kafka costs 50 ms, so modules that every command loads import this one within
+functions.
 """
 
 import os
@@ -162,11 +163,11 @@ def base_config(
 
 
 _admin: Callable[[], Any] = lambda: None
-_unresolved = ""  # the last address that librdkafka could not resolve, in this process, which runs one command
+_unresolved = ""  # the last address that librdkafka could not resolve in this process
 
 
 def note_error(error: KafkaError) -> None:
-    """librdkafka retries, and finally reports only a timeout."""
+    """Keeps an address that does not resolve: librdkafka retries, and finally reports only a timeout."""
     global _unresolved
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:

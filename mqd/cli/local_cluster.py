@@ -3,7 +3,7 @@ a loopback address of its own; for trying things out.
 
 The brokers are ordinary ones, started with the commands that are printed: any of them may be
 stopped, killed or restarted independently while the cluster runs. A broker that exits does not
-affect the others; Ctrl-C stops the remaining ones, in order.
+affect the others; Ctrl-C shuts down the remaining ones cleanly.
 """
 
 import os
@@ -67,8 +67,8 @@ class Member(msgspec.Struct):
             name: value for name, value in os.environ.items() if not name.startswith("MQD_") or name == "MQD_DEBUG"
         }
         with open(self.data_dir / "stderr", "wb") as errors:
-            # a session of its own: Ctrl-C reaches this process alone, which then stops the brokers
-            # in order
+            # a session of its own: Ctrl-C reaches this process alone, which then shuts the brokers
+            # down cleanly
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "mqd.cli.main", *self.arguments()],
                 stdin=subprocess.DEVNULL,

@@ -352,8 +352,8 @@ def consumer_findings(before: Iterable[Sample], after: Iterable[Sample]) -> list
         found.append(
             Finding(
                 Harm.NUISANCE,
-                f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition} for"
-                f" {behind_s / 60:.0f} min: its member fails at that record, or hangs",
+                f"group {group} has members and has not passed offset {offset:.0f} of {topic}-{partition}, whose"
+                f" record has waited for {behind_s / 60:.0f} min: its member fails at that record, or hangs",
                 f"show it: mqd consume {topic} --partition {partition} --offset {offset:.0f} --count 1; to skip"
                 f" it, stop the group's members, then mqd group seek {group} {topic}:{partition} --shift-by 1"
                 " --execute",

@@ -186,7 +186,7 @@ def consumer(offset: float, behind_s: float, members: float = 1) -> list[Sample]
 
 def test_a_record_that_blocks_a_group() -> None:
     (found,) = consumer_findings(consumer(7, 120), consumer(7, 126))
-    assert "has not passed offset 7 of t-3 for 2 min" in found.what
+    assert "has not passed offset 7 of t-3, whose record has waited for 2 min" in found.what
     assert "mqd consume t --partition 3 --offset 7" in found.cure and "mqd group seek g t:3 --shift-by 1" in found.cure
     assert consumer_findings(consumer(7, 120), consumer(8, 120)) == []  # it makes progress
     assert consumer_findings(consumer(7, 30), consumer(7, 36)) == []  # it may be slow
