@@ -51,7 +51,7 @@ def preload() -> None:
 
 def main_of(argv: Sequence[str]) -> Callable[[], Any] | None:
     """The program that `argv` would execute, if it is one of PROGRAMS, run by this Python."""
-    if argv[:3] != [sys.executable, "-P", "-m"] or argv[3] not in PROGRAMS:
+    if len(argv) < 4 or argv[:3] != [sys.executable, "-P", "-m"] or argv[3] not in PROGRAMS:
         return None
     return importlib.import_module(f"{argv[3]}.__main__").main
 

@@ -171,7 +171,10 @@ int mqd_reactor_view_put(struct mqd_reactor *r, uint64_t token, const uint8_t to
                          const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,
                          const uint8_t *filter, uint32_t filter_bytes)
 {
-    if (!mqd_filter_check(filter, filter_bytes) || strlen(base) > MQD_TOPIC_NAME_BYTES_MAX)
+    if (strlen(base) > MQD_TOPIC_NAME_BYTES_MAX)
+        return mqd_error_set(MQD_E_INVALID, "the base topic's name of the view %s is longer than %d bytes", name,
+                             MQD_TOPIC_NAME_BYTES_MAX);
+    if (!mqd_filter_check(filter, filter_bytes))
         return mqd_error_set(MQD_E_INVALID, "the filter of the view %s cannot be used", name);
     struct mqd_view *view = calloc(1, sizeof *view + filter_bytes);
     if (!view)

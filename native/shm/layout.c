@@ -74,6 +74,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_control_header, incarnation),
         FIELD(mqd_control_header, lease_deadline_ns),
         FIELD(mqd_control_header, log_level),
+        FIELD(mqd_control_header, share_version),
         FIELD(mqd_control_header, segments_generation),
         sizeof(struct mqd_control_header),
         FIELD(mqd_blob, version),

@@ -294,9 +294,10 @@ class TcpConsumer:
 
     def subscribe(self, topics: list[str], on_assign: Any = None, on_revoke: Any = None, on_lost: Any = None) -> None:
         callbacks: dict[str, Any] = {"on_revoke": self._on_revoke(on_revoke)}
-        for name, function in (("on_assign", on_assign), ("on_lost", on_lost)):
-            if function is not None:
-                callbacks[name] = self._with_owner(function)
+        if on_assign is not None:
+            callbacks["on_assign"] = self._with_owner(on_assign)
+        if on_lost is not None:  # otherwise on_revoke is called
+            callbacks["on_lost"] = self._on_lost(on_lost)
         self._consumer.subscribe(topics, **callbacks)
         self._subscription = list(topics)
 
@@ -317,6 +318,17 @@ class TcpConsumer:
             self._store()
             if function is not None:
                 function(self._owner, partitions)
+
+        return call
+
+    def _on_lost(self, function: Any) -> Any:
+        """Wraps on_lost: drops buffered records of the lost partitions, which another member may read now."""
+        if not callable(function):
+            return function
+
+        def call(_consumer: Any, partitions: list[Any]) -> None:
+            self._drop(partitions)
+            function(self._owner, partitions)
 
         return call
 

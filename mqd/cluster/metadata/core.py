@@ -413,18 +413,23 @@ class MetadataCore(LogTail):
 
     def _on_persist_failed(self, event: PersistFailed, now_ms: int) -> list[Action]:
         """Drops all batches after the kept ones and answers their requests with KAFKA_STORAGE_ERROR,
-        which is retriable. Waiting brokers retry.
+        which is retriable. Brokers repeat their own requests, but not the changes that they forward.
         """
         if event.attempt >= 0 and event.attempt != self._attempt:
             return []
         kept = [batch for batch in self._pending if batch.version <= event.kept]
         version = kept[-1].version if kept else self.committed.version
+        dropped = [entry for entry in self._peers if entry.version > version]
         self._peers = [entry for entry in self._peers if entry.version <= version]
-        actions = self._drop_pending(
-            ErrorCode.KAFKA_STORAGE_ERROR,
-            f"The metadata log could not be written; the change was not made: {event.reason}",
-            kept,
-        )
+        error = ErrorCode.KAFKA_STORAGE_ERROR
+        text = f"The metadata log could not be written; the change was not made: {event.reason}"
+        actions = self._drop_pending(error, text, kept)
+        for entry in dropped:
+            change = entry.message
+            if isinstance(change, broker_messages.ChangeResponse):
+                refusal = messages.Response(change.response.request_id, error, text)
+                refused = msgspec.structs.replace(change, version=version, response=refusal, topic_name=None)
+                actions.append(SendPeer(entry.node_id, refused))
         if self._active is not None:
             self._active.on_persist_failed(self.tail, now_ms)
         return actions

@@ -228,6 +228,7 @@ static bool acquire_range(struct walk *w, uint32_t from, struct mqd_descriptor *
                                                 .strict = request->strict};
     if (!is_warm(w))
         return false;
+    errno = 0; /* stays 0 if the bytes can be read, but are no batches */
     if (!read_headers(w)) {
         mqd_log(w->r, 4, 0, w->slot, "a share group cannot read its records at offset %lld: %s", (long long)w->from,
                 errno ? strerror(errno) : "a batch is damaged");

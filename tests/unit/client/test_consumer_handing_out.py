@@ -404,6 +404,20 @@ def test_over_tcp_the_first_of_several_records_is_dropped_with_its_partition() -
     assert places(consumer.take(10, 0)) == [(1, 0)]
 
 
+@pytest.mark.parametrize("name", ["on_revoke", "on_lost"])
+def test_over_tcp_buffered_records_are_dropped_with_their_partition(name: str) -> None:
+    """Of a lost partition too: another member may read them already."""
+    fake = Librdkafka((0, 0), (1, 0))
+    consumer = over_tcp(fake)
+    subscribed: dict[str, Any] = {}
+    fake.subscribe = lambda topics, **callbacks: subscribed.update(callbacks)  # type: ignore[attr-defined]
+    told: list[list[TopicPartition]] = []
+    consumer.subscribe([TOPIC], **{name: lambda _consumer, partitions: told.append(partitions)})
+    lost = [TopicPartition(TOPIC, 0)]
+    fake.on_consume = lambda: subscribed[name](fake, lost)
+    assert places(consumer.take(10, 0)) == [(1, 0)] and told == [lost]
+
+
 def test_over_tcp_consume_batch_keeps_waiting_after_a_rebalance() -> None:
     """None means that the time is over: a program that reads until there are no more records ended."""
     fake = Librdkafka()

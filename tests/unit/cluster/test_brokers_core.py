@@ -251,6 +251,22 @@ def test_changes_without_a_controller_are_refused_retriably(world: World) -> Non
     assert world.answers[client].error == E.NOT_CONTROLLER
 
 
+def test_a_forwarded_change_that_cannot_be_written_is_answered(world: World) -> None:
+    core, now_ms = world.hosts[world.active].core, world.now_ms
+    request = messages.Request(7, messages.CreateTopic("lost", 1, -1, {}, {}))
+    change = broker_messages.ChangeForwarded(2, world.unlogged.brokers[2].epoch, 9, 1, request)
+    (persist,) = core.handle(metadata_core.PeerReceived(2, change), now_ms)
+    assert isinstance(persist, metadata_core.Persist)
+    failed = metadata_core.PersistFailed("no space left on device", kept=persist.version - len(persist.records))
+    (answer,) = [one for one in core.handle(failed, now_ms) if isinstance(one, metadata_core.SendPeer)]
+    refused = answer.message
+    assert answer.node_id == 2 and isinstance(refused, broker_messages.ChangeResponse)
+    assert refused.request_id == 9 and refused.response.request_id == 7
+    assert refused.response.error == E.KAFKA_STORAGE_ERROR and "no space left" in refused.response.message
+    assert refused.version == core.tail.version and "lost" not in core.tail.topics
+    core.check()
+
+
 def test_a_change_is_acknowledged_when_this_hosts_workers_have_it(world: World) -> None:
     node = next(node for node in world.hosts if node != world.active)
     host = world.hosts[node]
