@@ -182,7 +182,8 @@ def test_a_read_only_console_changes_nothing(secured: Secured, browser: Browser)
     assert "read only" in page.words and "Create a topic" not in page.words
     token = re.findall(r'name="token" value="(\w+)"', browser.get("/topic/create").text)[0]
     for path in PATHS:
-        assert reader.get(path, **FORM).status == 403
+        refused = reader.get(path, **FORM)
+        assert refused.status == 403 and "The console refused the request" in refused.words
         assert reader.post(path, {**FORM, "token": token}).status == 403
 
 
