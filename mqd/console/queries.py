@@ -45,7 +45,7 @@ METADATA, DESCRIBE_LOG_DIRS = 3, 35
 
 
 class Topic(msgspec.Struct, frozen=True):
-    """Totals over a topic's partitions. `replicas`: the most that one of them has."""
+    """Totals over a topic's partitions. `replicas`: the largest replica count among them."""
 
     name: str
     partitions: int
@@ -497,7 +497,7 @@ class GroupDetails(msgspec.Struct, frozen=True):
     ages: dict[tuple[str, int], float]
 
 
-AGES_MAX = 100  # partitions whose oldest unread record is read
+AGES_MAX = 100  # partitions for which the oldest uncommitted record is read
 AGES_S = 2.0
 
 

@@ -63,7 +63,7 @@ def _text(data: bytes, is_cut: bool) -> str | None:
 
 
 def dump(data: bytes) -> str:
-    """A hex dump: offset, bytes, and the characters of those that are ASCII."""
+    """A hex dump: offset, bytes, and the bytes as text (a dot: not printable ASCII)."""
     lines = []
     for at in range(0, len(data), 16):
         row = data[at : at + 16]

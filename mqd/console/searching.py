@@ -1,5 +1,6 @@
 """Searches a topic's records from a starting point with a filter, and reports its progress. A
-search ends at the partitions' ends as of its start; a live search continues until it is stopped.
+search ends where the partitions ended when it began; a live search continues until it is stopped,
+for at most LIVE_S.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mqd.cli.common import CliError, Settings
 from mqd.cli.librdkafka import base_config, unreachable
 from mqd.console.filters import Filter
 
-NEWEST_READ_MAX = 10_000  # records that a search for the newest reads, over all partitions
+NEWEST_READ_MAX = 10_000  # limit on the records read to find the newest ones, over all partitions
 COUNT_MAX = 500
 LIVE_S = 900.0
 SILENT_S = 15.0

@@ -40,8 +40,8 @@ class StreamLimit:
 
 
 async def stream(work: Callable[[threading.Event], Iterator[T]], free: Callable[[], None]) -> AsyncIterator[T]:
-    """Yields the items of `work`, which runs on its own thread; its event is set when the reader
-    has disconnected. Raises its exceptions.
+    """Yields the items of `work`, which runs on a thread of its own and gets an event that is set
+    when the reader has disconnected. Raises the exceptions of `work`.
     """
     loop, stop = asyncio.get_running_loop(), threading.Event()
     queue: asyncio.Queue[Any] = asyncio.Queue(AHEAD_MAX)
