@@ -215,8 +215,8 @@ class Process:
 
     async def prepare_directories(self, cluster_id: str, state: MetadataState) -> list:
         broker = state.brokers.get(self.node_id)
-        # False: another host had this node id, and its replicas are placed again when this host
-        # registers
+        # False: this node id is new, or another host had it; that host's replicas are placed again
+        # when this one registers
         own = broker is not None and broker.directory_id in ("", directory_text(self.key.directory_id))
         known = broker.directories if broker is not None and own else {}
         used = (
@@ -275,7 +275,7 @@ class Process:
         # the lock.
         devices = session.devices(self.log_dirs)
         with self._session_lock:
-            # a session in doubt stays in doubt, because this task may have hung since then
+            # a session in doubt stays in doubt: record_doubt() may have run while this thread hung
             boot = session.boot_id() if broker_epoch > self._doubted_epoch else ""
             session.write(
                 self.session_path,

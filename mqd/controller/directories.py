@@ -191,7 +191,8 @@ class Measures:
     """Periodic measurements of the file systems of log.dirs. Each is queried in a thread of its
     own, one query at a time: a caller waits RESPONSE_S at most, and a hanging disk occupies only one
     thread and does not keep the process from ending. `entries`: as identified at the start; a
-    directory that was unusable then stays so until a restart, whatever its file system reports.
+    directory that was unusable at the start stays so until a restart, whatever its file system
+    reports.
     Concurrency: the event loop's thread.
     """
 

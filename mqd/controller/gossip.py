@@ -225,7 +225,7 @@ class Gossip(asyncio.DatagramProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """Ends without an announcement: other hosts detect it."""
+        """Ends without an announcement: other hosts detect the departure."""
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
@@ -393,7 +393,7 @@ def create(
     directory: Path,
     settings: Settings | None = None,
 ) -> Gossip:
-    """A Gossip that start() starts. `secrets`: the cluster's secrets. Messages are sealed with the
+    """A Gossip, not started yet. `secrets`: the cluster's secrets. Messages are sealed with the
     first one, and accepted if sealed with any of them. `directory`: the metadata directory, which
     has the file with the life. Raises OSError.
     """

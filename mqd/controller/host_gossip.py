@@ -87,8 +87,8 @@ class _Resolved(NamedTuple):
 
 
 class HostGossip:
-    """Active between start() and stop(). start() raises OSError if the incarnation (the number of
-    starts) cannot be written.
+    """Active between start() and stop(). The constructor raises OSError if the life (the number of
+    this directory's starts) cannot be written. `incarnation`: the keeper's.
     """
 
     def __init__(

@@ -168,14 +168,14 @@ class Membership:
         if own.cluster_id and theirs.cluster_id and own.cluster_id != theirs.cluster_id:
             return Refusal(
                 handshake.REFUSED_CLUSTER,
-                f"the host that refuses belongs to cluster {own.cluster_id}, the one that connects to"
-                f" {theirs.cluster_id}",
+                f"the host that refuses belongs to cluster {own.cluster_id}, the host that connects"
+                f" belongs to {theirs.cluster_id}",
             )
         if theirs.feature_first > own.feature_last or theirs.feature_last < own.feature_first:
             return Refusal(
                 handshake.REFUSED_FEATURES,
-                f"the host that refuses reads metadata of levels {own.feature_first} to {own.feature_last}, the one"
-                f" that connects {theirs.feature_first} to {theirs.feature_last}",
+                f"the host that refuses reads metadata of levels {own.feature_first} to {own.feature_last}, the host"
+                f" that connects reads {theirs.feature_first} to {theirs.feature_last}",
             )
         if conflict := self._node_id_conflict(theirs):
             return Refusal(handshake.REFUSED_IDENTITY, conflict)

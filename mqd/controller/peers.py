@@ -317,8 +317,8 @@ class Peers:
     async def _receive(self, connection: Connection) -> None:
         node_id = connection.identity.node_id
         if connection.stated.cluster_id != self._identity().cluster_id:
-            # this host has joined a cluster during the handshake, so the peer would ignore what it
-            # sends over this connection
+            # this host has joined a cluster during the handshake, so the peer would ignore what
+            # this host sends over this connection
             connection.writer.transport.abort()
             return
         self._on_connected(node_id, connection)

@@ -38,7 +38,7 @@ def assign(control: native.Control, action: AssignSlot) -> None:
     """
     before = _view(control, action.slot)
     if action.moved and before is not None and _is_stale(control, before):
-        return  # its old generation shows that the owner died; a new assignment would hide that
+        return  # the owner's old generation shows that it died; a new assignment would hide that
     offline = action.owner == OWNER_NONE or (
         before is not None and before.owner == OWNER_NONE and before.state == native.SlotState.OFFLINE
     )
