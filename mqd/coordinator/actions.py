@@ -36,8 +36,9 @@ PERSIST_BYTES = 1 << 20  # limit of each Persist that persists() returns
 
 
 def persists(records: list[KeyValue]) -> list["Action"]:
-    """Splits many records that need not be written together into Persists of at most PERSIST_BYTES,
-    or of one record each. After every one of them the log must hold a state that can be loaded.
+    """Splits many records that need not be written together into Persists of at most PERSIST_BYTES
+    (more only if a single record is larger). After every one of them the log must hold a state that
+    can be loaded.
     """
     found: list[Action] = []
     first = size = 0

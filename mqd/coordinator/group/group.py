@@ -524,8 +524,8 @@ class Group:
         if self.streams is not None:
             return self.streams.commit_error(event)
         if not self.exists and event.generation >= 0:
-            unknown = event.version >= VERSION_GROUP_ID_NOT_FOUND and not event.is_transactional
-            return int(ErrorCode.GROUP_ID_NOT_FOUND if unknown else ErrorCode.ILLEGAL_GENERATION)
+            knows_not_found = event.version >= VERSION_GROUP_ID_NOT_FOUND and not event.is_transactional
+            return int(ErrorCode.GROUP_ID_NOT_FOUND if knows_not_found else ErrorCode.ILLEGAL_GENERATION)
         return self.classic.validate_commit(
             event.member_id, event.group_instance_id, event.generation, event.is_transactional
         )

@@ -323,7 +323,7 @@ class ClassicGroup(Rebalancing):
         """A static member came back without its member id. It gets a new id, and the old one is
         fenced. In a stable group the other members do not notice.
         """
-        notified_leader = self.leader
+        leader_before = self.leader
         same_protocols = old.matches(protocols)
         member = self._rename(old, event, actions)
         self._update_member(event, member, protocols, now_ms, actions)
@@ -343,7 +343,7 @@ class ClassicGroup(Rebalancing):
                 response = self._join_response(member, skip_assignment=is_leader)
             else:
                 # the old id, so that the member does not act as the leader
-                response = self._join_response(member, leader=notified_leader)
+                response = self._join_response(member, leader=leader_before)
             actions.append(Reply(request, response))
             return
         reason_text = _reason_text(event.message.reason)

@@ -7,7 +7,8 @@ Invariants (check())
     M3  an instance id names exactly the member that carries it, and no two members carry the same
     M4  no id is both a member's and pending (assigned to a client that has not joined with it); at
         most PENDING_MAX are pending
-    M5  everything with a deadline has a heap entry that is not later than it, so none is overlooked
+    M5  everything with a deadline has a heap entry at that time or earlier: no deadline is
+        overlooked
     M6  `size_bytes` is the sum over all members and pending ids
 Bounds: the heap holds at most twice the current entries, plus HEAP_SLACK.
 
@@ -165,12 +166,12 @@ class Deadlines:
         heapq.heappush(self._heap, (watched.deadline_ms, self._number, watched))
 
     def take_expired(self, now_ms: int) -> list[Watched]:
-        """Returns those whose deadline has passed, and clears their deadlines."""
+        """Returns the Watched objects whose deadline has passed, and clears their deadlines."""
         found = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, _, watched = heapq.heappop(self._heap)
             if watched.armed_ms != at_ms:
-                self._superseded -= 1  # by an earlier entry
+                self._superseded -= 1  # this entry was superseded by an earlier one
                 continue
             watched.armed_ms = NEVER
             if watched.deadline_ms > now_ms:

@@ -83,8 +83,8 @@ class Rebalancing(ClassicState):
 
     def _prepare_rebalance(self, reason: str, now_ms: int, actions: list[Action]) -> None:
         """Sends members that wait for an assignment back to join. The join phase lasts until all
-        have joined, at most the longest rebalance timeout. The first one after Empty waits for more
-        members: group.initial.rebalance.delay.ms after the latest of them.
+        have joined, at most the longest rebalance timeout. The first join phase after Empty waits
+        for more members: group.initial.rebalance.delay.ms from the last member that joined.
         """
         if self.state is COMPLETING:
             for member in self.members.by_id.values():

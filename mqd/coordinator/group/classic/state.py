@@ -88,8 +88,8 @@ class ClassicState:
         return not self.members.by_id and not self.members.pending and self.state is EMPTY
 
     def held_up_by(self) -> list[DelayingMember]:
-        """The members that a rebalance waits for, longest silent first. There are none if the first
-        rebalance only waits for more members to join.
+        """The members that a rebalance waits for: first the leader if its assignment is missing,
+        then the longest silent. There are none if the first rebalance only waits for more members.
         """
         found = [
             DelayingMember(

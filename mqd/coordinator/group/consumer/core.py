@@ -24,8 +24,8 @@ Invariants (check())
         release, any other member has none
     U6  partitions that a member keeps from one target to the next are never revoked in between: no
         partition that is assigned and in the target is among those it has to release
-    U7  each member has a session deadline; each REVOKING one also a deadline to release by, which a
-        heartbeat does not move
+    U7  each member has a session deadline; each REVOKING member also a deadline for the release,
+        which a heartbeat does not move
     U8  an instance id names the one member that carries it
     U9  a reply depends only on records persisted before it; each request is answered once
     U10 `described_bytes` is the sum over all members
@@ -70,8 +70,8 @@ DEADLINE_TIMER = "consumer.deadline"
 TIMERS = (DEADLINE_TIMER,)
 TARGET_SIZE_PER_MS = 32  # members plus partitions per millisecond of delay between two targets
 UNDELAYED_SIZE_MAX = 1000  # members plus partitions up to which every epoch gets its target immediately
-# Heartbeat interval of a member that waits for partitions; librdkafka also waits as long for a
-# response.
+# Heartbeat interval of a member that waits for partitions. librdkafka waits equally long for the
+# response to a heartbeat.
 SHORT_INTERVAL_MS = 1000
 VERSION_MEMBER_EPOCH = 9  # the first OffsetCommit version with a member epoch
 # Memory of a member, and of a partition that it owns (with its target), without the client's bytes:
@@ -271,14 +271,14 @@ class ConsumerGroup(ModernGroup):
 
     def describe_member(self, member: Member, description: Description) -> bool:
         """Sets the member's description. Returns whether the assignment depends on the change."""
-        old, old_key, assignor = member.description, member.key, self.assignor
+        old, old_key, old_assignor = member.description, member.key, self.assignor
         if member.resolved is None or old != description:
             self.pending.append(records.member_record(self.group_id, member.member_id, description))
         self._forget_description(member)
         member.description = description
         self._count_description(member)
         return old_key != member.key or (
-            old.server_assignor != description.server_assignor and assignor != self.assignor
+            old.server_assignor != description.server_assignor and old_assignor != self.assignor
         )
 
     def _count_description(self, member: Member) -> None:

@@ -84,7 +84,7 @@ class Subscriptions:
                 matching = self._cluster.matcher.matching(regex, self._cluster.names())
                 found |= matching if authorized_as is None else self._cluster.describable(authorized_as, matching)
             except BadExpression:
-                # loaded from the log of another broker, whose expressions may be invalid here: it
+                # the expression was loaded from the log of another broker and is invalid here: it
                 # matches nothing
                 pass
         topics = {name: topic for name in found if (topic := self._cluster.topic(name)) is not None}
