@@ -108,6 +108,17 @@ def test_a_leader_that_rejoins_causes_a_rebalance() -> None:
     assert shell.reply(number).generation_id == 2
 
 
+def test_a_new_coordinator_has_not_heard_from_the_members_yet() -> None:
+    shell = GroupShell(initial_rebalance_delay_ms=1)
+    leader, silent = shell.stable(2)
+    shell.advance(100)
+    shell.restart()
+    shell.join(leader)
+    (held_up_by,) = shell.core.held_up_by()
+    assert (held_up_by.member_id, held_up_by.seen_ms) == (silent, -1)
+    assert shell.beat(silent, 1) == E.REBALANCE_IN_PROGRESS and shell.core.held_up_by()[0].seen_ms == shell.now
+
+
 def test_changed_metadata_causes_a_rebalance() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     _, follower = shell.stable(2)

@@ -142,6 +142,7 @@ class ClassicGroup(Rebalancing):
         actions: list[Action] = []
         for member in self.members.by_id.values():
             self._touch(member, now_ms)
+            member.seen_ms = -1
         if len(self.members) > self.settings.max_size:
             self._prepare_rebalance(
                 f"the group has {len(self.members)} members, group.max.size allows {self.settings.max_size}",
