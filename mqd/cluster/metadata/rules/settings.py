@@ -155,8 +155,6 @@ def _check_update(update: messages.FeatureUpdate, current: int) -> None:
             f"{what} Can't downgrade from version {current} without setting the upgrade type to safe or unsafe"
             " downgrade.",
         )
-    if update.level < current and update.name == "metadata.version" and update.upgrade_type == SAFE_DOWNGRADE:
-        return  # the stored form is the same at all levels
     if update.level > current and update.upgrade_type != UPGRADE:
         raise Refusal(ErrorCode.INVALID_UPDATE_VERSION, f"{what} Can't downgrade to a newer version.")
 
