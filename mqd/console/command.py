@@ -162,4 +162,6 @@ def _listening(host: str, port: int) -> socket.socket:
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=CONNECTIONS_MAX
         )
     except OSError as error:
-        raise CliError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address or port with --listen") from None
+        raise CliError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another address or port with --listen"
+        ) from None
