@@ -1,6 +1,6 @@
-"""Principals: "User:alice", the name of an authenticated client; and the rules that map another
-name to one: a certificate's subject (`ssl.principal.mapping.rules`, KIP-371) or the login name of a
-local process (`local.principal.mapping.rules`).
+"""Principals such as "User:alice", the names of authenticated clients; and the rules that derive a
+user's name from a certificate's subject (`ssl.principal.mapping.rules`, KIP-371) or from the login
+name of a local process (`local.principal.mapping.rules`).
 
 Rules are separated by commas; the first one that matches decides:
 
@@ -18,8 +18,9 @@ from mqd.base.property_values import ConfigError
 
 USER = "User"
 ANONYMOUS = "User:ANONYMOUS"
-# A local process of the broker's own user, which could do everything to the broker anyway: always a
-# super user, and of a type of its own, so that no authenticated client name equals it.
+# The principal of local processes that run as the broker's own user. They could do everything to
+# the broker anyway, so this principal is always a super user. It has a type of its own, so that no
+# client's name equals it.
 BROKER = "Local:broker"
 NAME_BYTES_MAX = 255
 

@@ -1,5 +1,5 @@
-"""TLS of a listener for Python's own connections, from the same `ssl.*` settings as the workers'
-(tls_files.py): for the metrics page.
+"""The TLS context of the metrics page, whose connections Python serves itself. It is made from the
+same `ssl.*` settings as those of the workers' listeners (tls_files.py).
 
 Concurrency: one thread. Changed files are noticed within POLL_S; if they are unusable, the previous
 certificate stays in use and the error is logged once.
@@ -40,7 +40,7 @@ def context(config: Mapping[str, str], listener: Listener) -> ssl.SSLContext:
             made.load_verify_locations(cadata=_certificates(settings.trust))
         made.verify_mode = _VERIFY[ClientAuth(settings.client_auth)]
     except (ssl.SSLError, ValueError) as error:
-        where = " and ".join(map(str, tls_files.files(config, listener))) or "its ssl. properties"
+        where = " and ".join(map(str, tls_files.files(config, listener))) or "its ssl.* properties"
         raise ConfigError(
             f"listener {listener.name} cannot use {where}: {error}: check the password, and that key and"
             " certificate belong together",

@@ -80,7 +80,7 @@ def check(config: Mapping[str, str]) -> None:
         principal_rules(config, listener)
     metrics = metrics_listener(config)
     if metrics is not None and metrics.has_tls:
-        from mqd.security import python_tls  # imports this module for its settings
+        from mqd.security import python_tls  # not at the top: it imports this module
 
         python_tls.context(config, metrics)
 
@@ -102,7 +102,7 @@ def context(config: Mapping[str, str], listener: Listener, secret: bytes = b"", 
     try:
         return TlsContext(settings)
     except NativeError as error:
-        where = " and ".join(map(str, files(config, listener))) or "its ssl. properties"
+        where = " and ".join(map(str, files(config, listener))) or "its ssl.* properties"
         raise ConfigError(
             f"listener {listener.name} cannot use {where}: {error.strerror}", "ssl.keystore.location"
         ) from None
@@ -244,15 +244,15 @@ class _ListenerSettings:
         """
         versions = {_VERSIONS[name] for name in self.value("ssl.enabled.protocols")}
         named = list(self.value("ssl.cipher.suites") or [])
-        old = [CIPHERS_12[name] for name in named if name in CIPHERS_12]
-        new = [name for name in named if name in CIPHERS_13]
+        suites_12 = [CIPHERS_12[name] for name in named if name in CIPHERS_12]
+        suites_13 = [name for name in named if name in CIPHERS_13]
         if named:
-            versions &= ({TLS_1_2} if old else set()) | ({TLS_1_3} if new else set())
+            versions &= ({TLS_1_2} if suites_12 else set()) | ({TLS_1_3} if suites_13 else set())
         if not versions:
             raise self.error(
-                "ssl.cipher.suites", "ssl.cipher.suites has none for the versions of ssl.enabled.protocols"
+                "ssl.cipher.suites", "ssl.cipher.suites has no suite for the versions of ssl.enabled.protocols"
             )
-        return sorted(versions), ":".join(old or CIPHERS_12.values()), ":".join(new or CIPHERS_13)
+        return sorted(versions), ":".join(suites_12 or CIPHERS_12.values()), ":".join(suites_13 or CIPHERS_13)
 
 
 def _pem(text: str) -> bytes:
@@ -268,12 +268,12 @@ def _pem(text: str) -> bytes:
 
 
 def split(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(certificates, key) for each private key in a PEM file. Its certificates follow the key, or
-    precede it when the file begins with a certificate.
+    """(certificates, key) for each private key in a PEM file. A key's certificates follow it, or
+    precede it if the file begins with a certificate.
     """
     blocks = [(found[1].endswith(b"PRIVATE KEY"), found[0] + b"\n") for found in _BLOCK.finditer(content)]
     if blocks and not blocks[0][0]:
-        # read backwards, every key comes first
+        # read backwards, each key comes before its certificates
         blocks.reverse()
         for certificates, key in list(_by_key(blocks))[::-1]:
             yield b"".join(reversed(certificates)), key

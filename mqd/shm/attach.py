@@ -391,7 +391,7 @@ class KeeperClient:
             loop.add_reader(fd, parent_died, reason)
 
     def _alive(self) -> None:
-        with contextlib.suppress(OSError):  # the keeper is slow, or has ended: another probe will follow
+        with contextlib.suppress(OSError):  # the keeper has ended, or is slow and will probe again
             self._connection.sendmsg([_encode(Alive())], [], socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def _end_supervisor(self) -> None:

@@ -171,7 +171,7 @@ class Credits:
             self.held_blocks -= count
 
     def close(self) -> None:
-        """Returns everything, even if the semaphore is gone."""
+        """Returns all blocks. If the semaphore is gone, there is nothing to return."""
         try:
             self._release(self.held_blocks)
         except sysv_ipc.ExistentialError:
@@ -193,7 +193,7 @@ def _current(name: str, generation: int, block_count: int, again: bool) -> sysv_
     before, so it must not replace those of a later keeper: raises ExistentialError instead.
     """
     mark = generation % _SEMAPHORE_MAX
-    # the initial value is not a generation: the semaphore is created, but not set yet
+    # _SEMAPHORE_MAX is no generation's mark: it means that the semaphore was created, but not set yet
     generation_semaphore, _ = _open(_key(name, 1), _SEMAPHORE_MAX)
     if again and generation_semaphore.value not in (mark, _SEMAPHORE_MAX):
         raise sysv_ipc.ExistentialError(f"the semaphores belong to another run of the broker than {generation}")

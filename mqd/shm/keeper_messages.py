@@ -94,7 +94,9 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 
 class Left(msgspec.Struct, tag=True, frozen=True):
-    """Sent by the controller: nothing depends on this host any more, as far as it could arrange that."""
+    """Sent by the controller when nothing depends on this host any more, as far as the controller
+    could arrange that.
+    """
 
 
 class Probe(msgspec.Struct, tag=True, frozen=True):
@@ -149,7 +151,7 @@ class Status(msgspec.Struct, tag=True, frozen=True):
     local_clients: list[int] = []  # attached through shared memory, per worker; counted in connections too
     local_bytes: list[int] = []  # size of these clients' shared memory, per worker
     metrics_url: str = ""
-    client_socket: str = ""  # where they attach; "" = nowhere
+    client_socket: str = ""  # where local clients attach; "" = nowhere
 
 
 ToKeeper = Hello | Ready | Waiting | Left | Alive | ProbeQuery | StatusQuery | SetLogLevel

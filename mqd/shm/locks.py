@@ -66,7 +66,7 @@ def _write_holder(fd: int) -> None:
         os.ftruncate(fd, 0)
         os.pwrite(fd, b"%d\n" % os.getpid(), 0)
     except OSError as error:
-        # a full disk must not keep the broker from starting: it may be needed to make room
+        # a full disk must not keep the broker from starting: the broker may be needed to make room
         if error.errno != errno.ENOSPC:
             os.close(fd)
             raise

@@ -10,10 +10,10 @@ client on the same host looks for the one of its bootstrap server.
 The end of a name identifies the network namespace: its number, and the beginning of the machine's
 boot id.
 
-DIRECTORY is /run/mqd where the broker may write it, and $XDG_RUNTIME_DIR/mqd (without the variable
-/run/user/UID/mqd): the broker writes to each that is writable, and to ~/.mqd if neither is. A
-client uses the first that has its broker. $MQD_RUN_RENDEZVOUS replaces the list (separated by
-colons) for both.
+DIRECTORY is /run/mqd and $XDG_RUNTIME_DIR/mqd (/run/user/UID/mqd if the variable is not set): the
+broker creates its links in both, as far as it may write there, and in ~/.mqd if it may write to
+neither. A client uses the first directory that has a link to its broker. Broker and client use the
+directories in $MQD_RUN_RENDEZVOUS (separated by colons) instead if it is set.
 
 1. A directory is trusted only if it is a real directory owned by root, by this process's user, or
    by any user if the directory's parent belongs to root and only root can write there.
@@ -81,9 +81,9 @@ def _user_directory() -> Path | None:
 
 
 def network_namespace() -> str:
-    """This process's network namespace, as names end with it. A namespace's number is unique only
-    on its machine and while the namespace exists, and several machines may share a directory.
-    Raises OSError without /proc.
+    """This process's network namespace, in the form in which link names end. A namespace's number
+    is unique only on its machine and while the namespace exists, and several machines may share a
+    directory. Raises OSError without /proc.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return f"{os.stat('/proc/self/ns/net').st_ino:x}-{boot}"

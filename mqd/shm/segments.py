@@ -6,9 +6,9 @@ removed.
 2. A segment's memory is reserved when it is created. A store to shared memory that the system
    cannot supply would kill the process with SIGBUS; a refused reservation is an error that names
    the remedy.
-3. The keeper holds an flock on its control segment as long as it lives. By this any later keeper of
-   the same user recognizes, and removes, the segments of a broker that was killed and never
-   restarted, whatever its directory. The process that removes a dead broker's segments (its
+3. The keeper holds an flock on its control segment as long as it lives. If that flock is free, the
+   broker was killed and not restarted: the next keeper of the same user that starts, for whatever
+   directory, removes the broker's segments. The process that removes a dead broker's segments (its
    successor or a sweeping keeper) meanwhile holds the flock on the dead broker's control segment:
    when several brokers start at the same time, one could otherwise remove segments that another has
    just created again.
@@ -37,7 +37,7 @@ from mqd.native import ENDPOINT_COUNT_MAX
 
 MODE = 0o600
 SHM_DIRECTORY = "/dev/shm"  # where Linux shows POSIX shared memory
-HOLD_S = 1.0  # how long a sweep may lock a segment that it then leaves alone; this takes microseconds
+HOLD_S = 1.0  # how long a sweep may lock a segment that it finds too young to remove; normally microseconds
 TAKE_OVER_S = 10.0  # how long another process's sweep may take; it normally takes milliseconds
 SWEEP_AGE_S = 10.0  # younger segments are left alone: a keeper locks its segment microseconds after creating it
 
@@ -192,7 +192,7 @@ def hold(name: str) -> int:
 
 def _lock(path: str, wait_s: float) -> int:
     """The flock of the segment with this name, once acquired; the caller must close the descriptor.
-    Raises OSError: there is none, or BlockingIOError.
+    Raises OSError if there is no such segment, BlockingIOError if it is still locked after wait_s.
     """
     deadline = time.monotonic() + wait_s
     while True:
@@ -253,7 +253,7 @@ def sweep(now: float | None = None) -> list[str]:
         if not re.fullmatch(r"mqd-[0-9a-f]{16}-control", entry):
             continue
         path = f"{SHM_DIRECTORY}/{entry}"
-        with contextlib.suppress(OSError):  # it is alive, another user's, or gone by now
+        with contextlib.suppress(OSError):  # its keeper is alive, or it is another user's or gone by now
             if _is_old(path, time.time() if now is None else now):
                 fd = _lock(path, 0)
                 try:

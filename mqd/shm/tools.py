@@ -64,7 +64,7 @@ def supervisor_of(status: Status) -> int:
 
 def held_pid(lock: Path) -> int | None:
     """The pid in a lock file that is held now; None if it is not held, 0 if the pid cannot be read
-    or not be trusted.
+    or trusted.
     """
     if not locks.is_locked(lock):
         return None

@@ -147,7 +147,7 @@ def test_versions_follow_the_named_suites(tmp_path: Path, broker: Identity) -> N
     assert only[:3] == (TLS_1_2, TLS_1_2, "ECDHE-RSA-AES128-GCM-SHA256")
     refused(
         config(ssl_keystore_location=pem, ssl_cipher_suites="TLS_AES_128_GCM_SHA256", ssl_enabled_protocols="TLSv1.2"),
-        "ssl.cipher.suites has none for the versions",
+        "ssl.cipher.suites has no suite for the versions",
     )
 
 
