@@ -144,7 +144,7 @@ class Schedule:
         return self.index.count + len(self._late)
 
     def first_pending(self) -> int:
-        """Records below it are not needed any more (T4)."""
+        """The offset below which no record is needed any more (T4)."""
         found = [self.progress.end_offset, self.end_offset, *(entry.offset for entry in self._late)]
         first = self.index.first_offset()
         return min(found) if first is None else min(*found, first)

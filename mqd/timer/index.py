@@ -152,7 +152,7 @@ class Index:
             self._flush()
 
     def _level_of(self, due_ms: int) -> int:
-        return next((at for at in range(len(WIDTHS_MS) - 1, 0, -1) if due_ms < self._ends[at - 1]), 0)
+        return next((level for level in range(len(WIDTHS_MS) - 1, 0, -1) if due_ms < self._ends[level - 1]), 0)
 
     def _file(self, key: tuple[int, int]) -> _File:
         file = self._files.get(key)
@@ -289,7 +289,7 @@ class Index:
                 # nothing is stored: no need to look at each day that has passed
                 self._reach(max(self._loaded_end, now_ms - now_ms % WIDTHS_MS[0] + WIDTHS_MS[0]))
                 return
-            level = max(at for at in range(len(WIDTHS_MS)) if at == 0 or self._loaded_end < self._ends[at - 1])
+            level = max(each for each in range(len(WIDTHS_MS)) if each == 0 or self._loaded_end < self._ends[each - 1])
             first = min(start for _, start in self._files)
             to = min(first, now_ms) if level == 0 else min(first, now_ms, self._ends[level - 1])
             to -= to % WIDTHS_MS[level]

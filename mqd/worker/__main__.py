@@ -29,7 +29,7 @@ def _arguments() -> argparse.Namespace:
         prog="python -m mqd.worker", description="One worker process of a broker; started by supervisord."
     )
     parser.add_argument("position", nargs="?", type=int, metavar="INDEX", help="which worker, from 0")
-    parser.add_argument("--index", type=int, help="the same")
+    parser.add_argument("--index", type=int, help="the same as INDEX")
     parser.add_argument("--data-dir", type=Path, help="the broker's data directory; default: MQD_DATA_DIR")
     arguments = parser.parse_args()
     if arguments.index is None:

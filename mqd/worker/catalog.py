@@ -198,8 +198,8 @@ class Catalog:
         return self.apply_updates([message])
 
     def apply_updates(self, parts: Sequence[FromController]) -> Changes:
-        """Applies the updates in order; returns their changes together. A later update never undoes an
-        earlier one of the same version.
+        """Applies the updates of one version in order; returns their changes together. No update
+        undoes an earlier one of the same version.
         """
         changes = Changes()
         for part in parts:
