@@ -89,7 +89,7 @@ class Driver:
         self.cluster = Cluster(options.kafka)
         self.isolation = int(options.kafka.read_committed)
         self.topics: dict[str, Topic] = {}  # as last seen
-        # (time of the query, bytes per offset)
+        # (time of the query, the queried partitions, their bytes per offset)
         self._weights: tuple[float, set[Key], dict[Key, float]] = (float("-inf"), set(), {})
 
     def close(self) -> None:

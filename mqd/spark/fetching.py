@@ -138,7 +138,7 @@ def parse_response(frame: memoryview, correlation_id: int, topic_id: bytes, part
 
 
 class _LookUpNeeded(Exception):
-    """The leader has to be looked up again before a retry; the text is reported if that fails."""
+    """The leader has to be looked up again before a retry; the text is reported if no retry succeeds."""
 
 
 class _Missing(_LookUpNeeded):
@@ -378,8 +378,8 @@ class TcpViews:
                         raise self._corrupt(problem.text)
                     if reader.position >= following:
                         return
-                    # the reader found no record up to `following`, where the batches end by their
-                    # headers
+                    # the reader found no record up to `following`, where the batches end
+                    # according to their headers
                     if reader.position <= self.position:
                         raise self._corrupt(f"batches up to offset {following} whose records end at {reader.position}")
                     self.position = reader.position

@@ -138,7 +138,7 @@ class Joint:
             )
         if code in (ErrorCode.INVALID_TXN_STATE, ErrorCode.INVALID_PRODUCER_ID_MAPPING):
             return (
-                f"{text}: it was aborted meanwhile: it had no activity for {self._timeout_ms} ms"
+                f"{text}: the transaction was aborted meanwhile: it had no activity for {self._timeout_ms} ms"
                 " (kafka.transaction.timeout.ms), or `mqd txn abort` has ended it. The batch will be repeated"
             )
         if code == ErrorCode.INVALID_TRANSACTION_TIMEOUT:

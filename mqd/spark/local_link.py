@@ -22,7 +22,7 @@ from mqd.spark.encoding import MqdWriteError
 from mqd.spark.options import KafkaSettings
 
 MEMORY_BYTES = 12 << 20
-FRAME_BYTES_MAX = 5 << 20  # memory for two requests
+FRAME_BYTES_MAX = 5 << 20  # of a request: MEMORY_BYTES has room for two
 ATTACH_TIMEOUT_MS = 3000
 
 

@@ -6,8 +6,8 @@ mqd's own.
    (REFUSED_BY_SOURCE, REFUSED_BY_SINK), and the rest is ignored, as in Kafka's source.
 2. A wrong value is refused before a broker is contacted: MqdOptionError names the option, the value
    and the allowed values.
-3. Options of the other kind of query (batch or streaming) are ignored with a warning. Options
-   are refused if the query would read something else without them. Kafka's source does the same.
+3. Options of the other kind of query (batch or streaming) are ignored with a warning; those that
+   would change what the query reads are refused. Kafka's source does the same.
 
 fetchOffset.numRetries is accepted without effect: retries are limited by time
 (kafka.default.api.timeout.ms, kafkaConsumer.pollTimeoutMs).
@@ -184,9 +184,8 @@ def kafka_settings(options: Options, refused: Mapping[str, str], who: str = "con
 def _encryption(options: Options) -> Encryption | None:
     """Raises MqdOptionError."""
     for name in options.values:
-        if name.startswith(
-            "kafka." + encryption_settings.PREFIX
-        ):  # if it were ignored, values would be stored in plain text
+        # if it were ignored, values would be stored in plain text
+        if name.startswith("kafka." + encryption_settings.PREFIX):
             raise MqdOptionError(f"option {name} is mqd's own: leave out kafka.")
     try:
         return encryption_settings.take(dict(options.values))
@@ -374,7 +373,7 @@ def _check_batch_limits(starting: Limit, ending: Limit) -> None:
 
 
 def _limit(options: Options, word: str, default: int) -> Limit:
-    """The first one given of timestamp, offsets by timestamp, and offsets."""
+    """The limit from the first option that is given: timestamp, offsets by timestamp, or offsets."""
     moment = options.text(f"{word}Timestamp")
     if moment is not None:
         return Limit(timestamp=_timestamp(f"{word}Timestamp", moment))

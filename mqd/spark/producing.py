@@ -1,4 +1,4 @@
-"""Sends record batches to the leaders of their partitions, idempotent or as a child of a joint
+"""Sends record batches to the leaders of their partitions, idempotently or as a child of a joint
 transaction: through shared memory to a broker of this host, over TCP to others.
 
     S1  the batches of a partition are sent in order, one at a time; a repeated batch keeps its

@@ -254,8 +254,9 @@ class Progress:
         return self._driver.tasks(ranges)
 
     def _vanished(self, found: list[Key], stop: Position) -> set[Key]:
-        """Partitions that were deleted before their first batch, this one, was read, because the
-        query was restarted after the deletion. They are reported as lost, and dropped.
+        """The partitions among `found`, which are new in this batch, that were deleted or recreated
+        before the batch was read: the query was restarted in between. They are reported as lost,
+        and dropped.
         """
         if not found:
             return set()

@@ -96,7 +96,7 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
         for view in _views(options, cluster, one):
             last = len(view) - 1
             if view.offsets[last] >= one.end:
-                # the batch extends beyond the range
+                # the record batch extends beyond the range
                 view = view[: int(np.searchsorted(view.offsets, one.end))]
             try:
                 yield from assembly.add(_decrypt(options, view))
@@ -150,8 +150,8 @@ def _views(options: SourceOptions, cluster: Cluster, one: Range) -> Iterator[Any
 def _local(
     options: SourceOptions, cluster: Cluster, one: Range, lost: Callable[[int, str], None], pool: BlockPool
 ) -> local.LocalViews | None:
-    """None: use TCP. The broker is on another host, the topic id is not known, or the option
-    transport says so.
+    """None: use TCP, because the broker is on another host, the topic id is not known, or the
+    option transport says so.
     """
     if options.kafka.transport == "tcp" or not one.topic_id:
         return None

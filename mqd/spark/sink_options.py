@@ -122,7 +122,7 @@ def _acks(others: Options, is_exactly_once: bool) -> int:
     acks = {"all": -1, "-1": -1, "1": 1}.get(others.text("acks", "all").strip().lower())
     if acks is None or (is_exactly_once and acks != -1):
         raise MqdOptionError(
-            f"option kafka.acks: {others.text('acks')!r}: all"
+            f"option kafka.acks: {others.text('acks')!r} is not all"
             + ("; exactly-once allows no other" if is_exactly_once else " or 1")
         )
     return acks

@@ -118,8 +118,8 @@ class MqdStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._get_progress().initial()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark has no limit type for both limits in Python: any type other than ReadAllAvailable
-        will do, because latestOffset applies the options.
+        """In Python Spark has no limit with both a minimum and a maximum: any type other than
+        ReadAllAvailable will do, because latestOffset applies the options.
         """
         if self.options.max_offsets_per_trigger is not None:
             return ReadMaxRows(self.options.max_offsets_per_trigger)

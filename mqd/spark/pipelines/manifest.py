@@ -23,10 +23,11 @@ Invariants
 6. A snapshot, `_mqd/snapshots/NUMBER.json`, is the result of the commits before NUMBER. It saves
    reading those commits, which stay; an unreadable snapshot is skipped.
 
-One writer at a time. A second one is refused by the first commit that both want to write: by a hard
-link on a local file system, by the rename on HDFS. Object stores overwrite on a move: between a
-writer's check and its move, another writer's commit may be overwritten, which that writer detects
-at its next commit. Paths are Spark's (a local path or a URI); files are reached through pyarrow.fs.
+One writer at a time. A second one is refused at the first commit that both want to write: by a hard
+link on a local file system, by the rename on HDFS. Object stores overwrite on a move: a commit that
+a writer wrote between another writer's check and move is lost; the writer of the lost commit
+detects that at its next one. Paths are Spark's (a local path or a URI); files are reached through
+pyarrow.fs.
 """
 
 from __future__ import annotations

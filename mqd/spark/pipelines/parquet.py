@@ -15,8 +15,8 @@ Invariants
    which the driver writes when all tasks have reported theirs; files of failed or repeated tasks
    are deleted by a later vacuum.
 3. A file and its folder are on disk before the task reports it.
-Sources: Parquet's format (encodings, logical types), as pyarrow writes it; every reader of Parquet
-since 2.0 can read them.
+Sources: Parquet's format (encodings, logical types), as pyarrow writes it; every reader that
+supports Parquet 2.0 can read the files.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _in_checkpoint(spark: SparkSession, pipeline: Pipeline, name: str) -> str:
     """The text of a file of the checkpoint. Spark reads it, because only Spark's settings resolve a
     path like hdfs:/// or s3a://.
     """
-    literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark reads globs
+    literal = re.sub(r"([{}\[\]*?\\])", r"\\\1", f"{_checkpoint(pipeline)}/{name}")  # Spark takes paths as globs
     found = spark.read.text(literal, wholetext=True).first()
     assert found is not None, f"{name} of the checkpoint is empty"
     return str(found[0])
@@ -333,9 +333,9 @@ def start(spark: SparkSession, pipeline: Pipeline) -> StreamingQuery:
 
 
 def run(spark: SparkSession, pipeline: Pipeline, report: Callable[[Progress], None], stop: threading.Event) -> bool:
-    """Runs a pipeline until it ends or `stop` is set; then the current batch is abandoned, and the
-    next start repeats it. Returns whether the pipeline reached its end. Raises the query's error,
-    or ReplayStoppedError.
+    """Runs a pipeline until it ends or `stop` is set. When it is stopped, the current batch is
+    abandoned, and the next start repeats it. Returns whether the pipeline reached its end. Raises
+    the query's error, or ReplayStoppedError.
     """
     if isinstance(pipeline, Replay):
         _replay_until(spark, pipeline, stop)
@@ -372,7 +372,7 @@ def _replay_until(spark: SparkSession, pipeline: Replay, stop: threading.Event) 
     try:
         _replay(spark, pipeline)
     except Exception as error:
-        if stop.is_set() and CANCELLED in str(error):  # the sink has aborted then: it commits after the job
+        if stop.is_set() and CANCELLED in str(error):  # the sink has aborted: it commits only after the job
             raise ReplayStoppedError(_stopped_text(pipeline)) from error
         raise
     finally:

@@ -61,8 +61,8 @@ def decoded(records: DataFrame, value: Value) -> DataFrame:
 
 
 def encoded(frame: DataFrame, key: str) -> DataFrame:
-    """Rows as columns `key` (string, if it has an expression) and `value` (JSON of all
-    columns but `record`).
+    """Rows as columns `key` (string, from the SQL expression `key`; left out if that is "") and
+    `value` (JSON of all columns but `record`).
     """
     from pyspark.sql import functions as f
 
