@@ -10,7 +10,8 @@ L1  only whole segments that are below the last stable offset, the high watermar
 L2  a segment with a record younger than min.compaction.lag.ms waits, and so do all later ones.
 L3  everything from the log start on is rewritten. A record is outdated if the dirty part has a
     later one with its key: the clean part therefore stays clean.
-L4  the first dirty offset only ever rises, and only after all groups are in place.
+L4  the first dirty offset only ever rises, and only after the new files of all groups of segments
+    are in place.
 
 Rules are Kafka's (LogCleanerManager): the dirtiest log first, if the dirty bytes exceed
 min.cleanable.dirty.ratio of the bytes to read; immediately if a record has waited longer than
@@ -81,8 +82,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def first_dirty(checkpoint: int | None, log_start_base: int, active_base: int) -> int:
-    """Start of the dirty part. A checkpoint beyond the sealed segments belongs to a log that was
-    truncated since: no part counts as clean.
+    """Start of the dirty part. A checkpoint beyond the sealed segments belongs to a log that has
+    been truncated since: no part counts as clean.
     """
     if checkpoint is None or checkpoint < log_start_base or checkpoint > active_base:
         return log_start_base

@@ -10,9 +10,9 @@ D2  any other directory of that name is moved aside to TOPIC-PARTITION.UUID-stra
 D3  deletion renames to TOPIC-PARTITION.UUID-delete first; the name is free from then on, and the
     next start recognizes the remains after a crash.
 D4  a partition that has records according to a checkpoint never restarts at offset 0: its
-    offsets would be assigned twice. It is not served without its partition.metadata, nor, as the
-    only replica, without its directory. One of several replicas starts empty, and the caller marks
-    it as shortened.
+    offsets would be assigned twice. It is not served if its partition.metadata is lost. If its
+    directory is lost, the only replica is not served; a replica that has others starts empty, and
+    the caller marks it as shortened.
 
 Names are Kafka's. Called off the reactor and off the event loop.
 """
@@ -176,7 +176,7 @@ def delete_tree(path: Path, files: Files) -> Iterator[Path]:
     try:
         entries = sorted(path.iterdir())
     except FileNotFoundError:
-        # each worker that starts cleans up, even concurrently with the worker that set it aside
+        # a starting worker deletes leftovers too, even those that another worker is deleting
         return
     entries.sort(key=lambda entry: entry.name == METADATA)  # last: it identifies the partition
     for entry in entries:

@@ -1,7 +1,7 @@
 """The sparse indexes of a segment, as numpy arrays. Entries are Kafka's, big-endian:
 
     .index      relative offset int32 (first of a batch), position int32
-    .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch that brought it)
+    .timeindex  largest timestamp so far int64, relative offset int32 (last of the batch with it)
 
 Indexes are hints: sparse, written after the data that they point to, rebuilt by recovery, and
 perhaps with half an entry at the end while their owner writes. Entries are truncated to the valid

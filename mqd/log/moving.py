@@ -191,7 +191,7 @@ class Copy:
                     self._copied[name] = done
                     self.copied_bytes += step
                     yield step
-                # now, so that finish(), when the partition is closed, need not wait for this data
+                # flushed here: finish(), with the partition closed, need not wait for this data
                 os.fdatasync(target.fileno())
             self._copied[name] = done
             if limit is None:

@@ -83,7 +83,7 @@ def record_times(batch: BatchInfo, data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def records(batch: BatchInfo, data: bytes) -> Iterator[Record]:
-    """Each complete record. Raises CorruptBatch."""
+    """Each record with its key, value and headers. Raises CorruptBatch."""
     payload, position = _payload(batch, data), 0
     with _corrupt():
         for _ in range(batch.record_count):

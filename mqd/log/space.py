@@ -2,8 +2,9 @@
 
 Below the reserve Produce is refused, so that fetching, deleting and checkpoints still have room. It
 is accepted again only when clearly more is free; otherwise every freed block would admit one batch.
-A write that got ENOSPC closes the directory immediately, whatever statvfs reports (quotas, reserved
-blocks), for a hold time that doubles up to a minute while such writes keep failing.
+After a write that got ENOSPC the directory counts as full immediately, whatever statvfs reports
+(quotas, reserved blocks), for a hold time that doubles up to a minute while such writes keep
+failing.
 """
 
 HOLD_MS_MIN = 1_000

@@ -198,8 +198,8 @@ ALERTS = (
         " sum by (consumergroup, topic) (changes(kafka_consumergroup_current_offset[3m])) > 3",
         "1m",
         False,
-        "Group {{ $labels.consumergroup }} does not pass a record of {{ $labels.topic }}-{{ $labels.partition }},"
-        " and advances in others",
+        "Group {{ $labels.consumergroup }} is stuck at a record of {{ $labels.topic }}-{{ $labels.partition }},"
+        " but advances in the topic's other partitions",
     ),
     Alert(
         "MqdRebalanceStuck",
@@ -240,7 +240,7 @@ ALERTS = (
     Alert(
         "MqdClockSkew",
         "abs(mqd_clock_timestamp_seconds - timestamp(mqd_clock_timestamp_seconds)) > 10",
-        "2m",  # a slow scrape differs by less than its timeout, once
+        "2m",  # a slow scrape adds less than its timeout, to one sample
         False,
         "The clock of {{ $labels.instance }} differs by {{ $value | humanizeDuration }} from Prometheus'",
     ),

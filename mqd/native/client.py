@@ -185,9 +185,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class Columns(msgspec.Struct, kw_only=True, gc=False):
     """struct mqd_record_columns. Each column is a buffer (bytes or a numpy array), or None.
-    `values`, `keys` and `headers` are stored consecutively; sizes are int32 (-1 = null), times
-    int64. None: no record has a key or headers; value sizes, partitions and times are the same for
-    all records, as the scalar fields give them.
+    `values`, `keys` and `headers` each hold the blobs of all records back to back; sizes are int32
+    (-1 = null), times int64. None as keys or headers: no record has any; as value sizes, partitions
+    or times: the scalar field applies to all records.
     """
 
     count: int
@@ -204,8 +204,8 @@ class Columns(msgspec.Struct, kw_only=True, gc=False):
     timestamp_ms: int = 0
 
     def _sizes(self, name: str) -> tuple[Any, int]:
-        """An int32 column and the sum of its sizes. Raises NativeError (E_INVALID) unless it has
-        `count` elements.
+        """An int32 column and the sum of its sizes. Raises NativeError (E_INVALID) if it has
+        fewer than `count` elements.
         """
         import numpy
 
@@ -330,8 +330,9 @@ class Producer:
         return number
 
     def append(self, topic: int, columns: Columns, batch_of: Any = None) -> int:
-        """Returns how many records were appended, in order. batch_of: a writable buffer of uint64,
-        `count` of them. Raises NativeError (E_INVALID) when the first can never be appended.
+        """Returns how many records were appended, in order. batch_of: a writable buffer of `count`
+        uint64, which receives the batch number of each. Raises NativeError (E_INVALID) when the
+        first record can never be appended.
         """
         native, held = columns.native()
         out = ffi.NULL

@@ -67,8 +67,8 @@ class Compaction:
     """One compaction of a partition's sealed segments; the order of calls:
     native/log/compaction/api.h. One thread at a time.
 
-    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL, E_STALE (try again
-    later), or the system's errno.
+    Raises NativeError: E_CORRUPT (this log cannot be compacted), E_FULL (the key table cannot hold
+    even one key), E_STALE (try again later), or the system's errno.
     """
 
     def __init__(self, directory: str | os.PathLike[str], bases: Sequence[int], options: CompactOptions):

@@ -106,7 +106,7 @@ class ReactorOptions(msgspec.Struct, kw_only=True):
     spin_us: int = 0
     connection_count_max: int = 10000
     request_bytes_max: int = 8 << 20
-    large_bytes: int = 0  # size of the end of this reactor's arena that is kept for large requests
+    large_bytes: int = 0  # kept for large requests at the end of this reactor's arena
     large_ms_max: int = 30_000
     heap_bytes_max: int = 64 << 20
     inflight_count_max: int = 64
@@ -240,7 +240,7 @@ class Reactor:
 
     def is_idle(self) -> bool:
         """Whether nothing is connected or to be flushed, and nothing has happened for a second.
-        EventKind.RESUMED ends it.
+        EventKind.RESUMED reports the end of this state.
         """
         return bool(lib.mqd_reactor_is_idle(self._reactor))
 
@@ -418,8 +418,9 @@ class Reactor:
         check(lib.mqd_reactor_relay_put(self._reactor, token, fd, options))
 
     def relay_refuse(self, token: int, leader_node: int, leader_worker: int, lane: int, refuse_ms: int) -> None:
-        """There is no connection: waiting requests, and those that arrive within refuse_ms, are
-        refused."""
+        """Reports that there is no connection: waiting requests, and those that arrive within
+        refuse_ms, are refused.
+        """
         check(lib.mqd_reactor_relay_refuse(self._reactor, token, _relay(leader_node, leader_worker, lane, refuse_ms)))
 
     def relay_remove(self, token: int, leader_node: int) -> None:
@@ -470,7 +471,7 @@ class Reactor:
 
     def segments_replaced(self, token: int, slot: int, first: int, last: int) -> None:
         """Compaction has merged the segments from `first` to `last` into one, named by `first`.
-        first == last: readers only reopen it. E_STALE: these segments no longer exist.
+        first == last: readers only reopen that segment. E_STALE: these segments no longer exist.
         """
         check(lib.mqd_reactor_segments_replaced(self._reactor, token, slot, first, last))
 

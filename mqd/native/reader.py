@@ -125,8 +125,8 @@ class SegmentReader:
     def of_memory(
         cls, batches: bytes | bytearray | memoryview, offset: int = 0, isolation_level: int = 0
     ) -> SegmentReader:
-        """Reads record batches in memory, which the reader keeps; they must not change while it, or
-        any view of it, is used.
+        """Reads record batches from memory that the reader keeps alive; the memory must not change
+        while the reader or a view from hold() is in use.
         """
         pointer = ffi.from_buffer("uint8_t[]", batches)
         return cls(lib.mqd_segment_reader_open_memory(pointer, len(pointer), offset, isolation_level), pointer)

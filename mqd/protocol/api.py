@@ -1,5 +1,5 @@
-"""Whole frames: a request read and its response written, as a broker does, and the other way round,
-as a client does. Sans I/O.
+"""Whole frames: a broker decodes requests and encodes responses, a client does the reverse. Sans
+I/O.
 
 A frame excludes the 4-byte length word; `with_length` puts the word in front.
 """

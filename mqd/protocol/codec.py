@@ -4,10 +4,10 @@ first use.
 Decoding treats its input as untrusted:
  1. The frame is copied once, before anything is checked: a peer that shares the memory cannot
     change it between check and use.
- 2. A length is checked against the remaining bytes before it is used; the count of an array, times
-    the smallest size of its element, before the list is created.
+ 2. A length is checked against the remaining bytes before it is used. So is the count of an array,
+    times the smallest size of an element, before the list is created.
  3. Unknown tagged fields are skipped (KIP-482); known ones must fill exactly the size they claim;
-    bytes left over after the message are refused.
+    bytes left over after the message raise TrailingBytes (the acceptor then ignores them).
  4. Every failure raises ProtocolError, with message, field and position. The fast path pays nothing
     for it: the failing line of the generated code identifies the field.
 
@@ -15,7 +15,7 @@ Encoding omits fields that the version lacks, and tagged fields with their defau
 
 The generated code is straight-line: loops for arrays, runs of fixed-size fields folded into one
 struct call together with the length that follows them. Concurrency: compiling twice in two threads
-is harmless, the later result is kept.
+is harmless: the later result is kept.
 """
 
 from __future__ import annotations

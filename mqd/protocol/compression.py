@@ -121,8 +121,8 @@ def _decompress_snappy_block(block: bytes, room: int, size_max: int) -> bytes:
         size = cramjam.snappy.decompress_raw_len(block)
         if size > room:
             raise _too_large(SNAPPY, size_max)
-        # a copy of at most 64 bytes takes two or three: a valid block claims no more than this, and
-        # a larger claim must not be allocated
+        # two or three bytes of input encode a copy of at most 64 bytes: a valid block claims no
+        # more than this, and a larger claim must not be allocated
         if size > 64 * len(block) + 64:
             raise _damaged(SNAPPY, f"{len(block)} bytes claim to become {size}")
         return bytes(cramjam.snappy.decompress_raw(block))

@@ -1,7 +1,7 @@
 """Protocol failures, and the one table of Kafka's error codes.
 
 The table is taken from the public protocol guide (Kafka 4.2): code, name, whether the client may
-retry, and its meaning. Never return UNKNOWN_SERVER_ERROR where a retriable code exists: because
+retry, and the meaning. Never return UNKNOWN_SERVER_ERROR where a retriable code exists: because
 of client bugs it leads to duplicates. ErrorCode and the codes of the C core are generated from the
 table: `python -m mqd.protocol.generate`.
 """

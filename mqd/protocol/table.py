@@ -55,8 +55,8 @@ NOTES = """
   InitProducerId with `batch_id` and `run_id` enlists a child in the batch's transaction (the first
   child begins the transaction): the response has the child's own producer id and epoch. With a
   producer id and epoch in the request, that child reports that it is alive: the timeout runs
-  from the last such report. The response has `committed_batch_id`; if the requested batch is not
-  above it, it is already committed, and the response has no producer id (-1). EndTxn has
+  from the last such report. The response has `committed_batch_id`; a requested batch
+  that is not above it is already committed, and the response has no producer id (-1). EndTxn has
   `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its
   producer id is ignored. With `committed` false the batch is aborted, and its run is over: children
   that it would enlist later are refused, even if none was enlisted before. With an empty `run_id`

@@ -1,14 +1,16 @@
 """logs/audit.log: denied operations, and changes of rules and users. One JSON object per line.
 
 A denial is written once for each principal, address, operation and resource in WINDOW_S, by each
-deciding process (the acceptor and the workers); its next line has the number of denials in between.
+deciding process (the acceptor and the workers); the next line for the same denial has the
+number of denials in between.
 Bounds: DENIALS_MAX different denials in WINDOW_S; of further ones only the number is logged.
 
 The processes share the file: a line is one write to its end. Whichever process finds it larger than
 SIZE_BYTES_MAX renames it to audit.log.1; KEPT_FILES of those stay.
 
 Invariants
-    F1  a file is renamed once, by the process that holds its lock while it has the name audit.log
+    F1  a file loses the name audit.log once: a process renames it only while it holds the file's
+        lock and the file still has that name
     F2  a line that is written while another process renames the file is in the renamed file, so it
         is neither lost nor cut
 """

@@ -14,8 +14,8 @@ the reactor gets too (subject.py).
 Where the host is not known (""), every DENY rule applies, but only ALLOW rules for host `*`.
 
 Invariants
-    A1  a RightsTable is never older than the rules: every change drops all of them
-    A2  `generation` rises with every change of rules or settings
+    A1  a RightsTable is never older than the rules: every change of rules drops all tables
+    A2  `generation` rises with every change of rules
 Bounds: TABLES_MAX compiled tables; when reached, all are dropped. They are compiled when needed.
 """
 
@@ -190,7 +190,9 @@ class Authorizer:
         ]
 
     def _patterns_of(self, resource_type: int) -> list[tuple[int, str]]:
-        """(pattern type, name) of every rule of the type; needed only where their existence counts."""
+        """(pattern type, name) of every rule of the type; used only with
+        allow.everyone.if.no.acl.found.
+        """
         if not self.allow_everyone:
             return []
         return [(pattern_type, name) for kind, pattern_type, name in self._patterns if kind == resource_type]

@@ -3,7 +3,7 @@
 
     identity = load(config)          None: cluster.tls=off
     identity.server, .client         contexts for Python's new connections
-    identity.files                   the same as PEM bytes, for native contexts
+    identity.files                   the certificates and key as PEM bytes, for native contexts
     identity.reload()                reads changed files again, and replaces all of these
     check_peer(certificate, node)    after the TLS handshake: checks that the peer's certificate is
                                      that node's

@@ -1,7 +1,8 @@
 """Messages between hosts of a cluster, which clients may not send: defined for the codec, answered
 only on the inter-broker listener. Envelope (KIP-590) carries a client's request, forwarded by the
-host that the client is connected to. ShareStarts is mqd's own: the lowest start offset of the share
-groups of each partition, and the partitions of __share_group_state for which the host knows it.
+host that the client is connected to. ShareStarts is mqd's own: for each partition the lowest start
+offset of its share groups, and the partitions of __share_group_state that the responding host
+coordinates.
 """
 
 from mqd.protocol.schema.language import apis

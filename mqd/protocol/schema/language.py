@@ -33,7 +33,7 @@ import re
 import msgspec
 
 NEWEST = 32767
-OWN_TAG = 9100  # and above: this project's own fields, sent only to clients that request them by such a field
+OWN_TAG = 9100  # and above: this project's own fields; a response has most of them only if the request has one
 INTEGERS = {
     "int8": ("b", 1),
     "int16": ("h", 2),
