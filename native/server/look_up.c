@@ -9,8 +9,8 @@
  *
  * A look-up waits for one partition at a time, in r->look_ups by slot. All end offsets that it
  * waits for were taken at its arrival, so flushes of different partitions can complete in parallel.
- * It sets flush_awaited in the slot, then checks again; the owner publishes, then checks the flag.
- * At least one side sees the other.
+ * The look-up sets flush_awaited in the slot, then checks the positions again; the owner publishes
+ * them, then checks the flag. At least one side sees the other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -106,8 +106,8 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     }
 }
 
-/* Owner's side: a flush has ended and is published, or the slot is no longer served. A worker that
- * misses the notification because its ring is full answers at its timeout. */
+/* Owner's side: a flush has ended and is published, or the slot is no longer served. If a worker's
+ * ring is full, it gets no notification: its look-ups are answered when they time out. */
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);

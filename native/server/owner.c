@@ -5,8 +5,9 @@
  *   waiting  written and visible in the log, not yet below the high watermark; ordered by
  *            end_offset
  *
- * Order within a turn: all writes, then all publishes, then one fence, then the check for waiters.
- * So a reader that parks sees the new high watermark, or the check sees the reader.
+ * Order within a turn: each partition is written, then published; after all of them one fence, then
+ * the check for waiters. So a reader that parks sees the new high watermark, or the check sees the
+ * reader.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -76,11 +77,12 @@ static void refuse_when_replicated(struct mqd_reactor *r, struct mqd_owned *owne
     await_write(r, owned, append);
 }
 
-/* A client sends several batches without waiting for responses. While the partition has no owner,
- * the first of them is refused, and a later one may arrive when it has one. If the log does not know
- * the producer, it takes any sequence; the first batch would then be out of order forever. So for a
- * while after a refusal, an unknown producer's later batches are refused too. Kafka closes the
- * connection when a broker restarts, so its clients send all of them again. */
+/* A client sends several batches without waiting for responses. If the first one arrives while the
+ * partition has no owner, it is refused; a later batch may arrive when there is an owner again. A
+ * log that does not know the producer takes any sequence; the first batch, sent again, would then
+ * be out of order forever. So for a while after a refusal, an unknown producer's later batches are
+ * refused too. Kafka closes the connection when a broker restarts, so its clients send all batches
+ * again. */
 static bool may_overtake(struct mqd_reactor *r, const struct mqd_owned *owned, const struct mqd_append *append,
                          const struct mqd_batch *batch)
 {
@@ -173,9 +175,9 @@ void mqd_owner_stage(struct mqd_reactor *r, struct mqd_append *append, const str
         mqd_check_end_order(r, append);
 }
 
-/* A sender that died while its bytes were being written may have overwritten them. No part of this
- * write is published yet, so the process aborts and its successor truncates the log at the
- * published end. */
+/* If a sender dies while its bytes are being written, its successor may overwrite them. No part of
+ * this write is published yet, so the owner's process aborts, and the process that replaces it
+ * truncates the log at the published end. */
 static void check_senders(struct mqd_reactor *r, const struct mqd_owned *owned)
 {
     for (struct mqd_node *node = owned->staged.next; node != &owned->staged; node = node->next) {
@@ -230,8 +232,8 @@ static void on_write_failed(struct mqd_reactor *r, struct mqd_owned *owned, int 
     }
 }
 
-/* The partition may be fenced after the new segment was created, so readers list the segments again
- * even after a failure. */
+/* A roll that fails and fences the partition may have created the new segment already, so readers
+ * list the segments again. */
 int mqd_owner_roll(struct mqd_reactor *r, struct mqd_owned *owned)
 {
     bool was_fenced = mqd_partition_fenced(owned->partition);

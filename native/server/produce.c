@@ -211,8 +211,8 @@ void mqd_append_deliver(struct mqd_reactor *r, struct mqd_append *append, const 
     uint8_t state = mqd_load_acquire(&slot->state);
     bool serving = owner < r->options.endpoint_count && state == MQD_SLOT_ONLINE &&
                    owner_generation == mqd_load_acquire(&mqd_control_worker(r->options.control, owner)->generation);
-    /* the same error as from the owner itself: the client must not look for another leader because
-     * a directory is fenced */
+    /* the same error as from the owner itself: a fenced directory is no reason for the client to
+     * look for another leader */
     if (!serving) {
         mqd_append_done(r, append,
                         state == MQD_SLOT_OFFLINE ? MQD_KAFKA_STORAGE_ERROR : MQD_KAFKA_NOT_LEADER_OR_FOLLOWER);
@@ -330,7 +330,7 @@ void mqd_produce_on_request(struct mqd_reactor *r, struct mqd_connection *c, con
     if (transactional && !refusal)
         refusal = transaction_refusal(r, c, &produce);
     request->no_reply = produce.required_acks == 0;
-    request->undecided = 1; /* like `pending` below: 1 until all appends are routed */
+    request->undecided = 1; /* includes 1 until all appends are routed, like `pending` below */
     mqd_throttle_charge(r, c, MQD_QUOTA_PRODUCE, size_bytes);
     mqd_frame_hold(r, (uint64_t)arena_offset);
     request->arena_offset = arena_offset;

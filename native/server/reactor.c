@@ -116,8 +116,8 @@ static void on_event(struct mqd_reactor *r, const struct mqd_poll_event *event)
     case MQD_TOKEN_LOCAL_MEMORY:
         mqd_local_memory_on_event(r);
         return;
-    /* links, attachments and commands are checked every turn; an edge does not require reading the
-     * eventfd */
+    /* links, attachments and commands are checked every turn; the eventfd is edge-triggered and
+     * need not be read */
     case MQD_TOKEN_WAKE:
     case MQD_TOKEN_COMMAND:
         return;

@@ -8,8 +8,9 @@
  * per connection and one wake-up per peer.
  *
  * Invariants
- *   R1  replies leave a connection in the order of its requests (except replies to local clients
- *       that wait for leaders on other hosts, server/relay/relay.h); a request is answered once.
+ *   R1  replies leave a connection in the order of its requests (but a local client's requests that
+ *       wait for leaders on other hosts are overtaken, server/relay/relay.h); a request is answered
+ *       once.
  *   R2  a batch is acknowledged only after mqd_slot_publish made it visible, and with acks=all and
  *       flush.on.ack only after its flush.
  *   R3  arena bytes are held from the receive until the last pwritev that reads them, not longer.
@@ -54,9 +55,9 @@
 #define MQD_OUT_BYTES_MAX (1u << 20) /* a connection with more unsent reply bytes than this is not read */
 /* a connection whose requests and waiting replies take more than this is not read either */
 #define MQD_HELD_BYTES_MAX (1u << 20)
-/* Fairness: what is received beyond these in one turn waits for the next one. Responses are sent at
- * the end of a turn, so a client that sends more than the reactor can handle would delay those of
- * all other clients by as much as its socket holds. */
+/* Fairness: one turn reads at most this much; the rest waits for the next turn. Responses are sent
+ * at the end of a turn, so without these bounds a client that sends more than the reactor can
+ * handle would delay all other clients' responses until its socket is empty. */
 #define MQD_READS_PER_TURN 64
 #define MQD_BYTES_PER_TURN (512u << 10)
 #define MQD_COMMAND_COUNT_MAX 4096
@@ -93,7 +94,7 @@ enum mqd_api {
 /* ---- descriptions of producers for the acceptor (server/describe.c) ---- */
 
 #define MQD_DESCRIPTION_COUNT_MAX 16
-/* lent to the acceptor of that generation; offset in the control arena */
+/* lent to the acceptor that has this generation; `offset` is in the control arena */
 struct mqd_description {
     uint64_t offset, generation;
     uint8_t used;
@@ -216,7 +217,7 @@ struct mqd_reactor {
     struct mqd_shares *shares;     /* NULL until a client reads as a member of a share group */
     struct mqd_relays *relays;     /* NULL until a local client writes to a partition led elsewhere */
     uint32_t truncations_waiting;  /* waiting for a helper thread */
-    bool lease_lost;               /* this host may no longer lead; evaluated once a turn */
+    bool lease_lost;               /* this host may no longer lead; evaluated every turn */
     int64_t leading_tick_ms, slow_checked_ms;
     uint32_t replicated_count; /* owned partitions with a replication core */
     uint64_t proposals_from;   /* base of the proposal numbers of the most recently created replica */
@@ -429,8 +430,8 @@ void mqd_frame_hold(struct mqd_reactor *r, uint64_t offset);
 void mqd_frame_release(struct mqd_reactor *r, uint64_t offset);
 /* reserves a run of at least size_bytes and sets c->run_offset; false: c waits and is not read */
 bool mqd_large_begin(struct mqd_reactor *r, struct mqd_connection *c, uint32_t size_bytes);
-/* zeroes large memory by system calls, because no store may touch a page first (B3); false:
- * /dev/shm is full */
+/* zeroes large memory by system calls, because no store may touch a page first (B3 in
+ * server/large.c); false: /dev/shm is full */
 bool mqd_large_zero(struct mqd_reactor *r, uint64_t offset, uint32_t size_bytes);
 /* zeroes bytes of c's run, which are then safe to store to; false: out of memory, c is closed */
 bool mqd_large_touch(struct mqd_reactor *r, struct mqd_connection *c, uint32_t from, uint32_t size_bytes);

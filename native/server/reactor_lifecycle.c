@@ -54,7 +54,7 @@ static bool init_memory(struct mqd_reactor *r)
     r->control_arena = mqd_arena_open(o->arenas[o->self] + r->control_arena_base, bytes - r->control_arena_base,
                                       MQD_CONTROL_EXTENT_BYTES);
     r->large_base = bytes;
-    /* of a frame, with its length word */
+    /* + 4, because it bounds a frame with its length word */
     r->run_bytes_max = bytes / 2 + 4 < UINT32_MAX ? (uint32_t)(bytes / 2 + 4) : UINT32_MAX;
     if (o->large_bytes && !(r->large = mqd_arena_open(o->arenas[o->self] + bytes, o->large_bytes, MQD_EXTENT_BYTES)))
         return false;

@@ -66,9 +66,9 @@ static bool refuse(struct mqd_reactor *r, struct mqd_append *append, int16_t err
 }
 
 /* D4. If p has no records of the transaction, p needs no marker, which would only keep it from
- * becoming empty. But an earlier marker in p may have ended the transaction, and it is safe only
- * once it is below the high watermark. So this marker is acknowledged like a batch at the log's
- * end. */
+ * becoming empty. But an earlier marker in p may have ended the transaction, and that marker is
+ * safe only once it is below the high watermark. So this marker is acknowledged like a batch at the
+ * log's end. */
 static bool take_marker(struct mqd_reactor *r, struct mqd_owned *owned, struct mqd_append *append,
                         const struct mqd_batch *batch)
 {
@@ -181,8 +181,8 @@ void mqd_redirect_to_target(struct mqd_reactor *r, struct mqd_append *append, ui
 {
     struct mqd_batch batch;
     uint8_t *bytes = r->options.arenas[r->options.self] + append->offset;
-    /* as in mqd_check_park: with the client's base offset mqd_batch_decode could refuse the
-     * header */
+    /* as in mqd_check_park: mqd_batch_decode could refuse a header that has the client's base
+     * offset */
     memset(bytes, 0, 8);
     if (append->sent_to_target || slot >= MQD_PARTITION_SLOT_COUNT ||
         mqd_batch_decode(bytes, append->size_bytes, &batch) < 0) {

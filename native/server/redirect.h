@@ -11,7 +11,7 @@
  *   redirected  is written in p only if p has records of the transaction; is always written in the
  *               target too, under the rewritten producer id
  *
- * The last step, hidden, is the same as redirected here.
+ * Here the last step, hidden, is the same as redirected.
  *
  * Up to three workers take part: the receiver of the batch, the owner of p and the owner of the
  * target.

@@ -95,8 +95,8 @@ struct mqd_check {
     int16_t version;
     uint16_t kind; /* MQD_CHECK_* */
     uint8_t used, sent;
-    /* for compression: the codec + 1 that the batch is to have, or 0; the codec's level; how large
-     * the batch may become; the new batch as far as it has arrived (buffer_bytes 0: nothing has) */
+    /* for compression: 1 + the codec that the batch must have, or 0; its level; the largest batch
+     * allowed; the new batch, as far as it has arrived (buffer_bytes 0: nothing has) */
     uint8_t compression;
     uint8_t buffer_pin; /* enum mqd_pin */
     int32_t compression_level, message_bytes_max;

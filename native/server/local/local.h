@@ -14,9 +14,9 @@
  *       towards local_bytes until the memory is freed, whichever process keeps it
  *       (server/local/memory.c).
  *   B2  `readable` of its connection is false only when the ring was seen empty up to
- *       submission_head; `writable` is false only when the reply ring was seen full with
- *       reply_head_seen. mqd_locals_poll detects changes, each turn and before each sleep; no other
- *       notification is needed.
+ *       submission_head; `writable` is false only when the reply ring was seen full while
+ *       reply_head was reply_head_seen. mqd_locals_poll detects changes, each turn and before each
+ *       sleep; no other notification is needed.
  *   B3  the worker never blocks on a client: the socket is used with MSG_DONTWAIT, and to_client is
  *       a pipe whose write end only the worker has.
  *   B4  the attachment belongs to the process that connected and ends with it, even if a forked

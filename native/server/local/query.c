@@ -1,5 +1,5 @@
-/* Queries of local clients on the socket for the position of an offset. The response is the
- * segment's file, which the client maps and reads itself.
+/* Handles the queries that local clients send on their sockets: where is an offset? The response
+ * has the segment's file, which the client maps and reads itself.
  *
  * The client's descriptor has an open file description of its own, opened read-only, so changes by
  * the client (flags, locks, position) do not affect us. It stays valid when the file is unlinked,

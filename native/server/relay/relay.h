@@ -2,9 +2,9 @@
  * leader's worker and answered as if the batch had been written here.
  *
  * A batch that a local client submitted for such a partition becomes a Produce request of its own
- * on a mutually authenticated connection (plain text, or TLS) that Python has opened. It keeps the
- * client's version, client id, transactional id, acks, timeout and bytes, and so its producer id,
- * epoch and sequence. The response completes the append.
+ * on a mutually authenticated connection (plain text, or TLS) that Python has opened. The request
+ * keeps the client's version, client id, transactional id, acks, timeout and bytes, and so its
+ * producer id, epoch and sequence. The response completes the append.
  *
  *   connection  wanted -> MQD_EVENT_RELAY_REQUESTED -> mqd_reactor_relay_put or
  *               mqd_reactor_relay_refuse

@@ -39,7 +39,7 @@ void mqd_relay_encode(struct mqd_buffer *out, const struct mqd_relay_request *re
 
 static int check_one(const struct mqd_cursor_bytes *cursor, const char *what, int32_t count)
 {
-    return count == 1 ? 0 : mqd_wire_wrong(cursor, what, "one was requested, the response has", count);
+    return count == 1 ? 0 : mqd_wire_wrong(cursor, what, "not 1, as requested, but", count);
 }
 
 static int take_record_errors(struct mqd_cursor_bytes *cursor, bool flexible, struct mqd_relay_response *out)

@@ -358,8 +358,8 @@ static void gather_members(struct mqd_fetchers *fetchers, struct mqd_fetcher *fe
         }
 }
 
-/* Clears the debt, for which connections would wait: it was incurred at the old rate, which may
- * have been a mistake. */
+/* Also clears the debt, so that no connection waits for it: it was incurred at the old rate, which
+ * may have been a mistake. */
 static void set_rate(struct mqd_fetchers *fetchers, int64_t bytes_per_second_max)
 {
     if (fetchers->rate == bytes_per_second_max)

@@ -24,8 +24,8 @@
  *       error, it is in no session.
  *   G4  a partition's share of a response is at most partition_bytes_max (one batch may be larger);
  *       partitions that the response served come last in the next request.
- *   G5  memory: one buffer of at most response_bytes_limit and 96 bytes per partition; over TLS
- *       also MQD_TLS_UNSENT_BYTES_MAX.
+ *   G5  memory of a fetcher: one buffer of about twice response_bytes_limit at most, and less than
+ *       512 bytes for each partition; over TLS also MQD_TLS_UNSENT_BYTES_MAX.
  * Concurrency: the reactor's thread.
  */
 #ifndef MQD_FETCHER_H

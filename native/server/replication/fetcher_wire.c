@@ -204,9 +204,8 @@ static int take_tail(struct mqd_response_parser *parser, struct mqd_cursor_bytes
     for (uint32_t i = 0; i < tag_count; i++)
         if (mqd_take_tag(cursor, &tag, &value))
             return -1;
-    return (uint32_t)(cursor->at - cursor->begin) == parser->frame_left
-               ? 0
-               : mqd_wire_wrong(cursor, "Fetch", "a response with bytes after its end:", 0);
+    uint32_t left = parser->frame_left - (uint32_t)(cursor->at - cursor->begin);
+    return left == 0 ? 0 : mqd_wire_wrong(cursor, "Fetch", "a response with bytes after its end:", left);
 }
 
 static uint8_t after_topic(const struct mqd_response_parser *parser)

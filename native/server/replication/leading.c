@@ -37,7 +37,7 @@ void mqd_leading_on_open(struct mqd_reactor *r, struct mqd_owned *owned)
 /* ---- clients ---- */
 
 /* Sets lease_lost: whether the controller may have given this host's partitions to other hosts.
- * Called once a turn, unless this host alone is the quorum. */
+ * Called every turn, unless this host alone is the quorum. */
 void mqd_leading_check_lease(struct mqd_reactor *r)
 {
     int64_t deadline_ns = mqd_load_acquire(&r->header->lease_deadline_ns);

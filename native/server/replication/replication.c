@@ -35,8 +35,8 @@ void mqd_replication_update(struct mqd_reactor *r, struct mqd_owned *owned)
         mqd_partition_raise_high_watermark(owned->partition, owned->replica->high_watermark);
 }
 
-/* Applies the core's changes: a new high watermark to the log, the slot and the waiters; too few
- * replicas in sync to the waiting producers. */
+/* Applies the core's changes: passes a new high watermark to the log, the slot and the waiters; if
+ * too few replicas are in sync, refuses the waiting producers. */
 void mqd_replication_apply_changes(struct mqd_reactor *r, struct mqd_owned *owned, int changed)
 {
     if (changed & MQD_REPLICA_CHANGED_HIGH_WATERMARK &&

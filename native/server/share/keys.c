@@ -166,9 +166,9 @@ static int16_t load(struct mqd_share_keys *keys, int fd, uint32_t position, uint
     return keys->codec && !mqd_codec_available(keys->codec) ? MQD_KAFKA_UNSUPPORTED_COMPRESSION_TYPE : 0;
 }
 
-/* Reads the keys of one batch. Sets batch->records to `in_shared_buffer` if they were appended to
- * shares->keys. It remains NULL if a thread reads them, or if they need owned->keys, which an
- * earlier batch uses (`is_kept_batch_in_use`). */
+/* Reads the keys of one batch. Sets batch->records: to `in_shared_buffer` if the keys were appended
+ * to shares->keys, or to the records in owned->keys for a larger batch. batch->records remains NULL
+ * if a thread reads the keys, or if an earlier batch uses owned->keys (`is_kept_batch_in_use`). */
 static int16_t read_one(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd, struct mqd_share_batch *batch,
                         uint32_t position, uint32_t size_bytes, bool is_kept_batch_in_use)
 {

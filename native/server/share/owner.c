@@ -279,7 +279,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_share_owned *owned)
     }
     int64_t due_ms = mqd_share_partition_deadline(partition);
     if (owned->body_offset >= 0 && due_ms <= r->now_ms)
-        return; /* the response calls this again */
+        return; /* this runs again when the response has arrived */
     if (due_ms < shares->due_ms)
         shares->due_ms = due_ms;
 }

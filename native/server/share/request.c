@@ -338,7 +338,7 @@ static struct mqd_share_job *make_job(struct mqd_reactor *r, struct arrival *a, 
     if (job->bytes_min > job->bytes_max)
         job->bytes_min = job->bytes_max;
     job->strict = wire->acquire_mode == 1;
-    /* the client's bytes_max: if a quota sets job->bytes_max to 0, one batch is still returned */
+    /* wire->bytes_max: if a quota sets job->bytes_max to 0, one batch is still returned */
     job->fetches = wire->api_key == MQD_API_SHARE_FETCH && wire->session_epoch != FINAL_EPOCH && !wire->is_renewal &&
                    job->records_max && wire->bytes_max;
     job->expired = wire->wait_ms_max <= 0;
@@ -546,7 +546,7 @@ void mqd_share_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
     struct arrival a = {0};
     if (size_bytes >
         (uint64_t)mqd_arena_extents_total(r->control_arena) * MQD_CONTROL_EXTENT_BYTES / CONTROL_ARENA_DIVISOR) {
-        mqd_connection_fail(r, c, "a request of this kind may take an eighth of receive.arena.bytes at most");
+        mqd_connection_fail(r, c, "a ShareFetch or ShareAcknowledge may take at most an eighth of receive.arena.bytes");
         return;
     }
     if (mqd_share_fetch_parse(body, size_bytes, header->api_key, header->api_version, &a.wire) < 0) {

@@ -3,9 +3,9 @@
 
 #include "server/share/share.h"
 
-/* Whether the response includes a part without records. As in Kafka, a partition that is already in
- * the session is not included merely because the request names it; if it has no acknowledgements,
- * it is included only if those of other partitions were accepted. */
+/* Whether the response includes the part. As in Kafka, naming a partition that is already in the
+ * session is not enough: without records, errors or acknowledgements of its own, the partition is
+ * included only if an acknowledgement for another partition is accepted. */
 static bool is_reported(const struct mqd_share_job *job, const struct mqd_share_part *part)
 {
     return part->error || part->acknowledge_error || part->acknowledges || part->run_count ||

@@ -15,15 +15,15 @@
  *
  * Invariants
  *   H1  requests to one owner arrive in the order in which they were made, so that the end of a
- *       session also releases what the session's last request acquired, even if its response never
- *       arrives.
+ *       session also releases what the session's last request acquired, even if the response to
+ *       that request never arrives.
  *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the slot,
  *       before the request to its owner is sent, so that every later change wakes it.
  *   H3  only a leader with its lease serves (S1); a share-partition's state belongs to one leader
  *       epoch.
  *   H4  a request's payload is lent until its response arrives or the owner has died.
- *   H5  an owner counts each session once. If it could not, it does so at the session's next
- *       request. A share-partition without sessions is unloaded.
+ *   H5  an owner counts each session once. If it could not count a session, it does so at that
+ *       session's next request. A share-partition without sessions is unloaded.
  * Bounds: jobs are bounded by their connections and held on the heap; sessions by
  * group.share.max.share.sessions and SESSION_BYTES_MAX; states by share.memory.max.bytes and
  * OWNED_COUNT_MAX. Concurrency: the reactor's thread.
@@ -263,10 +263,10 @@ void mqd_share_owners_run(struct mqd_reactor *r);
 void mqd_shares_owned_destroy(struct mqd_shares *shares);
 
 /* ---- keys.c ---- */
-/* Sets the records (with their keys) of those of `count` batches whose keys the state needs and
- * which can be read now; keys of larger compressed batches are read by a thread, which then wakes
- * the slot. `places`: where the batches begin in the file, and where the last one ends. The records
- * are valid until mqd_share_keys_done. Returns 0, or an error if a batch cannot be read. */
+/* Reads the keys of `count` batches, as far as the state needs them and they can be read now, and
+ * sets the batches' records; keys of larger compressed batches are read by a thread, which then
+ * wakes the slot. `places`: where the batches begin in the file, and where the last one ends. The
+ * records are valid until mqd_share_keys_done. Returns 0, or an error if a batch cannot be read. */
 int16_t mqd_share_keys_read(struct mqd_reactor *r, struct mqd_share_owned *owned, int fd,
                             struct mqd_share_batch *batches, const uint32_t *places, uint32_t count);
 void mqd_share_keys_done(struct mqd_shares *shares);
