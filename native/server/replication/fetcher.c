@@ -489,7 +489,7 @@ static bool make_room(struct mqd_fetcher *fetcher)
     }
     if (fetcher->in_capacity - fetcher->in_end >= MQD_FETCHER_RECEIVE_BYTES / 2)
         return true;
-    /* at most 1 GiB: no frame is longer, and all earlier frames are consumed */
+    /* at most 2 GiB: no frame is longer than 1 GiB, and all earlier frames are consumed */
     uint32_t capacity = fetcher->in_capacity * 2;
     uint8_t *grown = realloc(fetcher->in, capacity);
     if (!grown)

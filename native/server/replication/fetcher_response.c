@@ -292,9 +292,9 @@ static bool begin_frame(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     if (!fetcher->outstanding || size_bytes < FRAME_BYTES_MIN || size_bytes > fetcher->options.response_bytes_limit) {
         char text[120];
         snprintf(text, sizeof text,
-                 fetcher->outstanding ? "a response of %u bytes; at most %u are taken"
-                                      : "a response of %u bytes (at most %u) that was not requested",
-                 size_bytes, fetcher->options.response_bytes_limit);
+                 fetcher->outstanding ? "a response of %u bytes; %d to %u are allowed"
+                                      : "a response of %u bytes (%d to %u are allowed) that was not requested",
+                 size_bytes, FRAME_BYTES_MIN, fetcher->options.response_bytes_limit);
         mqd_fetcher_end(r, fetcher, EPROTO, text);
         return false;
     }
