@@ -25,7 +25,7 @@ Invariants
         immediately, or after each reload of its partition before the core answers any request,
         until the core's effects are written. This holds as long as no other host has led the
         partition, even if this host lost its lease or the partition had no leader in between.
-        `after_load` makes up for events while no coordinator was active
+        `after_load` makes up for events missed while no coordinator was active
 Bounds: REQUESTS_MAX requests wait in one coordinator; further ones are refused with
 COORDINATOR_NOT_AVAILABLE. MISSED_MAX posted events wait for one partition; the oldest are dropped.
 
@@ -498,7 +498,7 @@ class Coordinator:
                 self._unload(
                     state,
                     int(ErrorCode.NOT_COORDINATOR),
-                    "its partition is loaded again" if source is not None else "its partition is not served",
+                    "its leader epoch or owner changed" if source is not None else "it is not served",
                 )
             return
         if source is None:
@@ -585,7 +585,7 @@ class Coordinator:
             self._loop.call_later(RETRY_S, self.check_partitions)
         if not quiet and (len(shard) or state.requests):
             log.warning(
-                "a coordinator's partition is loaded again",
+                "a coordinator's partition was unloaded",
                 topic=self.topic,
                 partition=state.index,
                 cores=len(shard),

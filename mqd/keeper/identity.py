@@ -110,7 +110,7 @@ def next_generation(places: Layout) -> int:
     """A number larger than every earlier one of this directory: the clock's milliseconds, or one
     more than the last number if the clock went back.
 
-    On a full disk only the clock is used: a broker must be able to start there to delete something.
+    On a full disk the number is not stored: a broker must be able to start, to delete something.
     """
     try:
         text = places.generation.read_text().strip()

@@ -1,7 +1,7 @@
-"""A ballast file that is deleted when a broker starts, so that it can start on a disk without free
-space: its own small files and the first log lines then have room. It is recreated, as far as it
-fits, when the broker serves and after it has ended. (The metadata log has a reserve of its own:
-mqd/cluster/raft/store.py.)
+"""A ballast file that is deleted when a broker starts, so that the broker can start on a full disk:
+its small files and the first log lines then have room. The ballast file is recreated, as far as it
+fits, when the broker serves and after the broker has ended. (The metadata log has a reserve of its
+own: mqd/cluster/raft/store.py.)
 """
 
 from __future__ import annotations

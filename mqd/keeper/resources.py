@@ -133,8 +133,8 @@ def _listen_local(
     published = rendezvous.publish(addresses, path)
     if not published:
         log.warning(
-            "local clients do not find this broker by bootstrap.servers: no directory can be written, or its names are"
-            " another broker's; they use TCP, or set mqd.socket.path to the socket",
+            "local clients do not find this broker by bootstrap.servers: no directory can be written, or another broker"
+            " has links with the same names; local clients use TCP, or set mqd.socket.path to the socket",
             directories=", ".join(map(str, rendezvous.directories())),
             socket=str(path),
         )

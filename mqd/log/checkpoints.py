@@ -19,8 +19,8 @@ version 1 with a fourth column: the topic id. Files of several workers, of an ea
 or of a deleted topic of the same name may contradict each other about one partition. The id
 distinguishes incarnations, and of the remaining values the safe one counts:
 
-C1  recovery point: the lowest of all files. A low value costs a scan; a high one would trust bytes that a
-    power cut destroyed.
+C1  recovery point: the lowest of all files. A low value costs a scan; a high one would trust bytes
+    that a power cut destroyed.
 C2  log start: the highest of all files. It only ever moves up, and a deleted record must not come
     back.
 C3  clean: this worker's own marker existed, its own file names the partition, and no other file

@@ -9,8 +9,8 @@ the records before it can be pruned.
 Invariants (check())
     P1  nothing below the start offset is kept
     P2  neither the state epoch nor the leader epoch falls while the share-partition exists: a writer
-        with an older one is refused, and changes nothing. Only an initialization, and P6, lower the
-        start offset
+        with an older one is refused, and changes nothing. Exception: an initialization resets the
+        leader epoch. Only an initialization, and P6, lower the start offset
     P3  a reply depends only on records persisted before it
     P4  the records from the last snapshot on give the state (`durable()`)
     P5  while there are updates since the last snapshot, the timer for the next one is armed
@@ -212,7 +212,8 @@ class SharePartition:
         """Drops the state of records that the log has lost (P6). Returns whether there was any."""
         if not epochs:
             return False
-        # by an owner, in this leader epoch or an earlier one; if not, only the log's end is a bound
+        # whether an owner has written the state, in self.leader_epoch or earlier; if not, only the
+        # log's end is a bound
         is_written = self.complete_count != -1
         log_end = epochs[-1][1]
         end = next((start for epoch, start in epochs if epoch > self.leader_epoch), log_end) if is_written else log_end

@@ -5,8 +5,9 @@ The share-partition's owner persists rejected and exhausted records as Archiving
 in the WRITEs that pass its host on their way to the share coordinator, has the letters written, and
 then asks the owner to archive the records; the owner's next WRITE confirms that.
 
-A letter is written once, by a transaction that also commits a progress record with the offsets of
-its letters' records (the metadata of a committed offset). One transaction at a time, in this order:
+A letter is written once, by a transaction that also commits a progress record: the offsets of the
+records that its letters are for, in the metadata of a committed offset. One transaction at a time,
+in this order:
 
     FENCING     InitProducerId ends an open transaction of an earlier writer of this share-partition,
                 whose later steps then fail
@@ -61,7 +62,7 @@ FENCING, LOADING, READING, IDLE, WRITING, WRITING_PROGRESS, COMMITTING, ARCHIVIN
 )
 STEPS = frozenset((FENCING, LOADING, READING, WRITING, WRITING_PROGRESS, COMMITTING))  # phases that end with an outcome
 LETTERS_MAX = 500
-BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # Kafka's, which gives up after five attempts
+BACKOFF_MS, BACKOFF_MS_MAX = 1_000, 30_000  # as in Kafka, which gives up after five attempts
 REPEAT_MS = 2_000  # wait for the owner's WRITE before starting again: there may be a new owner
 PROGRESS_VERSION = "2"
 

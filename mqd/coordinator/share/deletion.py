@@ -3,7 +3,7 @@ with a partition. Sans-I/O.
 
 A share group is done with the records before its start offset: they were accepted, rejected, or
 delivered the maximum number of times. The states of a partition's groups are spread over the
-coordinators of `__share_group_state`, so its leader queries all of them.
+coordinators of `__share_group_state`, so the partition's leader queries all of them.
 
 Invariants
     Q1  no group loses a record that it is not done with: nothing at or above the start offset of
@@ -29,8 +29,8 @@ TopicPartition = tuple[bytes, int]  # topic id, partition
 
 class StartOffsets(NamedTuple):
     """The response of one host. `state_partitions`: the partitions of `__share_group_state` that it
-    leads. `lowest`: for each topic partition the lowest start offset of the groups in them;
-    UNINITIALIZED if a group has none.
+    leads. `lowest`: for each topic partition the lowest start offset of the groups whose states are
+    in these partitions; UNINITIALIZED if a group has none.
     """
 
     state_partitions: frozenset[int]

@@ -137,8 +137,8 @@ class JointTransaction(JointState):
     def _overtake(
         self, event: events.Request, batch_id: int, run_id: str, now_ms: int, actions: list[Action]
     ) -> JointResponse | None:
-        """Handles another batch or another run while one is open: the open one is aborted unless it is
-        the later one.
+        """Handles a request of another batch or run while a transaction is open: aborts the open
+        transaction, unless its batch is the later one.
         """
         if batch_id < self.batch_id:
             return self._response(FENCED)

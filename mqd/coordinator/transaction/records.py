@@ -83,7 +83,7 @@ def decode_key(key: bytes) -> str | None:
     if len(key) >= 2 and _INT16.unpack_from(key)[0] != KEY_VERSION:
         return None
     if len(key) < 4 or _KEY.unpack_from(key)[1] != len(key) - 4:
-        raise ValueError(f"a key of {len(key)} bytes that does not match its length")
+        raise ValueError(f"a key of {len(key)} bytes with a wrong length field")
     return key[4:].decode()
 
 

@@ -1,11 +1,11 @@
 """A share group (KIP-932): ShareGroupHeartbeat 1, ShareGroupDescribe 1, and administrators' changes
 of its offsets. Sans-I/O.
 
-Epochs are those of a consumer group (consumer/core.py), but members share partitions: none waits
-for another, and a member moves to the target with its next heartbeat. Only share-partitions whose
-state is initialized are assigned. A heartbeat that finds uninitialized ones has them initialized:
-they are recorded as initializing, a request goes to the share coordinator (an Effect), and its
-response makes them assignable, in a new epoch. States are deleted in the same two steps.
+Epochs work as in a consumer group (consumer/core.py), but members share partitions: none waits for
+another, and a member moves to the target with its next heartbeat. Only share-partitions whose state
+is initialized are assigned. A heartbeat that finds uninitialized ones has them initialized: they
+are recorded as initializing, a request goes to the share coordinator (an Effect), and its response
+makes them assignable, in a new epoch. States are deleted in the same two steps.
 
 Invariants (check())
     G1  member epoch <= target epoch <= group epoch
@@ -285,7 +285,7 @@ class ShareGroup(ModernGroup):
         return ShareGroupHeartbeatResponse(member_id=message.member_id, member_epoch=message.member_epoch)
 
     def _fence(self, members: list[Member]) -> None:
-        """Removes these members; the next heartbeat of any other computes the target."""
+        """Removes these members; the next heartbeat of another member computes the target."""
         for member in members:
             del self.members[member.member_id]
             self._forget_description(member)
@@ -344,8 +344,8 @@ class ShareGroup(ModernGroup):
     # -- states ------------------------------------------------------------------------------------
 
     def _maybe_initialize(self, now_ms: int) -> None:
-        """Initializes partitions that members may get, and repeats that for those whose response is
-        overdue.
+        """Requests the initialization of partitions that members may get; requests it again if a
+        response is overdue.
         """
         late = bool(self.states.initializing) and now_ms >= self._retry_ms
         if (self._checked_epoch == self.epoch and not late) or self.admin.is_deleting:
@@ -474,7 +474,7 @@ class ShareGroup(ModernGroup):
         self.epoch = max(self.epoch, self.assignment_epoch)
         both = intersection(self.states.initializing, self.states.initialized)
         self.states.initializing = difference(self.states.initializing, both)
-        # newly assignable partitions may have no epoch yet; or the target was lost in a damaged log
+        # assignable partitions may not have raised the epoch yet; or a damaged log lost the target
         self.needs_new_epoch = self.is_persisted
         for name in broken:
             self.pending += records.member_tombstones(self.group_id, name)

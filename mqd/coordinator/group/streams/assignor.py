@@ -4,8 +4,8 @@ Guarantees (asserted by check_assignment() and the property tests)
     A1  every task is active at exactly one member; members' counts of active tasks differ by at
         most one
     A2  a process has each task at most once, in whatever role
-    A3  each task of a stateful subtopology has as many standbys as configured, or as there are
-        other processes; no other task has any
+    A3  each task of a stateful subtopology has as many standbys as configured, but at most one for
+        each other process; tasks of stateless subtopologies have none
     A4  members keep their active tasks as far as A1 allows: with unchanged input none move
     A5  active tasks that must move go to processes that have their state, as far as A1 allows
     A6  the same input gives the same output

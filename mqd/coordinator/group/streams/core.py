@@ -1,8 +1,8 @@
 """A streams group (KIP-1071): StreamsGroupHeartbeat 0, StreamsGroupDescribe 0. Sans-I/O.
 
 The first member brings the topology. It is configured against the topics that exist (topology.py);
-while it is not ready, the target is empty. Epochs are those of a consumer group
-(consumer/core.py), but what is assigned are tasks in three roles. Members move to the target by
+while it is not ready, the target is empty. Epochs work as in a consumer group (consumer/core.py),
+but tasks in three roles are assigned, not partitions. Members move to the target by
 themselves: each first releases what it must lose, then gets what others have released
 (members.py).
 
@@ -314,8 +314,8 @@ class StreamsGroup(ModernGroup):
         )
 
     def _fence(self, members: list[Member]) -> None:
-        """Removes these members: their tasks are free immediately. The next heartbeat of any other
-        computes the target.
+        """Removes these members: their tasks are free immediately. The next heartbeat of another
+        member computes the target.
         """
         for member in members:
             del self.members[member.member_id]

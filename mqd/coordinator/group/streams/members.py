@@ -85,7 +85,7 @@ def _previous(current: Current, epoch: int) -> int:
 
 
 def _free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
-    """(the requested tasks that no other member holds, whether others hold the rest)."""
+    """(the requested tasks that are free, whether there are others)."""
     found = [
         task_set(
             [
