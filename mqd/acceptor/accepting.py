@@ -51,6 +51,11 @@ def packet(
     return PACKET.pack(MAGIC, listener_id, 0, peer_ip, peer_port, local[1], local_ip, address_limit, listener_limit)
 
 
+def accept_advice(error: OSError) -> str:
+    """What helps if accept() fails with `error`; "" if nothing is known to."""
+    return "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
+
+
 class Acceptor:
     """`connection_count(worker)` and `running(worker)` come from the control segment."""
 
@@ -162,8 +167,7 @@ class Acceptor:
 
     def _pause_after_error(self, error: OSError) -> None:
         """The connection is still in the kernel's queue, so its event would fire again immediately."""
-        advice = "; raise the limit of open files (ulimit -n)" if error.errno in _OUT_OF_DESCRIPTORS else ""
-        log.error(f"cannot accept connections for now{advice}", reason=str(error))
+        log.error(f"cannot accept connections for now{accept_advice(error)}", reason=str(error))
         self._pause()
         assert self._loop is not None
         self._loop.call_later(PAUSE_S, self._resume_unless_full)

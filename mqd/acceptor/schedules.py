@@ -78,14 +78,18 @@ class TimerStarter:
         topics = schedules_of(self._metadata, self._node_id)
         self._has_schedules = bool(topics)
         schedules = Schedules(self._config, topics)
+        is_written = True
         if schedules != self._published and (topics or (self._run_dir / schedule_files.SCHEDULES).exists()):
             try:
                 schedule_files.write(self._run_dir, schedule_files.SCHEDULES, schedules)
                 schedule_files.wake(self._run_dir)
                 self._published = schedules
             except OSError as error:
+                is_written = False
                 log.error("changed schedules cannot be written for the timer; retrying", reason=str(error))
         self._maybe_start()
+        if not is_written and self._retry is None and self._loop is not None:
+            self._retry = self._loop.call_later(START_RETRY_S, self._publish)
 
     def _maybe_start(self) -> None:
         if self._retry is not None:

@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -47,8 +48,13 @@ class RateLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):
         self._clock, self._burst, self._rate = clock, float(burst), rate_per_s
         self._buckets: dict[Any, list[float]] = {}  # key -> [tokens, time, suppressed]
+        self._lock = threading.Lock()
 
     def admit(self, key: Any) -> int:
+        with self._lock:
+            return self._admit(key)
+
+    def _admit(self, key: Any) -> int:
         now = self._clock()
         bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
         self._buckets[key] = bucket  # moved to the end: the order is by last use

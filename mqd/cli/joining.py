@@ -193,6 +193,8 @@ class Invitation:
             ca, key, admin = self._authority.certificate, files.key.read_bytes(), files.admin.read_text()
             return _Response(_Granted(ca, host, broker, key, admin, token))
         except (OSError, ValueError) as error:
+            with self._lock:
+                self._used = False
             return _Response(None, f"the inviting host cannot make certificates: {error}")
 
 

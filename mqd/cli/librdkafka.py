@@ -22,6 +22,7 @@ from mqd.cli.common import EXIT_FAILED, EXIT_UNREACHABLE, CliError
 from mqd.security.client import TOKEN_AUTH
 
 REQUEST_TIMEOUT_S = 15.0
+UNRESOLVED_S = 60.0
 CONNECT_TIMEOUT_S = 3.0
 
 _API_VERSIONS = 18
@@ -164,22 +165,23 @@ def base_config(
 
 _admin: Callable[[], Any] = lambda: None
 _unresolved = ""  # the last address that librdkafka could not resolve in this process
+_unresolved_at = 0.0
 
 
 def note_error(error: KafkaError) -> None:
     """Keeps an address that does not resolve: librdkafka retries, and finally reports only a timeout."""
-    global _unresolved
+    global _unresolved, _unresolved_at
     match = re.search(r"Failed to resolve '([^']+)'", error.str()) if error.code() == KafkaError._RESOLVE else None
     if match is not None:
-        _unresolved = match[1]
+        _unresolved, _unresolved_at = match[1], time.monotonic()
 
 
 def unresolved() -> CliError | None:
-    """None if every advertised address has been resolved so far."""
+    """None if every advertised address has been resolved within the last minute; librdkafka tries more often."""
     admin = _admin()
     if admin is not None:
         admin.poll(0)  # there is no other access to an admin client's errors
-    if not _unresolved:
+    if not _unresolved or time.monotonic() - _unresolved_at > UNRESOLVED_S:
         return None
     return CliError(
         f"a broker advertises {_unresolved}, a name that does not resolve on this host; set"

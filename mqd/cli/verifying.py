@@ -92,7 +92,7 @@ def _add_copied_shares(
     for one in found:
         if one.move is not None and one.move.adding:
             topic, index = one.partition
-            for node in {leaders[one.partition], *one.move.adding} & addresses.keys():
+            for node in {leaders.get(one.partition, -1), *one.move.adding} & addresses.keys():
                 requested.setdefault(node, {}).setdefault(topic, []).append(index)
     if not requested:
         return list(found)
@@ -103,7 +103,9 @@ def _add_copied_shares(
     with ThreadPoolExecutor(min(len(requested), HOSTS_AT_ONCE_MAX)) as threads:
         sizes = dict(zip(requested, threads.map(client_security.with_credentials(query), requested)))
     return [
-        _with_copied_bytes(one, sizes, leaders[one.partition]) if one.move is not None and one.move.adding else one
+        _with_copied_bytes(one, sizes, leaders.get(one.partition, -1))
+        if one.move is not None and one.move.adding
+        else one
         for one in found
     ]
 

@@ -135,7 +135,9 @@ class Audit:
         if now - self._swept_s < WINDOW_S:
             return False
         self._swept_s = now
-        self._denials = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
+        kept = {key: one for key, one in self._denials.items() if now - one[0] < WINDOW_S}
+        self._unlogged_count += sum(int(one[1]) for key, one in self._denials.items() if key not in kept)
+        self._denials = kept
         if self._unlogged_count:
             self.write("denied", suppressed=self._unlogged_count)
             self._unlogged_count = 0

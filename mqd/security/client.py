@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from mqd.base.property_values import ConfigError
-from mqd.protocol.errors import ERRORS
+from mqd.protocol.errors import ErrorCode, error_message
 from mqd.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
 from mqd.security.scram import ITERATIONS_MIN, MECHANISMS, salted_password
 
@@ -79,11 +79,13 @@ class ClientSecurity(msgspec.Struct, frozen=True):
             return
         mechanism = self.settings.get("sasl.mechanisms", "")
         response = send(HANDSHAKE, SaslHandshakeRequest(mechanism=mechanism), 1)
-        if response.error_code:
+        if response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
             offered = ", ".join(response.mechanisms)
             raise NotAuthenticated(
                 f"the broker does not support sasl.mechanism={mechanism or '(none)'}; it supports {offered}"
             )
+        if response.error_code:
+            raise NotAuthenticated(f"the SASL handshake failed: {error_message(response.error_code)}")
         step = lambda token: self._step(send, token)
         user, password = self.settings.get("sasl.username", ""), self.settings.get("sasl.password", "")
         if mechanism == "PLAIN":
@@ -99,7 +101,7 @@ class ClientSecurity(msgspec.Struct, frozen=True):
         response = send(AUTHENTICATE, SaslAuthenticateRequest(auth_bytes=token), 2)
         code = response.error_code
         if code:
-            message = response.error_message or ERRORS[code].message
+            message = response.error_message or error_message(code)
             raise NotAuthenticated(f"{message} (user {self.settings.get('sasl.username', '')})")
         return bytes(response.auth_bytes)
 

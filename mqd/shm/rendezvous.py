@@ -251,7 +251,7 @@ def addresses_of(bootstrap_servers: str) -> list[tuple[str, int]]:
             host, port = text, ""
         else:
             host, _, port = text.partition(":")
-        if host and (not port or port.isdigit()):
+        if host and (not port or port.isdecimal()):
             found.append((host, int(port or PORT_DEFAULT)))
     return found
 

@@ -239,7 +239,7 @@ class Encoder:
             and len(partitions)
             and (partitions.max() >= count or partitions.min() < -1 or (partitions < 0).sum() != given.null_count)
         ):
-            wrong = next(one for one in partitions.tolist() if one >= count or one < 0)
+            wrong = next(one for one in given.to_pylist() if one is not None and not 0 <= one < count)
             raise MqdWriteError(
                 f"topic {topic} has partitions 0 to {count - 1}; a row has {wrong} in the column partition. Null lets"
                 " the key decide"

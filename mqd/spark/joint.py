@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from mqd.protocol.errors import ERRORS, ErrorCode
+from mqd.protocol.errors import ERRORS, ErrorCode, ProtocolError
 from mqd.protocol.messages import EndTxnRequest, FindCoordinatorRequest, InitProducerIdRequest
 from mqd.spark.encoding import MqdWriteError
-from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, check
+from mqd.spark.wire import BrokerConnection, BrokerError, Cluster, MqdReadError, check
 
 FIND_VERSION = 6
 TRANSACTION = 1
@@ -118,6 +118,8 @@ class Joint:
                 problem = str(error)
                 self._node_id = -1
                 self._cluster.close()
+            except (MqdReadError, ProtocolError) as error:
+                raise MqdWriteError(f"{doing}: {error}") from error
             if time.monotonic() + pause >= deadline:
                 raise MqdWriteError(
                     f"{doing}: no outcome within {self._cluster.api_timeout_s:g} s (kafka.default.api.timeout.ms) from"

@@ -77,7 +77,7 @@ def parse_servers(text: str) -> list[tuple[str, int]]:
     found = []
     for word in filter(None, (part.strip() for part in text.split(","))):
         host, colon, port = word.rpartition(":") if not word.endswith("]") else (word, "", "")
-        if colon and not port.isdigit():
+        if colon and not port.isdecimal():
             raise MqdReadError(f"kafka.bootstrap.servers: {word!r} is not host:port")
         found.append(((host or word).strip("[]"), int(port) if colon else PORT_DEFAULT))
     if not found:

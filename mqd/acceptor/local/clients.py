@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from mqd import native
-from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S
+from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S, accept_advice
 from mqd.acceptor.broker_state import LISTENER_LOCAL
 from mqd.acceptor.handoff import Handoff
 from mqd.base import logging
@@ -182,9 +182,7 @@ class LocalClients:
             except OSError as error:
                 if error.errno in (errno.ECONNABORTED, errno.EINVAL):
                     continue
-                log.error(
-                    "cannot accept local clients for now; raise the limit of open files (ulimit -n)", reason=str(error)
-                )
+                log.error(f"cannot accept local clients for now{accept_advice(error)}", reason=str(error))
                 self._loop.remove_reader(listener.fileno())
                 self._loop.call_later(PAUSE_S, self._resume, listener)
                 return

@@ -224,7 +224,8 @@ def _stripes(about: FileSystem, devices: Sequence[Device]) -> Iterator[Setting]:
         return
     # xfs counts in sectors of 512 bytes, ext4 in blocks of 4 KiB
     width = about.options.get("swidth") or about.options.get("stripe") or "0"
-    now_kb = (int(width) if width.isdigit() else 0) // 2 if about.kind == "xfs" else 4 * int(width)
+    units = int(width) if width.isdecimal() else 0
+    now_kb = units // 2 if about.kind == "xfs" else 4 * units
     yield Setting(
         f"{about.mount_point}: stripe",
         f"{now_kb} KB" if now_kb else "not known to the file system",

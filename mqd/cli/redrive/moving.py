@@ -176,10 +176,9 @@ class Redrive:
                     self._ends.pop(index, None)
                 else:
                     self._waiting.append(message)
-            if time.monotonic() > deadline:
+            if self._ends and not self._waiting and time.monotonic() > deadline:
                 raise CliError(
-                    f"topic {self.topic}: no records arrive from partition {min(self._ends, default=0)}"
-                    " (mqd cluster status)"
+                    f"topic {self.topic}: no records arrive from partition {min(self._ends)} (mqd cluster status)"
                 )
 
     def _take(self, room: int) -> list[_Letter]:

@@ -165,6 +165,8 @@ def remove(
 
     if not everything and not any((resource, principal, operation, permission, host)):
         raise click.UsageError("select the rules: a RESOURCE, --principal, ..., or --all")
+    if dry_run and data_dir is not None:
+        raise click.UsageError("--dry-run reads the rules from a broker: leave out --data-dir")
     acl_filter = _or_usage_error(access.parse_filter, principal, operation, resource, host, permission)
     if dry_run:
         _emit(settings, access.rules(settings, acl_filter), "no rule fits")

@@ -28,7 +28,7 @@ def _complete_setting(ctx: click.Context, _parameter: click.Parameter, incomplet
 
 
 def _resource(admin: Any, text: str) -> Any:
-    """topic/NAME, group/NAME, broker/ID, or broker for the one with the lowest id."""
+    """topic/NAME, group/NAME, broker/ID, or broker if there is only one."""
     from confluent_kafka.admin import ConfigResource, ResourceType
 
     from mqd.cli.librdkafka import metadata
@@ -42,6 +42,8 @@ def _resource(admin: Any, text: str) -> Any:
         brokers = sorted(metadata(admin).brokers)
         if name and int(name) not in brokers:
             raise CliError(f"there is no broker {name}; there are: {', '.join(map(str, brokers))}")
+        if not name and len(brokers) > 1:
+            raise CliError(f"there are several brokers: name one, {', '.join(f'broker/{one}' for one in brokers)}")
         return ConfigResource(ResourceType.BROKER, str(int(name) if name else brokers[0]))
     raise click.UsageError(f"{text!r} is not topic/NAME, group/NAME or broker/ID")
 

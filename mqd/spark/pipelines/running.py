@@ -63,6 +63,7 @@ CANCELLED = "SPARK_JOB_CANCELLED"
 STOP_MESSAGES = (CANCELLED, "InterruptedException", "InterruptedIOException", "ClosedByInterruptException")
 """Spark's messages for a job that ends because its query is being stopped."""
 _USER_ERROR_MARKERS = (
+    "MqdMissingError:",
     "MqdOptionError:",
     "MqdReadError:",
     "MqdWriteError:",

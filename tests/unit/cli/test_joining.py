@@ -65,6 +65,22 @@ def test_a_host_gets_exactly_the_files_it_needs(first, tmp_path):
     assert secure.settings(data_dir)["cluster.tls"] == "required"
 
 
+def test_a_token_survives_certificates_that_cannot_be_made(first, tmp_path, monkeypatch):
+    data_dir, sign_host, failures = tmp_path / "fourth", pki.sign_host, [OSError(28, "No space left on device")]
+
+    def fail_once(*what):
+        if failures:
+            raise failures.pop()
+        return sign_host(*what)
+
+    monkeypatch.setattr(pki, "sign_host", fail_once)
+    with invitation(first) as (token, _, results):
+        with pytest.raises(CliError, match="cannot make certificates"):
+            joining.join(token, data_dir, NAMES)
+        joining.join(token, data_dir, NAMES)
+    assert results == [True] and joining.has_joined(token, data_dir)
+
+
 def test_certificates_that_expire_soon_are_fetched_again(first, tmp_path):
     data_dir = tmp_path / "fourth"
     with invitation(first) as (token, _, _):

@@ -9,14 +9,18 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from mqd.base.paths import layout
+from mqd.cli import librdkafka
 from mqd.cli import main as main_module
 from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, CliError, explain, pairs
 from mqd.cli.main import COMMANDS, cli
+from mqd.cli.verbs import config
 from mqd.cli.verbs.up import _check_names
 from tests.unit.cli.unread_stdout import unread
 
@@ -290,3 +294,19 @@ def test_a_path_that_supervisord_cannot_parse_is_named(monkeypatch, data, run, p
     with pytest.raises(CliError) as error:
         _check_names(places)
     assert error.value.message.startswith(f"{refused} cannot have a percent sign, a quotation mark or a line break")
+
+
+def test_a_broker_without_an_id_is_refused_if_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = SimpleNamespace(brokers={4: None})
+    monkeypatch.setattr(librdkafka, "metadata", lambda _admin: found)
+    assert config._resource(None, "broker").name == "4"
+    found.brokers = {4: None, 2: None}
+    with pytest.raises(CliError, match="several brokers: name one, broker/2, broker/4"):
+        config._resource(None, "broker")
+    assert config._resource(None, "broker/4").name == "4"
+
+
+def test_a_dry_run_of_acl_remove_needs_a_broker() -> None:
+    words = ["acl", "remove", "--all", "--dry-run", "--data-dir", "/nowhere"]
+    with pytest.raises(click.UsageError, match="leave out --data-dir"):
+        CliRunner().invoke(cli, words, standalone_mode=False, catch_exceptions=False)

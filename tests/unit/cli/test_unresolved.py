@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
@@ -31,6 +33,15 @@ def test_timeouts_by_unresolved_addresses_name_the_cause(code: int) -> None:
     text, status = librdkafka.explain_kafka(error)
     assert status == EXIT_UNREACHABLE
     assert "a broker advertises nohost.invalid:9092" in text and "advertised.listeners" in text
+
+
+def test_an_address_that_resolves_again_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console runs for weeks, and keeps what the process has noted."""
+    librdkafka.note_error(KafkaError(KafkaError._RESOLVE, PRINTED))
+    assert librdkafka.unresolved() is not None
+    now_s = time.monotonic()
+    monkeypatch.setattr(librdkafka.time, "monotonic", lambda: now_s + librdkafka.UNRESOLVED_S + 1)
+    assert librdkafka.unresolved() is None
 
 
 def test_other_errors_are_unchanged() -> None:

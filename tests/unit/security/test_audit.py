@@ -106,3 +106,15 @@ def test_a_disk_that_refuses_does_not_stop_the_process(tmp_path, caplog):
     (tmp_path / "audit.log").mkdir()
     Audit(tmp_path / "audit.log").write("acl created", by="User:admin")
     assert "the audit log cannot be written" in caplog.text
+
+
+def test_denials_whose_window_ends_during_a_flood_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "DENIALS_MAX", 2)
+    now, file = [1000.0], tmp_path / "audit.log"
+    found = Audit(file, lambda: now[0])
+    for name in ("a", "a", "a", "b"):
+        found.record_denial("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, name, False)
+    now[0] += WINDOW_S
+    found.record_denial("User:eve", "10.0.0.1", Operation.READ, ResourceType.TOPIC, "c", False)
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line.get("suppressed") or line["resource"] for line in lines] == ["a", "b", 2, "c"]

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from mqd.base.property_values import ConfigError
@@ -59,3 +61,21 @@ def test_an_unusable_certificate_is_an_error():
     settings = {"security.protocol": "SSL", "ssl.keystore.certificate.chain": "-----BEGIN", "ssl.keystore.key": "-----"}
     with pytest.raises(ConfigError, match="ssl.certificate.location"):
         client.of_properties(settings).secure(None, "a")
+
+
+@pytest.mark.parametrize(
+    ("handshake", "step", "reason"),
+    [
+        (33, 0, "does not support sasl.mechanism=PLAIN; it supports SCRAM-SHA-256"),
+        (34, 0, "the SASL handshake failed: "),
+        (0, 9999, "an error code newer than this table"),
+    ],
+)
+def test_a_refused_authentication_says_why(handshake, step, reason):
+    settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN", "sasl.username": "alice"}
+    responses = [
+        SimpleNamespace(error_code=handshake, mechanisms=["SCRAM-SHA-256"]),
+        SimpleNamespace(error_code=step, error_message=None, auth_bytes=b""),
+    ]
+    with pytest.raises(client.NotAuthenticated, match=reason):
+        client.of_properties(settings).authenticate(lambda *_: responses.pop(0))

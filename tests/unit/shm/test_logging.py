@@ -84,6 +84,13 @@ def test_the_limit_forgets_what_was_longest_unused():
     assert limit.admit(0) == 0
 
 
+def test_the_limit_is_used_by_one_thread_at_a_time():
+    """Two threads removed the same oldest message, and a log call raised KeyError."""
+    locked = []
+    limit = logging.RateLimit(clock=lambda: locked.append(limit._lock.locked()) or 0.0)
+    assert limit.admit("again") == 0 and locked == [True]
+
+
 def test_an_exception_carries_its_traceback(lines):
     log = logging.setup("controller", 0, {"log.format": "json"}, lines)
     try:

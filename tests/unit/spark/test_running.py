@@ -119,6 +119,7 @@ Traceback (most recent call last):
             IN_A_TASK + "OSError: [Errno 28] No space left on device: '/a/x.parquet'",
             "OSError: [Errno 28] No space left on device: '/a/x.parquet'",
         ),
+        ("mqd.spark.wire.MqdMissingError: there is no topic t", "there is no topic t"),
         (
             (
                 "py4j.protocol.Py4JJavaError: An error occurred while calling o7.save.\n:"

@@ -290,6 +290,7 @@ def test_rows_without_a_key_stay_together_for_a_round() -> None:
     [
         ("partition", [0, 3], pa.int32(), "topic t has partitions 0 to 2; a row has 3"),
         ("partition", [0, -1], pa.int32(), "a row has -1"),
+        ("partition", [None, 3], pa.int32(), "a row has 3"),
         (
             "headers",
             [[{"key": None, "value": b""}], None],

@@ -158,6 +158,33 @@ def test_a_start_without_a_thread_is_retried(
     asyncio.run(play())
 
 
+def test_schedules_that_cannot_be_written_are_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = Metadata()
+    metadata.apply(messages.TopicPut(0, _topic("later", 1, schedule_to="orders")))
+    failures, write = [OSError(28, "No space left on device")], schedule_files.write
+
+    def fail_once(*what: object) -> None:
+        if failures:
+            raise failures.pop()
+        write(*what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(schedule_files, "write", fail_once)
+    monkeypatch.setattr(schedules, "START_RETRY_S", 0.01)
+
+    async def play() -> None:
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+        starter = TimerStarter({}, metadata, 1, tmp_path, lambda: loop.call_soon_threadsafe(started.set))
+        starter.start(loop)
+        assert not failures and "cannot be written for the timer" in caplog.text
+        await asyncio.wait_for(started.wait(), 20)
+        assert [one.topic for one in schedule_files.read_schedules(tmp_path).topics] == ["later"]
+        starter.stop()
+
+    asyncio.run(play())
+
+
 def test_a_supervisord_without_an_address() -> None:
     with pytest.raises(OSError, match="unix_http_server"):
         start_by_supervisord({"SUPERVISOR_PROCESS_NAME": "mqd-acceptor"})

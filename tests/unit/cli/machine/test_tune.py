@@ -157,6 +157,12 @@ def test_settings_that_put_records_at_risk(machine: Machine) -> None:
     assert machine.tune().output.count("RECORDS AT RISK") == 2
 
 
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_a_stripe_that_is_no_number_is_not_known(machine: Machine, kind: str) -> None:
+    machine.mounted(kind, "9:0", "/srv/my\\040data", "rw,noatime", "rw,stripe=none,swidth=none")
+    assert machine.settings()["/srv/my data: stripe"].now == "not known to the file system"
+
+
 def test_a_machine_without_sysfs(tmp_path: Path) -> None:
     found = settings.read_settings(tmp_path, [Path("/srv")])
     assert [(one.name, one.now) for one in found] == [("/srv: file system", "not known")]
