@@ -53,8 +53,7 @@ class TimerStarter:
         self._publish()
 
     def stop(self) -> None:
-        if self._retry is not None:
-            self._retry.cancel()
+        self._cancel_retry()
         self._loop = None
 
     def on_metadata(self, message: messages.FromController) -> None:
@@ -79,6 +78,7 @@ class TimerStarter:
         self._has_schedules = bool(topics)
         schedules = Schedules(self._config, topics)
         is_written = True
+        self._cancel_retry()
         if schedules != self._published and (topics or (self._run_dir / schedule_files.SCHEDULES).exists()):
             try:
                 schedule_files.write(self._run_dir, schedule_files.SCHEDULES, schedules)
@@ -87,17 +87,18 @@ class TimerStarter:
             except OSError as error:
                 is_written = False
                 log.error("changed schedules cannot be written for the timer; retrying", reason=str(error))
-        self._maybe_start()
-        if not is_written and self._retry is None and self._loop is not None:
+        is_needed = self._published is not None and any(topic.led for topic in self._published.topics)
+        if self._loop is not None and (is_needed or not is_written):
             self._retry = self._loop.call_later(START_RETRY_S, self._publish)
+        if self._loop is not None and is_needed:
+            self._start_timer()
 
-    def _maybe_start(self) -> None:
+    def _cancel_retry(self) -> None:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
-        if self._loop is None or self._published is None or not any(topic.led for topic in self._published.topics):
-            return
-        self._retry = self._loop.call_later(START_RETRY_S, self._publish)
+
+    def _start_timer(self) -> None:
         try:
             in_thread(self._start).add_done_callback(self._on_started)
         except RuntimeError as error:  # no thread can be started

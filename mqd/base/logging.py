@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -48,18 +47,15 @@ class RateLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic, burst: int = BURST, rate_per_s: float = RATE_PER_S):
         self._clock, self._burst, self._rate = clock, float(burst), rate_per_s
         self._buckets: dict[Any, list[float]] = {}  # key -> [tokens, time, suppressed]
-        self._lock = threading.Lock()
 
     def admit(self, key: Any) -> int:
-        with self._lock:
-            return self._admit(key)
-
-    def _admit(self, key: Any) -> int:
         now = self._clock()
         bucket = self._buckets.pop(key, None) or [self._burst, now, 0]
         self._buckets[key] = bucket  # moved to the end: the order is by last use
         if len(self._buckets) > MESSAGE_COUNT_MAX:
-            del self._buckets[next(iter(self._buckets))]
+            # without a lock, which a signal handler or a forked child could find taken: another thread
+            # may remove the same bucket
+            self._buckets.pop(list(self._buckets)[0], None)
         bucket[0] = min(self._burst, bucket[0] + (now - bucket[1]) * self._rate)
         bucket[1] = now
         if bucket[0] < 1.0:

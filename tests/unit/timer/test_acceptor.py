@@ -131,6 +131,20 @@ def test_the_timer_is_started_when_there_is_a_schedule(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def _start_with_a_failure(metadata: Metadata, run_dir: Path, failures: list) -> None:
+    """Returns when the timer has been started after the first attempt took the only failure."""
+
+    async def play() -> None:
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
+        starter = TimerStarter({}, metadata, 1, run_dir, lambda: loop.call_soon_threadsafe(started.set))
+        starter.start(loop)
+        assert not failures and not started.is_set()
+        await asyncio.wait_for(started.wait(), 20)
+        starter.stop()
+
+    asyncio.run(play())
+
+
 def test_a_start_without_a_thread_is_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -147,15 +161,8 @@ def test_a_start_without_a_thread_is_retried(
     monkeypatch.setattr(schedules, "in_thread", in_thread)
     monkeypatch.setattr(schedules, "START_RETRY_S", 0.01)
 
-    async def play() -> None:
-        loop, started = asyncio.get_running_loop(), asyncio.Event()
-        starter = TimerStarter({}, metadata, 1, tmp_path, lambda: loop.call_soon_threadsafe(started.set))
-        starter.start(loop)
-        assert not refusals and "the timer cannot be started" in caplog.text
-        await asyncio.wait_for(started.wait(), 20)
-        starter.stop()
-
-    asyncio.run(play())
+    _start_with_a_failure(metadata, tmp_path, refusals)
+    assert "the timer cannot be started" in caplog.text
 
 
 def test_schedules_that_cannot_be_written_are_written_later(
@@ -173,16 +180,9 @@ def test_schedules_that_cannot_be_written_are_written_later(
     monkeypatch.setattr(schedule_files, "write", fail_once)
     monkeypatch.setattr(schedules, "START_RETRY_S", 0.01)
 
-    async def play() -> None:
-        loop, started = asyncio.get_running_loop(), asyncio.Event()
-        starter = TimerStarter({}, metadata, 1, tmp_path, lambda: loop.call_soon_threadsafe(started.set))
-        starter.start(loop)
-        assert not failures and "cannot be written for the timer" in caplog.text
-        await asyncio.wait_for(started.wait(), 20)
-        assert [one.topic for one in schedule_files.read_schedules(tmp_path).topics] == ["later"]
-        starter.stop()
-
-    asyncio.run(play())
+    _start_with_a_failure(metadata, tmp_path, failures)
+    assert "cannot be written for the timer" in caplog.text
+    assert [one.topic for one in schedule_files.read_schedules(tmp_path).topics] == ["later"]
 
 
 def test_a_supervisord_without_an_address() -> None:

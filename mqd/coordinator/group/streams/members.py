@@ -85,7 +85,7 @@ def _previous(current: Current, epoch: int) -> int:
 
 
 def _free(member: Member, requested: Tasks, holders: Holders) -> tuple[Tasks, bool]:
-    """(the requested tasks that are free, whether there are others)."""
+    """(the requested tasks that are free, whether some requested ones are not)."""
     found = [
         task_set(
             [
