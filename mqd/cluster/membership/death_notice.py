@@ -1,5 +1,5 @@
-"""Death notices: when the keeper is the only process that is left, it reports the end of the others
-to the other hosts, in a sealed datagram from the socket that it holds for gossip.
+"""Death notices: the keeper reports the end of its host's processes to the other hosts, in a sealed
+datagram from the socket that it holds for gossip.
 
 While it runs, the controller maintains instructions for the keeper (`Instructions`, a file in run/): the
 recipients, and the relevant epochs. The keeper sends two notices, each as soon as the kernel has
@@ -59,8 +59,8 @@ class Notice(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Instructions(msgspec.Struct, frozen=True):
-    """The keeper's instructions. `incarnation`: that of the keeper that may follow them. `addresses`: those
-    of the other hosts, voters first; numeric, because the keeper does not resolve names.
+    """The keeper's instructions. Only the keeper with this `incarnation` may follow them. `addresses`: the
+    other hosts, voters first; numeric, because the keeper does not resolve names.
     """
 
     incarnation: int

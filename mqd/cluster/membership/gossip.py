@@ -444,7 +444,7 @@ class GossipCore:
             self._seed_identities[address] = sender
         if sender == membership.identity:
             return  # from this host itself, at another of its addresses
-        # what a joining host learns from its exchange is known to the others: it does not spread it
+        # a joining host does not spread what it learns from its exchange: the others know it already
         membership.merge(state, spread=self._joined or event.exchange_id is None)
         self._learn_controller(state.controller_epoch, state.controller_id)
         if event.exchange_id is not None and not self._joined:

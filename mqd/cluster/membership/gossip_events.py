@@ -25,6 +25,8 @@ class Settings(msgspec.Struct, frozen=True):
     # how long to wait for a direct response; then other hosts probe on request until the interval
     # ends
     probe_timeout_ms: int = 200
+    # while a host knows this many suspects, it probes twice as often: a rack or a switch may have failed
+    mass_failure_count: int = 3
     indirect_count: int = 3
     gossip_interval_ms: int = 200
     gossip_fanout: int = 3
@@ -34,7 +36,7 @@ class Settings(msgspec.Struct, frozen=True):
     suspicion_multiplier: int = 2
     suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times as long as the shortest
     confirmation_count: int = 3  # with this many confirmations a suspicion is the shortest
-    # about this many hosts that learn of a suspicion probe the suspect immediately
+    # when hosts learn of a suspicion, about this many of them probe the suspect immediately
     confirmer_count: int = 8
     # Lifeguard's S: a host that receives few messages probes and suspects up to this many times slower
     health_max: int = 8

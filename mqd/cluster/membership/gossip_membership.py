@@ -145,6 +145,7 @@ class Membership:
         self._token = core.rng.getrandbits(61)
         self.members: dict[Identity, Member] = {}
         self.living: list[Identity] = []  # alive or suspect, without this host
+        self.suspect_count = 0
         self._of_node: dict[int, list[Identity]] = {}
         self.left = False
         self.encoded = encode_update(self.own())
@@ -319,6 +320,7 @@ class Membership:
         if before != SUSPECT:
             member.since_ms = self._core.at
         member.suspicion = self._make_suspicion(suspect.by)
+        self.suspect_count += 1
         self._core.broadcast(identity, encode_update(suspect))
         self._await_refutation(member)
         self._core.emit(MemberChanged(before, member.view()))
@@ -357,6 +359,7 @@ class Membership:
             for by in member.suspicion.confirmers:
                 self._core.drop_broadcast((member.identity, by))
             member.suspicion = None
+            self.suspect_count -= 1
 
     def _on_dead(self, dead: Dead) -> None:
         self._on_end(dead, DEAD)
@@ -441,6 +444,7 @@ class Membership:
             identity for identity, member in self.members.items() if member.state in (ALIVE, SUSPECT)
         )
         assert sorted(identity for same in self._of_node.values() for identity in same) == sorted(self.members)
+        assert self.suspect_count == sum(member.state == SUSPECT for member in self.members.values())
         for identity, member in self.members.items():
             assert member.identity == identity
             assert (member.suspicion is not None) == (member.state == SUSPECT)

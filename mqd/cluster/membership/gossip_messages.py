@@ -89,7 +89,7 @@ class Alive(msgspec.Struct, tag="a", array_like=True, frozen=True):
 
 
 class Suspect(msgspec.Struct, tag="s", array_like=True, frozen=True):
-    """`by` got no response from the host. Suspicions of different hosts count as confirmations."""
+    """`by` got no response from the host. Suspicions from different hosts count as confirmations."""
 
     node_id: Node
     directory_id: Directory

@@ -95,8 +95,8 @@ class Suspicion:
 
 
 class Broadcasts:
-    """Queue of updates, one per key; a newer update replaces it. Each update is put into a certain number
-    of datagrams; those that were sent least often go first.
+    """Queue of updates, one per key: a newer update replaces the older one. Each update is put into a
+    certain number of datagrams; the updates that were sent least often go first.
 
     Bound: `count_max` keys; beyond it the update that was sent most often is dropped (push-pull
     delivers it later).

@@ -1,7 +1,7 @@
 """Probes: each member is pinged in turn. If it does not respond, other hosts ping it on request, and a
 TCP connection is tried. If no host reaches it, it becomes a suspect.
 
-    round (every probe interval, times the health multiplier)
+    round (every probe interval, times the health multiplier; twice as often while many are suspected)
       Ping -> Ack               alive
       no Ack within the probe timeout: PingRequest to `indirect_count` others, and a probe over TCP
       Ack from one of them      alive
@@ -114,8 +114,11 @@ class Prober:
             self._order.insert(self._core.rng.randint(self._next, len(self._order)), identity)
 
     def _on_round(self, _: object) -> None:
-        core = self._core
-        core.after(core.settings.probe_interval_ms * core.health.multiplier, self._on_round)
+        core, settings = self._core, self._core.settings
+        interval_ms = settings.probe_interval_ms * core.health.multiplier
+        if core.membership.suspect_count >= settings.mass_failure_count:
+            interval_ms //= 2
+        core.after(interval_ms, self._on_round)
         identity = self._next_target()
         if identity is not None:
             self.probe(identity)

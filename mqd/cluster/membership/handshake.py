@@ -8,7 +8,9 @@ inter-broker listener:
     "MQDP", hello (nonce, identity, purpose)         ->
                                                     <-    challenge (nonce)
     proof  HMAC(key, "initiator", hello, nonce)     ->
-                                                    <-    answer (identity, or refusal) with HMAC(key, "responder", hello, nonce, answer)
+                                                    <-    answer (identity or refusal) with
+                                                          HMAC(key, "responder", hello, nonce,
+                                                               answer)
 
 Frames: 4-byte big-endian length, then msgpack; at most FRAME_BYTES_MAX. After the handshake the
 connection uses the protocol of its `purpose`; the initiator sends first.
@@ -278,8 +280,8 @@ class Responder(_Side):
     """The side that has accepted the connection. feed() the received bytes until `done`; `peer` is then
     the initiator's Hello.
 
-    `decide(hello)` is called when the initiator has proven the key, and returns this host's Identity or
-    a Refusal. After a refusal `refused` is set and `done` is False: send the result of feed(), then
+    `decide(hello)` is called when the initiator has proven that it has the key, and returns this host's
+    Identity or a Refusal. After a refusal `refused` is set and `done` is False: send the result of feed(), then
     close.
 
     `also`: other keys with which the initiator may authenticate while the cluster's key is being
@@ -305,7 +307,7 @@ class Responder(_Side):
         self._challenge = _encode(_Challenge(VERSION, nonce))
         self.refused: Refusal | None = None
         self.stated: Identity | None = None  # the result of decide(), if it is an Identity
-        self.proven: int | None = None  # the initiator's node id, once it has proven the key
+        self.proven: int | None = None  # the initiator's node id, once its proof was accepted
 
     def _on_frame(self, body: bytes) -> bytes:
         if self._hello is None:

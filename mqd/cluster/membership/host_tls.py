@@ -14,7 +14,7 @@ Invariants
     T1  no byte of the next protocol is sent or read before each side has accepted the other's
         certificate
     T2  a refusal reaches the other side: after HandshakeFailed the caller sends `refusal_bytes`, and
-        closes only after the peer or after a timeout, because a reset could discard data in flight
+        closes only when the peer has closed, or after a timeout: a reset could discard data in flight
 Concurrency: one call at a time; seal() in the order in which its results are sent.
 """
 

@@ -226,6 +226,17 @@ def test_suspicion_runs_out_sooner_when_others_confirm() -> None:
         assert abs(bench.now - began - expected) <= 2
 
 
+def test_members_are_probed_twice_as_often_while_many_are_suspected() -> None:
+    for suspect_count, expected in ((0, 10), (2, 10), (3, 20)):
+        bench = Bench(9, Settings(probe_interval_ms=500, confirmer_count=0))
+        for number in range(2, 2 + suspect_count):
+            bench.send(9, Suspect(number, directory(number), REFUTATIONS, 9))
+        probed: list[object] = []
+        bench.core.prober.probe = probed.append  # type: ignore[method-assign]
+        bench.wait(5_000)
+        assert abs(len(probed) - expected) <= 1
+
+
 def test_a_state_does_not_declare_hosts_dead() -> None:
     """Push-pull: the other side's dead are suspected here, and may say that they live."""
     bench = Bench()
