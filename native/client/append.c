@@ -269,9 +269,9 @@ static enum put_result add_record(struct mqd_producer *producer, struct mqd_prod
                                   struct mqd_producer_batch **out, uint64_t *body)
 {
     for (;;) {
-        int32_t index = requested_partition >= 0 ? requested_partition
-                                                 : choose_partition(producer, topic, record->key, record->key_bytes);
-        if (index < 0 || index >= topic->partition_count || requested_partition < -1) {
+        int32_t index = requested_partition != -1 ? requested_partition
+                                                  : choose_partition(producer, topic, record->key, record->key_bytes);
+        if (index < 0 || index >= topic->partition_count) {
             mqd_error_set(MQD_E_INVALID, "partition %d of \"%s\", which has %d", index, topic->name,
                           topic->partition_count);
             return PUT_WRONG;
@@ -361,7 +361,7 @@ static inline void column_step(const struct mqd_record_columns *columns, struct 
 
 /* Appends records with values of one size and one timestamp, without keys and headers. Only their
  * offset deltas differ, so the bytes before a value are built once for all records whose delta has
- * the same length. Returns how many were appended: those, as far as the open batch has room. */
+ * the same length. Returns how many were appended: as many as the open batch has room for. */
 static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_producer_batch *batch,
                                const struct record *first, uint32_t count)
 {
@@ -397,6 +397,8 @@ static uint32_t append_uniform(struct mqd_producer *producer, struct mqd_produce
     }
     batch->size_bytes += (uint32_t)(n * size_bytes);
     batch->record_count += (int32_t)n;
+    if (first->timestamp_ms > batch->max_timestamp_ms)
+        batch->max_timestamp_ms = first->timestamp_ms;
     producer->outstanding_records += n;
     return n;
 }

@@ -121,7 +121,8 @@ int32_t mqd_partition_for(uint32_t partitioner, const uint8_t *key, int32_t key_
                           uint64_t *random_state);
 /* The same for a column of keys, stored consecutively (key_bytes NULL: no record has one): fills in
  * the negative entries of `partitions`. without_key: the partition of records without key. -1:
- * MQD_E_INVALID, a partitioner that does not depend on the key alone, or a wrong size or count. */
+ * MQD_E_INVALID, a partitioner other than MURMUR2_RANDOM and FNV1A_RANDOM, or a wrong size or
+ * count. */
 int mqd_partitions_for(uint32_t partitioner, const uint8_t *keys, const int32_t *key_bytes, uint32_t count,
                        int32_t partition_count, int32_t without_key, int32_t *partitions);
 
@@ -190,14 +191,15 @@ struct mqd_delivery {
 /* Outcomes, oldest first. A batch with an error stays with the producer until mqd_producer_retry or
  * mqd_producer_drop is called with its number; meanwhile no later batch of its partition is sent.
  * An idempotent producer reports only the first error of a partition: later batches that failed
- * are resent once it has been retried. A broker that already has the batch (46) counts as success. */
+ * are resent once it has been retried. Error 46, the broker already has the batch, counts as
+ * success. */
 uint32_t mqd_producer_deliveries(struct mqd_producer *producer, struct mqd_delivery *out, uint32_t capacity);
 /* Sends the batch again, in its original order before all later batches of its partition; later
  * batches that failed because of it follow automatically. */
 int mqd_producer_retry(struct mqd_producer *producer, uint64_t batch);
 /* Drops a batch that is open, waiting, failed or sent (a sent one may still be written; its outcome
- * is not reported). If a sent batch is dropped from an idempotent producer its sequences are
- * missing: the broker answers 45 to the next ones until the identity is changed. */
+ * is not reported). If a sent batch is dropped from an idempotent producer, its sequences are
+ * missing: the broker answers the next batches with error 45 until the identity is changed. */
 int mqd_producer_drop(struct mqd_producer *producer, uint64_t batch);
 /* Moves all batches to another attachment (after the worker has died): they are copied in order,
  * and unanswered ones are sent again. The old client is closed. -1: nothing was changed;

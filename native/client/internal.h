@@ -51,7 +51,7 @@ struct mqd_response {
 
 struct mqd_client {
     struct mqd_client *next, **link; /* all clients of the process: client/fork.c */
-    int failure; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT: every call fails with it */
+    int failure; /* wait. 0; MQD_E_INVALID in a child, EPIPE, MQD_E_CORRUPT, ENOMEM: every call fails with it */
     const char *failure_message;
     bool child; /* this is a fork's child */
     uint32_t idle_polls;
@@ -101,7 +101,7 @@ struct mqd_client {
 
 /* 0, or -1 with the error that ended the attachment. */
 int mqd_client_check(const struct mqd_client *client);
-/* Ends the attachment: EPIPE, or MQD_E_CORRUPT with a message. Returns -1. */
+/* Ends the attachment: EPIPE, or MQD_E_CORRUPT or ENOMEM with a message. Returns -1. */
 int mqd_client_fail(struct mqd_client *client, int code, const char *message);
 /* Handles the replies that have arrived and the submissions that the worker has passed. Frees no
  * response that the caller may hold. */

@@ -251,8 +251,8 @@ int32_t mqd_producer_topic(struct mqd_producer *producer, const char *name, int3
         return mqd_error_set(MQD_E_INVALID, "a topic's name has 1 to %d bytes, not %zu", MQD_TOPIC_NAME_BYTES_MAX,
                              name_bytes);
     if (partition_count < 1 || partition_count > PARTITION_COUNT_MAX || partitioner > MQD_PARTITIONER_FNV1A_RANDOM)
-        return mqd_error_set(MQD_E_INVALID, "topic \"%s\" with %d partitions and partitioner %u", name, partition_count,
-                             partitioner);
+        return mqd_error_set(MQD_E_INVALID, "topic \"%s\": partition count %d or partitioner %u is out of range", name,
+                             partition_count, partitioner);
     struct mqd_producer_topic *topic = NULL;
     for (int32_t i = 0; i < producer->topic_count && !topic; i++)
         if ((size_t)producer->topics[i]->name_bytes == name_bytes &&

@@ -20,7 +20,7 @@
 #define KAFKA_OFFSET_OUT_OF_RANGE 1
 #define KAFKA_CORRUPT_MESSAGE 2
 #define CRC_END 21
-#define SEGMENT_BYTES_MAX (1u << 31) /* positions of a segment are below */
+#define SEGMENT_BYTES_MAX (1u << 31) /* positions in a segment are below this */
 #define QUERY_COUNT_MAX 8            /* per read, which then returns: the caller may have other work */
 #define STOP_NONE UINT32_MAX
 

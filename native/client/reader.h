@@ -90,7 +90,7 @@ struct mqd_read_state {
 };
 /* Fills `out` with the next records, from one mapping per call, in order. check_crc: batches are
  * verified (once each). bytes_max: no further batch is begun when that much of the segment has been
- * walked; at least one is. With a capacity of 0 it only reports what follows. Returns 0, or -1
+ * walked; at least one is begun. With a capacity of 0 it only reports what follows. Returns 0, or -1
  * (EPIPE, ETIMEDOUT, EIO...), with nothing read. */
 int mqd_segment_reader_next(struct mqd_segment_reader *reader, uint32_t bytes_max, int check_crc,
                             struct mqd_record_view *out, struct mqd_read_state *state);
@@ -113,7 +113,8 @@ void mqd_client_mapping_release(struct mqd_client *client, uint64_t mapping);
 
 /* ---- conversion of columns ---- */
 
-/* Positions count from base; sizes of -1 are nulls; bounds are the view's. */
+/* Positions count from base; sizes of -1 are nulls. Positions are not checked here: those of a view
+ * were checked when it was filled. */
 
 /* Copies the blobs consecutively into `out`; offsets[count + 1] (NULL = not wanted) receives the
  * start of each (for a null, that of the next). Returns the bytes, -1 MQD_E_FULL when there are

@@ -58,7 +58,7 @@ static void on_client_close(struct mqd_client *client)
     /* in a forked child another thread's lock may never be released */
     if (mqd_client_check(client) == 0 || mqd_error_code() != MQD_E_INVALID) {
         mqd_store_release(&state->closing, 1u);
-        shutdown(client->socket_fd, SHUT_RDWR); /* no reader waits for a response any longer */
+        shutdown(client->socket_fd, SHUT_RDWR); /* wakes the readers that wait for a response */
         pthread_rwlock_wrlock(&state->entered);
         state->client = NULL;
         pthread_rwlock_unlock(&state->entered);

@@ -105,12 +105,12 @@ int mqd_view_walk_fill(struct mqd_view_walk *walk, int64_t from_offset, struct m
             break;
         walk->at = record.end;
         walk->left--;
-        walk->next_delta = record.delta == INT32_MAX ? INT32_MAX : (int32_t)record.delta + 1;
+        walk->next_delta = record.delta + 1;
         int64_t offset = walk->base_offset + record.delta;
         if (offset < from_offset)
             continue;
         out->offsets[count] = offset;
-        /* modulo 2^64: a batch may contain any two numbers */
+        /* unsigned, so that it wraps: timestamps are untrusted and their sum may overflow */
         out->timestamps_ms[count] =
             (int64_t)((uint64_t)walk->base_timestamp_ms + (walk->append_time ? 0 : (uint64_t)record.timestamp_delta));
         out->key_positions[count] = (uint64_t)(record.key - base);

@@ -7,15 +7,15 @@
  *       (MADV_POPULATE_READ) before they are read, so that a disk failure is an error here and not
  *       a SIGBUS. Only some megabytes of the walked part stay resident: a reader's memory does not
  *       grow with the segment.
- *   S2  `at` is a batch boundary; while `inside` it is the boundary of the batch that `walk` is in.
+ *   S2  `at` is the start of a batch; while `inside` is set, of the batch that `walk` is in.
  *   S3  a mapping is unmapped with its last reference. The reader has one on `mapping` and one on
  *       `viewed`; each hold adds one.
  *   S4  everything in a segment is untrusted (a producer wrote the records, a disk stored them):
  *       every length is checked against the remaining bytes before use.
- *   S5  data and aborted transactions are of the same version of the files. A compaction may drop
- *       an ABORT marker together with the data of its transaction: with a list from before the
- *       compaction, later transactions of that producer would be left out; with one from after it,
- *       aborted records of an older file would be returned.
+ *   S5  the data and the list of aborted transactions come from the same version of the files. A
+ *       compaction may drop an ABORT marker together with the data of its transaction: an old list
+ *       with a new file would hide later transactions of that producer; a new list with an old
+ *       file would let aborted records through.
  */
 #ifndef MQD_CLIENT_READER_STATE_H
 #define MQD_CLIENT_READER_STATE_H
@@ -59,8 +59,8 @@ struct mqd_segment_source {
      * reference) when it is the same file. -1: EPIPE, ETIMEDOUT... */
     int (*locate)(void *context, const struct mqd_local_query *query, struct mqd_segment_mapping *current,
                   struct mqd_local_segment *response, struct mqd_segment_mapping **mapping);
-    /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. All
-     * three may be NULL. */
+    /* Between enter and leave the control segment stays mapped; -1: the attachment has ended. enter,
+     * leave and close may be NULL. */
     int (*enter)(void *context);
     void (*leave)(void *context);
     void (*close)(void *context);
@@ -70,7 +70,8 @@ struct mqd_segment_source {
 
 struct mqd_view_walk {
     const uint8_t *at, *end; /* the remaining records */
-    int32_t left, next_delta, last_delta;
+    int32_t left, last_delta;
+    int64_t next_delta;
     int64_t base_offset, base_timestamp_ms;
     bool append_time;   /* base_timestamp_ms applies to every record */
     const char *reason; /* the reason for a failure */

@@ -208,8 +208,8 @@ int mqd_client_park(struct mqd_client *client, const struct mqd_client_position 
     at = put_head(at, client, API_FETCH, FETCH_VERSION, correlation_id);
     at = mqd_put_be32(at, UINT32_MAX); /* a consumer */
     at = mqd_put_be32(at, (uint32_t)wait_ms);
-    at = mqd_put_be32(at, 1); /* one byte is enough */
-    at = mqd_put_be32(at, 0); /* and no records are sent: positions only */
+    at = mqd_put_be32(at, 1); /* minimum: one new byte ends the wait */
+    at = mqd_put_be32(at, 0); /* maximum: the response carries positions, but no records */
     *at++ = (uint8_t)isolation_level;
     at = mqd_put_be32(at, 0); /* no session */
     at = mqd_put_be32(at, UINT32_MAX);

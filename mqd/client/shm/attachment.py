@@ -315,15 +315,7 @@ class Attachment:
                     self._released.wait(IDLE_WAIT_S if self._parked else DRIVER_LEASE_S)
                     self._parked = False
                     continue
-                try:
-                    self._drive_once(me, float("inf"))
-                # a bug in the client: ends the attachment, since without a driver all callers would wait
-                except Exception as error:
-                    _log.exception("%s: the client has failed", self.client_id)
-                    self._end_permanently(
-                        local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True)
-                    )
-                    return
+                self._drive_once(me, float("inf"))
                 self.changed.notify_all()
 
     def _drive_until(self, predicate: Callable[[], object], deadline: float) -> None:
@@ -367,8 +359,17 @@ class Attachment:
 
     def _turn(self) -> float:
         """Processes arrivals and gives every listener a turn. Returns when the next turn is due. Called
-        by the driver, with the lock held.
+        by the driver, with the lock held. A bug in the client ends the attachment: half of a turn may
+        have been done, and callers could wait forever.
         """
+        try:
+            return self._turn_unprotected()
+        except Exception as error:
+            _log.exception("%s: the client has failed", self.client_id)
+            self._end_permanently(local_error(KafkaError._FATAL, f"a fault in the client: {error!r}", fatal=True))
+            return time.monotonic()
+
+    def _turn_unprotected(self) -> float:
         now = time.monotonic()
         if self._closed:
             return now
@@ -463,7 +464,7 @@ class Attachment:
             callback(*what)
         except Exception:
             if self.fatal is None:
-                raise  # _run informs all listeners
+                raise  # _turn informs all listeners
             # the other listeners are still notified
             _log.exception("%s: a fault in the client while it was being ended", self.client_id)
 

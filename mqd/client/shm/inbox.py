@@ -20,7 +20,8 @@ class Inbox:
         self._wake = wake
         # served by every call in which the application's thread waits
         self.responses: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.operations: deque[Any] = deque()  # served only by poll() and consume(): they call the user's functions
+        # served only by poll() and consume(), because operations call the user's functions
+        self.operations: deque[Any] = deque()
         self.attention = False
 
     def put(self, handler: Callable[..., None], *arguments: Any) -> None:

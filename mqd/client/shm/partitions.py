@@ -75,8 +75,8 @@ class Part:
         self.unknown_since: float | None = None
         # the start that the application requested; None: it requested none, or has received a record since
         self.requested_start = None if start == OFFSET_INVALID else start
-        # the offset after the last record received since the topic was recreated (0: none was); None:
-        # it was not recreated
+        # the offset after the last record received since the topic was recreated (0: none yet); None:
+        # the topic was not recreated
         self.received_end: int | None = None
         self.is_unknown = False  # the broker did not know the partition at the last read
         self.reported_error = 0  # the error last reported to the application

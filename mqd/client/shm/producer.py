@@ -96,7 +96,7 @@ class ShmProducer(ProducerDriver):
                 entries.append((value, key, partition) if partition >= 0 else value if key is None else (value, key))
             else:
                 entry = entry_of(stage, value, key, partition, callback or on_delivery, timestamp, headers)
-                size = len(entry[0] or b"")
+                size = len(entry.value or b"") + len(entry.key or b"") + len(entry.headers or b"")
                 entries.append(entry)
             if size > at_once:
                 hand_over_now(stage)

@@ -8,12 +8,13 @@ and without copying.
 
 Uncompressed batches are returned in place. Compressed ones are decompressed in Python
 (cramjam), several at a time, and walked in the same way. Control batches and, with read_committed,
-those of aborted transactions are left out; the reader's user passes their list (set_aborted) when
-the reader reports "aborted".
+those of aborted transactions are left out; when the reader reports "aborted", its caller passes the
+list of aborted transactions (set_aborted).
 
     P1  `position` is the offset after the last returned record; decompressed records that were not
         returned yet wait in `_rest`
-    P2  a problem is reported by a read() that returns no records, after the records before it
+    P2  a problem is reported when all records before it have been returned, by a read() that returns
+        no records
     P3  memory: a block of columns is reused once no array refers to it; up to BLOCK_COUNT_MAX blocks
         are kept
 Concurrency: one thread at a time.
@@ -32,7 +33,7 @@ from mqd.protocol.errors import ProtocolError
 from mqd.protocol.records import RECORD_BYTES_MIN
 
 BLOCK_RECORDS = 16384
-LARGE_BLOCK_RECORDS = 65536  # for a caller that requests this many and lags behind by this many
+LARGE_BLOCK_RECORDS = 65536  # for a caller that requests, and lags by, more than BLOCK_RECORDS
 BLOCK_COUNT_MAX = 4
 DECOMPRESSED_TOGETHER_BYTES = 1 << 20  # the most that one read() gathers from several compressed batches
 TURNS_MAX = 16  # iterations of one read() without a record; then it returns None
@@ -172,8 +173,9 @@ class PartitionReader:
     # -- reading -----------------------------------------------------------------------------------
 
     def read(self, records_max: int = BLOCK_RECORDS, bytes_max: int = 1 << 20) -> RecordBatchView | None:
-        """Returns the next records, at most `records_max` (and LARGE_BLOCK_RECORDS); after bytes_max bytes
-        of the log no further batch is begun. Blocks only to read from the disk.
+        """Returns the next records, at most `records_max` (uncompressed: also at most
+        LARGE_BLOCK_RECORDS). After bytes_max bytes of the log no further batch is begun. Waits only
+        for reads from the disk.
         """
         self._problem = None
         if self._rest is not None:

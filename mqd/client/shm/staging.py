@@ -7,8 +7,8 @@ call into C.
 
 1. The list is never replaced: appends need no lock, and taken entries are deleted from its front, so
    that a concurrent append is neither lost nor duplicated.
-2. Values, pairs and triples have no timestamp of their own. `marks` has it: (number of records
-   before, milliseconds), one mark for each millisecond with records.
+2. Values, pairs and triples have no timestamp of their own; their timestamps are in `marks`: (number
+   of records before, milliseconds), one mark for each millisecond with records.
 3. `armed` is set by the thread that appends and cleared before entries are taken, so that an entry is
    either taken now or another turn has been requested.
 Concurrency: append by any thread; everything else with the attachment's lock held.
@@ -91,7 +91,7 @@ class Stage:
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.entries: list[Any] = []
-        self.limit = 0  # length of `entries` at which a turn is requested
+        self.limit = 0  # length of `entries` at which produce() must make room first
         self.armed = False
         self.due = 0.0
         self.now_ms = 0

@@ -128,8 +128,8 @@ class TcpConsumer:
         self._interrupted = False
 
     def give_back(self, messages: list[Any]) -> None:
-        """Takes back the last of the taken records, because they did not reach the application: they are
-        returned next, and commits end before them.
+        """Takes back `messages`, the end of the latest result of take() or gather(), because they did not
+        reach the application: they are returned next, and commits end before them.
         """
         self._taken = self._taken[: len(self._taken) - len(messages)]
         self._count_taken()
@@ -161,7 +161,7 @@ class TcpConsumer:
                 self._store()
                 if time.monotonic() >= deadline:
                     return None
-                continue  # a rebalance has revoked their partition
+                continue  # for example, a rebalance has dropped the messages with their partition
             first = messages[0]
             if first.error() is not None:
                 self._held = messages[1:]

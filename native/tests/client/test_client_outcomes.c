@@ -139,6 +139,17 @@ TEST(dropping_unsent_batches_leaves_no_gap)
     end(&s);
 }
 
+TEST(an_invalid_partition_is_named)
+{
+    struct setup s;
+    struct mqd_producer_options options = plain();
+    CHECK(begin(&s, "invalid", &options));
+    int32_t topic = mqd_producer_topic(s.producer, "t", 2, MQD_PARTITIONER_RANDOM);
+    CHECK_EQUAL(mqd_producer_put(s.producer, topic, -7, (const uint8_t *)"v", 1, NULL, -1, NULL, 0, 900), -1);
+    CHECK(strstr(mqd_error_message(), "partition -7 of \"t\", which has 2"));
+    end(&s);
+}
+
 TEST(a_new_identity_begins_at_sequence_0)
 {
     struct setup s;

@@ -222,7 +222,7 @@ TEST(columns_that_are_the_same_for_all)
 }
 
 /* Offset deltas of one, two and three bytes, values shorter and longer than the unit of copying;
- * the first record has another timestamp, so that timestamp deltas are not 0. */
+ * the first record has an earlier or a later timestamp. */
 TEST(similar_records_across_all_sizes_of_their_deltas)
 {
     static const int32_t sizes[] = {1, 4, 7, 8, 15, 16, 63, 64, 100};
@@ -238,10 +238,10 @@ TEST(similar_records_across_all_sizes_of_their_deltas)
         CHECK(s.client);
         s.producer = mqd_producer_open(s.client, &options);
         int32_t topic = mqd_producer_topic(s.producer, "t", 1, MQD_PARTITIONER_RANDOM), size = sizes[k];
-        uint64_t seed = k;
+        uint64_t seed = k, first_ms = k % 3 ? 5000 : 4000;
         for (int32_t i = 0; i < 20000 * size; i++)
             values[i] = (uint8_t)test_random(&seed);
-        CHECK(mqd_producer_put(s.producer, topic, 0, values, size, NULL, -1, NULL, 0, 5000) > 0);
+        CHECK(mqd_producer_put(s.producer, topic, 0, values, size, NULL, -1, NULL, 0, (int64_t)first_ms) > 0);
         for (uint32_t done = 1; done < 20000;) {
             uint32_t count = 1 + (uint32_t)(test_random(&seed) % 3000);
             count = count < 20000 - done ? count : 20000 - done;
@@ -256,7 +256,7 @@ TEST(similar_records_across_all_sizes_of_their_deltas)
         CHECK_EQUAL(mqd_producer_send(s.producer, 0, 1), 0);
         CHECK(fake_next(&s.fake));
         CHECK_EQUAL(s.fake.batch.record_count, 20000);
-        CHECK_EQUAL(s.fake.batch.max_timestamp_ms, 5000);
+        CHECK_EQUAL(s.fake.batch.max_timestamp_ms, first_ms > 4321 ? first_ms : 4321);
         const uint8_t *at = s.fake.partition.records + MQD_BATCH_HEADER_BYTES,
                       *last = s.fake.partition.records + s.fake.partition.size_bytes;
         for (int32_t i = 0; i < 20000; i++) {
@@ -266,7 +266,7 @@ TEST(similar_records_across_all_sizes_of_their_deltas)
             const uint8_t *next = at + bytes;
             CHECK_EQUAL(*at++, 0);
             at = mqd_varint(mqd_varlong(at, next, &timestamp_delta), next, &offset_delta);
-            CHECK_EQUAL(timestamp_delta, i ? -679 : 0);
+            CHECK_EQUAL(timestamp_delta, i ? 4321 - (int64_t)first_ms : 0);
             CHECK_EQUAL(offset_delta, i);
             at = check_blob(mqd_varint(at, next, &key), next, values + (size_t)i * (size_t)size, size);
             CHECK_EQUAL(key, -1);

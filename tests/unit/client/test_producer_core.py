@@ -164,6 +164,21 @@ def test_a_producer_that_waits_for_room_does_not_spin_while_a_batch_lingers(
     assert len(requests) == has_broker, "for what was added"
 
 
+@pytest.mark.parametrize("large", ["value", "key", "headers"])
+def test_a_large_record_is_not_staged(make, large: str) -> None:
+    producer, native = make(linger_ms=3_600_000)
+    native.linger_us = 3_600_000_000
+    producer.produce("events", b"finds the topic")
+    assert producer.flush(10) == 0
+    record: dict[str, Any] = {"value": b"v", "key": b"k", "headers": [("h", b"h")]}
+    producer.produce("events", **record, partition=0)
+    assert producer.stages["events"].entries, "a small one is"
+    record[large] = [("h", bytes(20_000))] if large == "headers" else bytes(20_000)
+    producer.produce("events", **record, partition=0)
+    assert not producer.stages["events"].entries
+    producer.purge()
+
+
 def test_batches_to_be_compressed_fit_the_shared_memory(make) -> None:
     """With any batch.size; only a record that never fits is refused, alone."""
     producer, native = make(compression_type="lz4", mqd_buffer_bytes=64 << 10, linger_ms=200)
