@@ -13,8 +13,8 @@
  * Invariants
  *   A1  an extent is in the free list exactly when its bit in `free_bits` is set and its reference
  *       count is 0.
- *   A2  a run's reference count and length are stored in its first extent; `first` of every extent
- *       of the run is the index of that one.
+ *   A2  a run's reference count and length are stored in its first extent; every extent of the run
+ *       has the index of the first in `first`.
  * Concurrency: one thread.
  */
 #include <errno.h>
@@ -181,8 +181,8 @@ int mqd_arena_release(struct mqd_arena *arena, uint64_t offset)
     return 1;
 }
 
-/* Sorts the free extents, the lowest on top: after many allocations and releases, single extents
- * would be taken from places that long runs need. */
+/* Sorts the free extents, the lowest on top: otherwise, after many allocations and releases, single
+ * extents would be taken from places that long runs need. */
 void mqd_arena_sort_free_extents(struct mqd_arena *arena)
 {
     arena->free_head = NO_EXTENT;

@@ -8,8 +8,8 @@
  *   load_acquire / store_release  a reader that loads the stored value sees everything that the
  *                                 writer did before the store
  *   load_relaxed / store_relaxed  no tearing, no ordering
- *   store_seq_cst                 release, and no later load of this thread happens before it (x86:
- *                                 a locked exchange)
+ *   store_seq_cst                 release, and no later load_seq_cst of this thread happens before
+ *                                 it (x86: a locked exchange, which orders every later load)
  *   exchange, add, or, and        seq_cst read-modify-write
  *   fence_full                    no store before it is delayed beyond a load after it (Dekker's
  *                                 pattern: sleep protocol, waiters)

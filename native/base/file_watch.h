@@ -14,7 +14,8 @@
  *       bytes
  *   40  u64  reference. SYNC_DONE: sequence number of its SYNC_BEGIN. CREATE: 1 = the directory
  *       entry was created, 0 = it existed
- *   48  i32  result: 0, or -errno: a refused call has no effect (SYNC_DONE: covers nothing)
+ *   48  i32  result. SYNC_DONE: 0, or -errno: the flush failed and covers nothing. Otherwise 0:
+ *       failed calls are not recorded
  *   52  u32  data_bytes
  *   56  path (absolute, no NUL), then data: WRITE the bytes, RENAME the new path
  *

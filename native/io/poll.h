@@ -6,9 +6,9 @@
  * epoll: at most MQD_POOL_THREAD_COUNT_MAX threads) and complete as events. Preallocation, snapshot
  * writing and other arbitrary jobs run on the pool with both backends.
  *
- * Any thread may call mqd_poll_interrupt. For everything else there is a single caller: the thread
- * that waits first is the only one that adds, removes and waits from then on. Another thread may
- * create and add before that, and destroy after the caller's thread has ended.
+ * Any thread may call mqd_poll_interrupt. All other calls belong to one thread: from the first wait
+ * on, only the thread that made it may add, remove and wait. Another thread may create and add
+ * before the first wait, and destroy after the waiting thread has ended.
  *
  * Invariants
  *   W1  every change of a socket after the last event about it causes another event; overflowing
@@ -43,7 +43,7 @@ int mqd_poll_add(struct mqd_poll *poll, int fd, uint64_t token);
 /* No event with this fd's token is delivered after return. Call before close(fd). */
 int mqd_poll_remove(struct mqd_poll *poll, int fd, uint64_t token);
 /* fdatasync (or fsync of a directory). DONE event with token. -1 MQD_E_FULL: too many are running
- * (at least 256 may). */
+ * (the limit is at least 256). */
 int mqd_poll_sync(struct mqd_poll *poll, int fd, bool directory, uint64_t token);
 /* syncfs on the file system of fd; always on the pool. */
 int mqd_poll_syncfs(struct mqd_poll *poll, int fd, uint64_t token);

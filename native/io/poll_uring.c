@@ -2,8 +2,8 @@
  * submits, waits and collects.
  *
  * A multishot poll reports like EPOLLET: once when it is armed, then at each wake-up of the socket.
- * It ends when the kernel could not post a completion (its queue overflowed); it is then armed
- * again, which reports the current state, so nothing is lost. After an error it stays ended.
+ * It ends when the kernel cannot post a completion (the completion queue has overflowed); it is then
+ * armed again, which reports the current state, so nothing is lost. After an error it is not.
  *
  * Each watched descriptor has an entry, indexed by the descriptor's number. user_data = kind (8
  * bits) | generation (24) | index (32); the generation distinguishes late completions of a removed
@@ -27,7 +27,6 @@
 /* One operation reads up to this many steps into one scratch buffer: the data is discarded, only the
  * page cache is wanted. */
 #define READ_PIECE_COUNT 16
-#define READ_BYTES_MAX (READ_PIECE_COUNT * MQD_READ_AHEAD_STEP_BYTES)
 #define GENERATION_MASK 0xffffffu
 #define NO_OPERATION UINT32_MAX
 #define WATCHED_EVENTS ((uint32_t)(POLLIN | POLLOUT | POLLRDHUP | POLLERR | POLLHUP))

@@ -8,9 +8,9 @@
  * Fairness: jobs are grouped by the device of their file. The arbitrary jobs (mqd_poll_run) of a
  * device form a second group, and all jobs without a device one more. A group uses at most
  * MQD_POOL_THREADS_PER_GROUP_MAX threads, and the last idle thread is reserved for a group that has
- * none. So a stalled disk, which then occupies both its groups, delays neither flushes nor
- * arbitrary jobs of another disk, however many jobs are queued. Within a group the order is that of
- * submission.
+ * none. So a stalled disk does not stop the flushes or the arbitrary jobs of another disk, even if
+ * the jobs of both its groups hang and many more are queued. The jobs of a group start in the order
+ * of their submission.
  *
  * Threads are started when more jobs wait than threads are idle, and are kept.
  */
@@ -31,7 +31,7 @@
 #define NO_JOB UINT32_MAX
 #define NO_GROUP UINT64_MAX
 #define NO_DEVICE_GROUP (UINT64_MAX - 1)
-/* no device number has this bit set; with or without it, none equals one of the two values above */
+/* device numbers leave this bit free, and are too small to collide with the two values above */
 #define RUN_GROUP_BIT (1ull << 63)
 #define STACK_BYTES (1u << 20)
 
@@ -105,8 +105,8 @@ static int32_t read_ahead(const struct mqd_pool_request *request)
     return total > INT32_MAX ? INT32_MAX : (int32_t)total;
 }
 
-/* fd is an open log directory. The journal of the file layer (base/file.c) needs its path, to
- * record which files a syncfs covers. */
+/* fd is an open log directory. The journal of the file layer (base/file.c) needs the directory's
+ * path, to record which files a syncfs covers. */
 static int32_t sync_file_system(int fd)
 {
     char link[64], path[PATH_MAX];

@@ -296,6 +296,6 @@ int mqd_uring_probe(void)
     mqd_uring_close(&ring);
     return result == 0
                ? 0
-               : mqd_error_system(-result,
-                                  "io_uring is available, but without multishot polls with a time limit" WHAT_TO_DO);
+               : mqd_error_system(
+                     -result, "io_uring is available, but lacks multishot polls or waits with a time limit" WHAT_TO_DO);
 }

@@ -76,7 +76,7 @@ int mqd_uring_probe(void);
 /* Returns a zeroed entry to fill; NULL when the queue is full and the kernel takes no entry. */
 struct mqd_uring_submission *mqd_uring_next(struct mqd_uring *ring);
 /* Submits queued entries, lets the kernel post completions, waits for wait_count of them.
- * timeout_ns < 0: no limit. 0, or -errno (-ETIME, -EINTR...). */
+ * timeout_ns < 0: no limit. Returns 0 or -errno (-ETIME, -EINTR...). */
 int mqd_uring_enter(struct mqd_uring *ring, uint32_t wait_count, int64_t timeout_ns);
 /* Whether to enter the kernel even without waiting: entries are queued, or completions may be ready
  * to be posted. */

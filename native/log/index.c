@@ -169,8 +169,8 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
     return mqd_index_flush(index, directory, segment_base);
 }
 
-/* Calls `act` for both files, or, unless `sizes` is NULL, for those whose size differs from it.
- * Opens no other file, because there may be no descriptors left. */
+/* Calls `act` for both files if `sizes` is NULL, otherwise only for files of another size. Opens no
+ * other file, because there may be no descriptors left. */
 static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
                      const int64_t *sizes)
 {

@@ -55,9 +55,9 @@ enum mqd_stage_flags {
 struct mqd_stage_result {
     int64_t base_offset;
     int64_t log_append_time_ms; /* -1 unless message.timestamp.type=LogAppendTime */
-    /* already in the log, or already staged: base_offset is the original one, and nothing was
-     * staged. The response waits for the original's write if that is at or after the log end; with
-     * flush_on_ack, until durable_offset has passed it. */
+    /* already in the log, or already staged: nothing was staged, and base_offset is that of the
+     * original. The response waits until the original is written and, with flush_on_ack, until
+     * durable_offset has passed it. */
     bool duplicate;
     int64_t end_offset; /* after the batch, or after what it duplicates */
     /* records not written because earlier ones have the same ids (log/dedup/dedup.h). If there was
@@ -98,14 +98,14 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 
 /* For a retired partition (server/redirect.h): checks an idempotent producer's batch against its
- * producer state. 0: it would be staged; 45, 46, 47, 48; *duplicate: it is in the log, at
- * *base_offset. Stages nothing and verifies nothing. */
+ * producer state. 0: it would be staged; 45, 46, 47, 48, 59; *duplicate: it is in the log,
+ * at *base_offset. Stages nothing and verifies nothing. */
 int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
                                      bool *duplicate, int64_t *base_offset);
 /* note_refused records that this batch of an idempotent producer was refused temporarily.
  * refused_before: whether an earlier one was refused, so that this one must not become the
- * producer's first batch. Only for a producer that is unknown here. Bounded: the oldest entry is
- * dropped, and then any sequence is accepted. */
+ * producer's first batch. Only for a producer that is unknown here. Bounded: if there are
+ * too many entries, the oldest is dropped, and any sequence of its producer is then accepted. */
 void mqd_partition_note_refused(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
 /* Whether this batch of an idempotent producer, whose sequence is not 0, must be refused because an
@@ -174,7 +174,7 @@ int mqd_partition_advance_start(struct mqd_partition *partition, int64_t offset)
  * high watermark and the flushed end. Returns how many were removed; -1 MQD_E_STALE: not all of
  * them are in the list any more. In log/compaction/swap.c. */
 int mqd_partition_replace_segments(struct mqd_partition *partition, int64_t first, int64_t last);
-/* Returns how many segments that would remove; -1 MQD_E_STALE. */
+/* Returns how many segments mqd_partition_replace_segments would remove; -1 MQD_E_STALE. */
 int mqd_partition_count_replaceable(const struct mqd_partition *partition, int64_t first, int64_t last);
 void mqd_partition_set_options(struct mqd_partition *partition, const struct mqd_log_options *options);
 const struct mqd_log_options *mqd_partition_options(const struct mqd_partition *partition);

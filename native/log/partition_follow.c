@@ -116,7 +116,7 @@ int mqd_partition_follow(struct mqd_partition *partition, const uint8_t *bytes, 
         if (complete < 0)
             error = MQD_FOLLOW_CORRUPT;
         else if (batch.partition_leader_epoch > leader_epoch || batch.partition_leader_epoch < 0)
-            error = refuse(out, MQD_FOLLOW_EPOCH, "a batch has a higher leader epoch than the leader that sent it");
+            error = refuse(out, MQD_FOLLOW_EPOCH, "a batch's epoch is negative, or above the sending leader's");
         else
             error = check_continues(partition, &batch, gaps_below, out);
         if (error == MQD_FOLLOW_OK)

@@ -19,8 +19,8 @@
  *   F5  only mqd_partition_raise_high_watermark moves a replicated partition's high watermark; it
  *       never exceeds log end, and decreases only with a truncation below it.
  * Concurrency: as in log/partition.h. mqd_partition_truncate and _restart_at block (they flush and
- * read). They run on a helper thread while no other thread touches the partition; neither is called
- * while it has a flush, a preallocation or a snapshot under way, or anything staged.
+ * read). They run on a helper thread while no other thread touches the partition, and only if the
+ * partition has nothing staged and no flush, preallocation or snapshot under way.
  */
 #ifndef MQD_PARTITION_FOLLOW_H
 #define MQD_PARTITION_FOLLOW_H

@@ -222,8 +222,8 @@ int mqd_partition_create_log(const struct mqd_partition *partition, int64_t base
 /* Takes ownership of the fd. Blocks in fdatasync when the queue is full. -1 with errno: that flush
  * failed, and the partition is fenced. */
 int mqd_partition_queue_sync(struct mqd_partition *partition, int fd, const struct mqd_mark *mark);
-/* Closes files of segments that were deleted before their flush instead of flushing them, so that
- * the kernel drops what it has not written. Files of a running flush are closed when it is done.
+/* Closes, without a flush, the queued files of segments that have been deleted, so that the kernel
+ * drops what it has not written. Files of a running flush are closed when it is done.
  * durable_offset moves with the next flush. */
 void mqd_partition_forget_syncs(struct mqd_partition *partition);
 /* Frees reserved blocks after the end of the active segment; best effort. */

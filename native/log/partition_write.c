@@ -107,7 +107,7 @@ int mqd_partition_roll_active(struct mqd_partition *partition)
     partition->directory_dirty = true;
     int error = queue_sealed(partition) < 0 ? errno : 0;
     mqd_txn_index_close(&active->txn_index); /* S5: its unflushed part is in the queue */
-    /* the two files are still open if a flush failed before they were queued */
+    /* the index files are still open if a flush failed before they were queued */
     mqd_index_close_files(&active->index);
     mqd_file_close(active->fd);
     *active = (struct mqd_active){.fd = fd,
@@ -393,9 +393,10 @@ static int delete_segment(const struct mqd_partition *partition, int64_t base_of
     return error;
 }
 
-/* Closes the descriptors that this write queued, except for those of the old segment's files: a
- * flush of its .log may be running, so its descriptor number must not be reused for another file;
- * and after a full disk the write must not need new descriptors, because there may be none left. */
+/* Closes the descriptors that this write queued. Those of the old segment's files stay open: a
+ * flush of its .log may be running, so the descriptor's number must not be reused for another
+ * file; and after a full disk the next write must not need new descriptors, because there may be
+ * none left. */
 static void queue_restore(struct mqd_partition *partition, const struct checkpoint *old, struct mqd_active *active)
 {
     while (partition->sync_queue_count > old->sync_queue_count) {
@@ -425,8 +426,8 @@ static int reopen_log(struct mqd_partition *partition)
 }
 
 /* Restores the checkpoint. -1 with errno: the old segment could not be restored, or a segment begun
- * by this write could not be deleted. The next clean start would regard the old segment as sealed
- * and end the log at the beginning of the leftover one, so the caller fences the partition. */
+ * by this write could not be deleted (the next clean start would regard the old segment as sealed
+ * and end the log at the beginning of the leftover one). The caller then fences the partition. */
 static int checkpoint_restore(struct mqd_partition *partition, const struct checkpoint *old)
 {
     struct mqd_active *active = &partition->active;

@@ -30,8 +30,9 @@
  *   - marker without an ongoing transaction: accepted, because its epochs fence older senders.
  *   - sequences of a transaction that has ended: 59 UNKNOWN_PRODUCER_ID, neither a duplicate nor
  *     46. A client that gave up records it had sent may reuse their sequences for the next ones
- *     (librdkafka after an abort), and would take the old records' offsets for those of the new
- *     ones. After 59 it aborts and continues in a new epoch; 45 would be fatal to it.
+ *     (librdkafka after an abort); as duplicates, the new records would be answered with the
+ *     offsets of the old ones. After 59 the client aborts and continues in a new epoch; 45 would
+ *     be fatal to it.
  *
  * Invariants
  *   R1  undo is the inverse of add: after adds are undone in reverse order, every check returns the
@@ -41,7 +42,7 @@
  *   R3  a producer with an ongoing transaction is in no use list: it is never trimmed or expired.
  *   R4  a batch without records begins no transaction: compaction has kept it only for its
  *       sequence, its transaction has ended, and the marker may be gone.
- * Bounds: 48 + 5 * 16 + 8 bytes a producer, in one array that doubles. Concurrency: the partition's
+ * Bounds: 40 + 5 * 16 + 4 bytes a producer, in two arrays that double. Concurrency: the partition's
  * owner alone.
  *
  * Snapshot, big endian:
@@ -123,8 +124,8 @@ struct mqd_producer_batch_kind {     /* facts that the header of a batch does no
     bool known;                      /* MQD_STAGE_KNOWN; not used by mqd_producers_check */
     bool from_zero;                  /* MQD_STAGE_FROM_ZERO; not used by mqd_producers_check */
 };
-/* 0, 45, 46, 47, 48, 52; *duplicate is set for a duplicate (then 0), with the original base offset.
- * Must not be called for batches without a producer id. */
+/* 0, 45, 46, 47, 48, 52, 59; *duplicate is set for a duplicate (then 0), with the original base
+ * offset. Must not be called for batches without a producer id. */
 int16_t mqd_producers_check(const struct mqd_producers *producers, const struct mqd_batch *batch,
                             struct mqd_producer_batch_kind kind, bool *duplicate, int64_t *base_offset);
 /* Whether this batch belongs to a transaction that its producer has begun here. */

@@ -64,7 +64,7 @@ uint8_t *mqd_producers_encode(const struct mqd_producers *producers, int64_t off
 }
 
 static const uint8_t *decode_producer(struct mqd_producers *producers, const uint8_t *at, const uint8_t *end,
-                                      int version)
+                                      int version, bool *no_memory)
 {
     const int producer_bytes = version == 1 ? PRODUCER_BYTES_VERSION_1 : PRODUCER_BYTES;
     if (end - at < producer_bytes || at[18] > MQD_PRODUCER_BATCH_COUNT ||
@@ -74,8 +74,10 @@ static const uint8_t *decode_producer(struct mqd_producers *producers, const uin
     if (producer_id < 0 || mqd_producers_find(producers, producer_id) != MQD_PRODUCER_NONE)
         return NULL;
     uint32_t index = mqd_producers_insert(producers, producer_id);
-    if (index == MQD_PRODUCER_NONE)
+    if (index == MQD_PRODUCER_NONE) {
+        *no_memory = true;
         return NULL;
+    }
     struct mqd_producer *entry = &producers->entries[index];
     entry->last_append_ms = (int64_t)mqd_get_be64(at + 8);
     entry->epoch = (int16_t)(at[16] << 8 | at[17]);
@@ -85,8 +87,10 @@ static const uint8_t *decode_producer(struct mqd_producers *producers, const uin
     entry->ended = version > 1 && (at[19] & FLAG_ENDED) && entry->count;
     entry->coordinator_epoch = version == 1 ? -1 : (int32_t)mqd_get_be32(at + 20);
     int64_t first_offset = version == 1 ? -1 : (int64_t)mqd_get_be64(at + PRODUCER_BYTES_VERSION_1);
-    if (first_offset >= 0 && mqd_producers_begin(producers, index, first_offset) < 0)
+    if (first_offset >= 0 && mqd_producers_begin(producers, index, first_offset) < 0) {
+        *no_memory = true;
         return NULL;
+    }
     at += producer_bytes;
     for (uint32_t i = 0; i < entry->count; i++, at += BATCH_BYTES)
         entry->batches[i] = (struct mqd_producer_batch){(int32_t)mqd_get_be32(at), (int32_t)mqd_get_be32(at + 4),
@@ -104,10 +108,13 @@ int mqd_producers_decode(struct mqd_producers *producers, const uint8_t *bytes, 
     const uint8_t *at = bytes + HEADER_BYTES, *end = bytes + size_bytes;
     uint32_t count = mqd_get_be32(bytes + 12);
     *offset = (int64_t)mqd_get_be64(bytes + 16);
+    bool no_memory = false;
     for (uint32_t i = 0; i < count && at; i++)
-        at = decode_producer(producers, at, end, version);
+        at = decode_producer(producers, at, end, version, &no_memory);
     if (at == end)
         return 0;
     mqd_producers_free(producers);
+    if (no_memory)
+        return mqd_error_set(ENOMEM, "no memory for the %u producers of a snapshot", count);
     return mqd_error_set(MQD_E_CORRUPT, "a producer snapshot does not hold the %u producers that it names", count);
 }

@@ -4,9 +4,10 @@
  * A transaction begins with its first batch here and ends with a marker, the control batch that its
  * coordinator writes (KIP-98). Until the marker is below the high watermark its first offset bounds
  * the last stable offset. Before the transaction may begin, its coordinator must have confirmed
- * that the partition belongs to it (KIP-890); the process that asked passes the guard back. A
- * marker in between removes the guard: otherwise a batch that was verified before the marker could
- * begin a transaction that never ends.
+ * that the transaction includes the partition (KIP-890). The process that asks the coordinator
+ * first gets a guard from here and passes it back with the batch. A marker in between removes the
+ * guard: otherwise a batch that was verified before the marker could begin a transaction that never
+ * ends.
  *
  * Invariants
  *   T1  `oldest`..`newest` links all transactions in order of first_offset;

@@ -39,8 +39,8 @@ static uint32_t number_of(const struct mqd_compact *compact, int64_t offset)
     return number;
 }
 
-/* Begins reading in the segment of the first batch that the producer snapshot does not cover, even
- * if that part of the log is already clean. */
+/* Begins reading in the first dirty segment; or in an earlier, clean one, if the producer snapshot
+ * does not cover all batches from there on. */
 static int begin_map(struct mqd_compact *compact)
 {
     bool clean_too = compact->producers_from >= 0 && compact->producers_from < compact->options.first_dirty_offset;

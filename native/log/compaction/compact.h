@@ -9,7 +9,7 @@
  *   swap   log/compaction/swap.c: the new files replace the old ones
  *
  * What is kept
- *   K1  every record whose key has no later record below `mapped_end`; every batch that ends above
+ *   K1  every record whose key has no later record in the key table; every batch that ends above
  *       `mapped_end`, byte for byte.
  *   K2  offsets: the base offset and last offset delta of a batch never change. Batches that lose
  *       no record are copied unchanged.
@@ -118,8 +118,8 @@ struct mqd_compact {
     struct mqd_id_map ongoing;       /* scan: producer -> first offset */
     struct mqd_aborted_list aborted; /* sorted by producer, then first offset */
     struct mqd_id_map seen;          /* copy: producers with data since their last marker */
-    /* producer -> base offset of its last batch; -2 - epoch: the producer is known only by markers
-     * of that epoch */
+    /* producer -> base offset of its last batch, or (-2 - epoch) if only its markers of that epoch
+     * are known */
     struct mqd_id_map last_batch;
     int64_t producers_from; /* the snapshot covers batches below this offset; -1 = no snapshot */
     /* copy */

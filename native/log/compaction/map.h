@@ -2,9 +2,9 @@
  * producer id.
  *
  * mqd_key_map: maps a 128-bit hash of the key to the offset of its last record; 24 bytes per entry,
- * linear probing, like Kafka's SkimpyOffsetMap. The hash is SipHash-2-4-128 under a random key: two
- * keys with the same hash would cost one of them its value, and such a pair cannot be found without
- * knowing the random key.
+ * linear probing, like Kafka's SkimpyOffsetMap. The hash is SipHash-2-4-128 with a random seed: of
+ * two keys with the same hash, one would lose its value, and such a pair cannot be found without
+ * knowing the seed.
  *
  *   M1  at most count_max entries (capacity times the load factor): a put without room changes
  *       nothing and returns false.

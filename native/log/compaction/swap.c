@@ -2,8 +2,8 @@
  *
  *   1  BASE.log.cleaned, .index.cleaned, .timeindex.cleaned (and .txnindex.cleaned,
  *      .txnsum.cleaned) are written and flushed, with their directory entries
- *   2  BASE.swap names the segments to delete. From here on recovery completes the swap; before, it
- *      undoes it, because .cleaned files without a .swap file may be incomplete
+ *   2  BASE.swap names the segments to delete. From here on recovery completes the swap; before
+ *      that, it undoes the swap, because .cleaned files without a .swap file may be incomplete
  *   3  install: BASE's old .index and .timeindex are deleted, BASE.log.cleaned becomes BASE.log,
  *      then the new indexes follow
  *   4  the owner shortens its segment list (mqd_reactor_segments_replaced), and readers list the
@@ -223,7 +223,7 @@ static int install(const char *directory, const struct swap *swap)
 }
 
 /* Deletes the .log first: a reader that found it without its .txnindex would return aborted records
- * as committed ones. If this is interrupted, the next call finds the files without a .log. */
+ * as committed ones. If this is interrupted, the next call deletes the remaining files. */
 static int finish(const char *directory, const struct swap *swap)
 {
     for (uint32_t i = 0; i < swap->count; i++)
@@ -319,8 +319,8 @@ int mqd_compact_recover(const char *directory)
 
 /* ---- the owner's list ---- */
 
-/* The active segment must not be replaced, nor one that is not flushed yet, nor one from the high
- * watermark's on, where readers use positions. */
+/* Only a flushed segment before the active one may be replaced. It must also be before the segment
+ * of the high watermark, because readers use positions from there on. */
 static bool may_be_replaced(const struct mqd_partition *partition, int64_t last)
 {
     return last < partition->active.base_offset && last < partition->high_watermark.segment &&

@@ -61,7 +61,7 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
                                     last_of(&producers.entries[link - 1]));
         for (uint32_t link = producers.transactions.oldest; link && result == 0;
              link = producers.transactions.entries[link - 1].newer) {
-            /* a producer with an ongoing transaction is not in the list of producers in use */
+            /* the list walked above does not contain producers with an ongoing transaction */
             uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
             if (found != MQD_PRODUCER_NONE)
                 result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id,

@@ -32,8 +32,8 @@ struct mqd_dedup {
 
 struct mqd_dedup_taken {
     uint32_t left_out;  /* records whose ids are known */
-    int64_t old_offset; /* offset of the record that has the id of the first record left out */
-    int64_t old_end;    /* the offset after the last of the records that have the ids of those left out */
+    int64_t old_offset; /* offset of the record that the first left-out record duplicates */
+    int64_t old_end;    /* highest offset that a left-out record duplicates, plus 1 */
     /* the batch without those records (malloc'd; the caller frees); NULL: the batch is unchanged */
     uint8_t *bytes;
     int32_t size_bytes;  /* of `bytes` */

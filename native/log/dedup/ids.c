@@ -24,7 +24,7 @@ struct mqd_ids_chunk {
     uint32_t relative_offset[CHUNK_ENTRIES];
 };
 
-/* entries from `from` up to the next mark's `from` were added between the times of the two marks */
+/* entries from `from` up to the next mark's `from` were added between first_ms and last_ms */
 struct mqd_ids_mark {
     int64_t first_ms, last_ms;
     uint64_t from;
@@ -97,8 +97,8 @@ static int64_t offset_of(const struct mqd_ids *ids, uint64_t entry)
     return chunk->base_offset + chunk->relative_offset[entry % CHUNK_ENTRIES];
 }
 
-/* Makes room for an entry at the tail. An offset that the last chunk cannot express begins a new
- * chunk; the skipped entries stay free. */
+/* Makes room for an entry at the tail. An offset too far above the last chunk's base offset begins
+ * a new chunk; the skipped entries stay free. */
 static bool reserve_entry(struct mqd_ids *ids, int64_t offset)
 {
     if (ids->tail % CHUNK_ENTRIES && offset - chunk_of(ids, ids->tail)->base_offset <= (int64_t)UINT32_MAX)
@@ -171,7 +171,8 @@ static bool reserve_slot(struct mqd_ids *ids)
     return true;
 }
 
-/* Later entries of the probe move up, so that no unused slot is before any of them. */
+/* Moves later entries of the probe sequence into the hole, so that no unused slot separates an
+ * entry from its home slot. */
 static void clear_slot(struct mqd_ids *ids, uint32_t i)
 {
     uint32_t mask = ids->slot_count - 1;
@@ -300,8 +301,9 @@ int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t off
 {
     struct mqd_ids_transaction *transaction = NULL;
     uint64_t before;
-    if (mqd_ids_count(ids) >= ids->count_max || !reserve_entry(ids, offset) || !reserve_slot(ids) ||
-        (producer_id >= 0 && !(transaction = reserve_transaction(ids, producer_id))))
+    /* reserve_entry last: a chunk that it begins must get this entry */
+    if (mqd_ids_count(ids) >= ids->count_max || !reserve_slot(ids) ||
+        (producer_id >= 0 && !(transaction = reserve_transaction(ids, producer_id))) || !reserve_entry(ids, offset))
         return -1;
     if (look_up(ids, hash, &before))
         forget(ids, before);

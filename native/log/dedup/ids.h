@@ -5,9 +5,9 @@
  * under a random key, cut to 80 bits: among three million ids, one look-up in 4 * 10^17 mistakes a
  * new id for one of them.
  *
- * Transactions: ids of a producer's open transaction are undecided, and so are those of an ended
- * one until its marker is below the high watermark, because until then the marker itself can be
- * truncated. After an abort they are free.
+ * Transactions: the ids of a transaction are undecided while it is open, and then until its marker
+ * is below the high watermark, because until then the marker itself can be truncated. After an
+ * abort the ids are free.
  *
  * Invariants
  *   I1  offsets in the queue increase; an id that is not free is in the queue once.
@@ -53,7 +53,7 @@ struct mqd_ids {
 enum mqd_id_state {
     MQD_ID_FREE, /* no record has the id */
     MQD_ID_USED, /* a record has it */
-    /* the id belongs to an undecided transaction of another producer */
+    /* the id belongs to an undecided transaction, but not to the open one of this producer */
     MQD_ID_UNDECIDED
 };
 
@@ -69,8 +69,8 @@ enum mqd_id_state mqd_ids_find(const struct mqd_ids *ids, const struct mqd_id_ha
 /* Adds an id; an older entry with this id becomes free. Offsets must increase. producer_id: as for
  * mqd_ids_find. 0; -1: full, or no memory (nothing changes). */
 int mqd_ids_put(struct mqd_ids *ids, const struct mqd_id_hash *hash, int64_t offset, int64_t producer_id);
-/* Ids added from now on have this time. Times are kept to a thousandth of the window: an id expires
- * at most that much too late, and never too early, unless there is no memory. */
+/* Ids added from now on have this time. Times are kept to a thousandth of the window: an id never
+ * expires too early, and at most that much too late (or later, if there is no memory). */
 void mqd_ids_mark(struct mqd_ids *ids, int64_t now_ms, int64_t window_ms);
 /* Forgets ids added at or before this time. */
 void mqd_ids_expire(struct mqd_ids *ids, int64_t before_ms);

@@ -213,8 +213,8 @@ static int16_t header_at(struct mqd_reader *reader, struct mqd_segment_ref *segm
     return 0;
 }
 
-/* Walks from *position, where base offsets below next_offset are invalid, to the batch that ends
- * above `offset`. 0 with *found false: all batches end before it. */
+/* Walks from *position to the batch that ends above `offset`. next_offset: the lowest base offset
+ * that is valid at *position. 0 with *found false: all batches end before `offset`. */
 static int16_t walk_to(struct mqd_reader *reader, struct mqd_segment_ref *segment, uint32_t *position, uint32_t limit,
                        int64_t next_offset, int64_t offset, bool *found)
 {
@@ -340,7 +340,7 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
         }
     }
     int32_t first = mqd_reader_segment_below(slot, offset);
-    /* continues in the next segment where compaction left a gap */
+    /* where compaction left a gap, the search continues in the next segment */
     for (uint32_t number = first < 0 ? 0 : (uint32_t)first; number <= last && !found; number++) {
         code = open_location(reader, slot, positions, number, location);
         if (code)
@@ -355,8 +355,8 @@ static int16_t locate(struct mqd_reader *reader, struct mqd_reader_slot *slot, c
 
 /* ---- range ---- */
 
-/* Finds the last batch boundary within `requested_limit` by walking where the index has none; with
- * min_one_batch, at least the first batch. */
+/* Used when the index has no boundary within `requested_limit`: walks to the last batch boundary
+ * there; with min_one_batch, to the end of the first batch at least. */
 static int16_t walk_range(struct mqd_reader *reader, const struct location *location, uint64_t requested_limit,
                           bool min_one_batch, struct mqd_cursor *end)
 {
@@ -492,8 +492,8 @@ uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot_num
     struct location location;
     if (offset >= positions->high_watermark)
         return 0;
-    /* The generation of the last listing: if it is not the current one, mqd_reader_find lists the
-     * directory again and ignores the cursor. */
+    /* Uses the generation of the last listing: if it is not the current one, mqd_reader_find lists
+     * the directory again and ignores the cursor. */
     if (!slot || !slot->listed || offset < positions->log_start_offset ||
         locate(reader, slot, positions, slot->generation, offset, cursor, &location))
         return UINT64_MAX;

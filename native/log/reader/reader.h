@@ -8,9 +8,9 @@
  * Bounds: fd_count_max descriptors (a segment takes two, .log and .index); the least recently used
  * are closed first, except those referenced by a range that is being sent, which are not counted.
  * Allocates only to open a segment or list a directory. Cost of a sequential look-up: none when the
- * high watermark is within the limit, otherwise one pread of 4 KiB of index. Data bytes are read
- * only to find an offset without a cursor (batch headers after an index entry) and where the index
- * has no entry within the limit. Concurrency: one thread.
+ * high watermark is within size_bytes_max, otherwise one pread of 4 KiB of index. Data bytes are
+ * read only to find an offset without a cursor (batch headers after an index entry) and where the
+ * index has no entry within size_bytes_max. Concurrency: one thread.
  */
 #ifndef MQD_READER_H
 #define MQD_READER_H
@@ -97,8 +97,8 @@ void mqd_segment_location_release(struct mqd_reader *reader, struct mqd_segment_
 int mqd_segment_ref_fd(const struct mqd_segment_ref *segment);
 /* A serial number that was assigned when the file was opened; never 0, never reused. */
 uint64_t mqd_segment_ref_serial(const struct mqd_segment_ref *segment);
-/* Moves the cursor, which mqd_reader_find has set to the end of `range`, to the batch in the range
- * that begins at `position` and has the first record at or above `offset`. */
+/* Moves the cursor, which mqd_reader_find has set to the end of `range`, back to a batch of the
+ * range: the one at `position`, which has the first record at or above `offset`. */
 void mqd_range_move_cursor(const struct mqd_range *range, uint32_t position, int64_t offset, struct mqd_cursor *cursor);
 void mqd_range_release(struct mqd_reader *reader, struct mqd_range *range);
 /* log/reader/page_cache.c: whether all pages of the range are in the page cache. 1 yes; 0 no, or

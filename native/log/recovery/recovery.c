@@ -147,8 +147,8 @@ static bool ends_too_early(const struct recovery *recovery, int64_t end_offset)
     return !recovery->cutting && !recovery->was_cut && end_offset < recovery->parameters->recovery_point_offset;
 }
 
-/* The log ends in the tail, which is segment i of the listing. 1: done; 0: the mode trusted data
- * that are not sound; -1: error. Takes the tail's fd unless it returns 0. */
+/* The log ends in the tail, which is segment i of the listing. 1: done; 0: data on which the mode
+ * relies are not sound; -1: error. Takes the tail's fd unless it returns 0. */
 static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int64_t now_ms)
 {
     if (recovery->mode == MODE_CLEAN && !tail->sound)
@@ -171,7 +171,7 @@ static int finish(struct recovery *recovery, struct tail *tail, uint32_t i, int6
     return result < 0 || create_active(recovery, recovery->parameters->recovery_point_offset) < 0 ? -1 : 1;
 }
 
-/* Returns as `finish`: 1, 0, or -1 for an error. */
+/* Returns the same values as `finish`: 1, 0, or -1 for an error. */
 static int recover_segments(struct recovery *recovery, int64_t now_ms)
 {
     const struct mqd_listing *listing = &recovery->listing;

@@ -53,7 +53,7 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
  * leader epochs from their file and the batches; and the .txnindex of every segment that has
  * batches after the snapshot, or after sound_below. Below sound_below the .txnindex files have all
  * entries. The partition's segments and log end must be known and its other indexes flushed.
- * decided_below: the offset known to be committed; transactions that ended after it still bound the
+ * decided_below: the offset known to be committed; transactions that ended after it still limit the
  * last stable offset. Deletes useless snapshots and all but the newest two. -1: mqd_error set; 1:
  * an index was changed (and flushed). */
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
@@ -70,9 +70,9 @@ int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t now_ms)
 
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
  * snapshots of `listing`, without anything beyond cut_offset (-1: the log is emptied and begins at
- * parameters->log_start_offset). The parameters also have trusted_end_offset = cut_offset, and
- * recovery_point_offset = the part of the log that is on disk. On return everything is on disk.
- * NULL: mqd_error set. */
+ * parameters->log_start_offset). In `parameters` the caller also sets trusted_end_offset to the cut
+ * and recovery_point_offset to the end of the part that is on disk (at most the cut). On return
+ * everything is on disk. NULL: mqd_error set. */
 struct mqd_partition *mqd_recovery_cut(const struct mqd_partition *old, struct mqd_listing *listing, int64_t cut_offset,
                                        int64_t now_ms, struct mqd_recovery *parameters);
 

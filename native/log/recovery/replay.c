@@ -33,25 +33,34 @@ static uint8_t *read_whole(int fd, size_t size_bytes)
     return NULL;
 }
 
-/* A snapshot that cannot be read or is corrupt is not an error: an older one, or the log itself,
- * holds the same information. */
-static bool load_snapshot(struct mqd_partition *partition, int64_t offset)
+/* 1 loaded. 0: it cannot be read or is corrupt, which is not an error: an older snapshot or the log
+ * holds the same information, unless retention has deleted it. -1: no memory or no descriptors
+ * (mqd_error set); the snapshot may be sound. */
+static int load_snapshot(struct mqd_partition *partition, int64_t offset)
 {
     char path[PATH_MAX];
     struct stat status;
     int64_t inside = -1;
     if (mqd_segment_path(path, sizeof path, partition->path, offset, MQD_FILE_SNAPSHOT) < 0)
-        return false;
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    uint8_t *bytes = fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX
-                         ? read_whole(fd, (size_t)status.st_size)
-                         : NULL;
+        return 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), error = fd < 0 ? errno : 0;
+    uint8_t *bytes = NULL;
+    if (fd >= 0 && fstat(fd, &status) == 0 && status.st_size <= SNAPSHOT_BYTES_MAX) {
+        errno = 0;
+        bytes = read_whole(fd, (size_t)status.st_size);
+        error = bytes ? 0 : errno;
+    }
     if (fd >= 0)
         close(fd);
-    bool loaded = bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &inside) == 0 &&
-                  inside == offset;
+    int loaded = 0;
+    if (error == ENOMEM || error == EMFILE || error == ENFILE)
+        loaded = mqd_error_system(error, "cannot read %s", path);
+    else if (bytes && mqd_producers_decode(&partition->producers, bytes, (size_t)status.st_size, &inside) < 0)
+        loaded = mqd_error_code() == ENOMEM ? -1 : 0;
+    else
+        loaded = bytes && inside == offset;
     free(bytes);
-    if (!loaded)
+    if (loaded <= 0)
         mqd_producers_free(&partition->producers);
     return loaded;
 }
@@ -64,9 +73,10 @@ static int delete_snapshot(const struct mqd_partition *partition, int64_t offset
     return mqd_file_unlink(path) == 0 || mqd_error_code() == ENOENT ? 0 : -1; /* deleted by an earlier call */
 }
 
-/* Loads the newest usable snapshot at or below `limit` into the partition. Deletes those beyond it
- * (they contain removed records), corrupt and surplus ones, and those below the first segment:
- * later events, such as the end of a transaction, were deleted with the segments. */
+/* Loads the newest usable snapshot at or below `limit` into the partition. Deletes snapshots beyond
+ * the limit (they contain removed records), corrupt and surplus ones, and those below the first
+ * segment: the events that followed them, such as the end of a transaction, were deleted with older
+ * segments. */
 static int choose_snapshot(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t limit)
 {
     uint32_t kept = 0;
@@ -75,7 +85,10 @@ static int choose_snapshot(struct mqd_partition *partition, const struct mqd_lis
         int64_t offset = listing->snapshots[i];
         bool useful = offset <= limit && offset >= partition->segments[0] && kept < SNAPSHOTS_KEPT;
         if (useful && kept == 0) {
-            useful = load_snapshot(partition, offset);
+            int loaded = load_snapshot(partition, offset);
+            if (loaded < 0)
+                return -1;
+            useful = loaded;
             if (useful)
                 partition->snapshot_offset = offset;
         } else if (useful) {
@@ -96,8 +109,8 @@ struct replay {
     int64_t aborted_from;   /* the files have the entries of markers below this offset */
     int64_t decided_below;  /* transactions that ended below this no longer matter */
     int64_t now_ms;
-    /* of the current segment: the entries in its file; those of the markers at or after
-     * aborted_from, from the walk */
+    /* of the current segment. known: the entries in its .txnindex; rebuilt: the entries that the
+     * walk made for markers at or after aborted_from */
     struct mqd_aborted_list known, rebuilt;
     bool lost; /* a marker below producers_from has no entry */
     bool changed;
@@ -214,7 +227,9 @@ static int replay_walk(struct replay *replay, struct mqd_walk *walk)
                 walk->position = position;
                 walk->next_offset = last_offset;
             }
-            more = mqd_walk_resync(walk) == 1 ? mqd_walk_next(walk, &batch, &position) : 0;
+            more = mqd_walk_resync(walk);
+            if (more == 1)
+                more = mqd_walk_next(walk, &batch, &position);
         }
         if (more <= 0)
             return more;
@@ -374,8 +389,9 @@ static int rebuild_segment(struct replay *replay, uint32_t i)
     return write_aborted(replay, base_offset, &file_bytes) < 0 && mqd_error_code() != EROFS ? -1 : 0;
 }
 
-/* Walks from the snapshot below the first such file to the last such file, so that the walk meets
- * the beginning of every transaction. The producer state of this walk is discarded. */
+/* Rebuilds the .txnindex files that fail verification. The walk begins at the snapshot below the
+ * first of their segments, so that it meets the beginning of every transaction, and ends with the
+ * last of these segments. The producer state of this walk is discarded. */
 static int rebuild_unverified(struct replay *replay, const struct mqd_listing *listing)
 {
     struct mqd_partition *partition = replay->partition;

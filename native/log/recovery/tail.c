@@ -60,7 +60,7 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
         return mqd_error_system(errno, "%s: cannot write the index of segment %lld", partition->path,
                                 (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
-        /* adds the time entry again that was added with this index entry */
+        /* adds again the time entry that was first added with this index entry */
         mqd_index_note_end(&tail->index, tail->base_offset);
     return 0;
 }

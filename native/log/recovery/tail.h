@@ -16,8 +16,8 @@ struct recovery {
     struct mqd_listing listing;
     enum mode mode;
     int64_t cut_offset; /* the log is truncated to this offset; INT64_MAX = it is not */
-    /* the log was open until now and is truncated: data below cut_offset were in use, so they are
-     * not checked again */
+    /* an open log is being truncated: data below cut_offset were in use, so they are not checked
+     * again */
     bool cutting;
     bool read_only; /* the file system is read-only: nothing is repaired, and the partition is opened fenced */
     bool was_cut;   /* truncated on purpose, perhaps after the recovery point was saved: the log may end below it */
@@ -43,7 +43,7 @@ struct bounds {
     int64_t trusted_below;   /* damage below it does not end the log */
     int64_t index_end;       /* index entries below it are trusted */
     int64_t cut_offset;      /* like that of struct recovery */
-    bool intact;             /* no power failure can have cost the index files their last entries */
+    bool intact;             /* the index files cannot have lost their last entries in a power failure */
 };
 
 /* A full or read-only disk that refuses an index write is no reason to refuse to open the

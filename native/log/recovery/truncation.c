@@ -100,7 +100,7 @@ int mqd_truncation_end(const char *directory, int64_t now_ms)
     if (mark_path(from, directory, MQD_TRUNCATING_FILE) < 0)
         return -1;
     if (access(from, F_OK) < 0)
-        return 0;
+        return errno == ENOENT ? 0 : mqd_error_system(errno, "cannot access %s", from);
     do /* finds an unused name, because marks are removed by name */
         snprintf(name, sizeof name, MQD_TRUNCATED_PREFIX "%lld", (long long)now_ms++);
     while (mark_path(to, directory, name) == 0 && access(to, F_OK) == 0);

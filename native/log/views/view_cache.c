@@ -163,7 +163,7 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
         if (error || consumed_bytes < piece->size_bytes)
             return -error;
         if (out->next_offset >= piece->next_offset)
-            return 1; /* its last batch was filtered, which set the fields below; or all are below from_offset */
+            return 1; /* the filter took the last batch and set the fields, or all batches are below from_offset */
     }
     out->next_offset = piece->next_offset;
     out->has_empty = piece->has_empty;
@@ -171,7 +171,7 @@ static int take_piece(struct mqd_view_read *read, const struct piece *piece)
     return 1;
 }
 
-/* Takes the cached selection of the piece, from *position on. Returns like `take_piece`, or
+/* Takes the cached selection of the piece, from *position on. Returns what `take_piece` returns, or
  * NOT_KNOWN. */
 static int take_known(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position)
 {
@@ -325,8 +325,8 @@ static int16_t read_piece(const struct mqd_view_cache *cache, const struct mqd_v
     return at ? 0 : MQD_KAFKA_CORRUPT_MESSAGE;
 }
 
-/* Returns a piece with the selection from the batches in the buffer, which is in found.bytes from
- * `began` on. NULL: no memory. */
+/* Returns a piece for the batches in the buffer; their selection is in found.bytes from `began` on.
+ * NULL: no memory. */
 static struct piece *piece_of(const struct mqd_view_cache *cache, const struct mqd_view_read *read,
                               const struct buffer *buffer, uint32_t last, uint32_t end, uint64_t began)
 {
@@ -352,8 +352,8 @@ static struct piece *piece_of(const struct mqd_view_cache *cache, const struct m
     return piece;
 }
 
-/* Drops those batches in found.bytes from `began` on that exceed output_bytes_max. Returns like
- * `take_piece`. */
+/* Drops those batches in found.bytes from `began` on that exceed output_bytes_max. Returns what
+ * `take_piece` returns. */
 static int trim_selection(struct mqd_view_read *read, uint64_t began)
 {
     struct mqd_filtered *out = &read->found, all = *out;
@@ -374,7 +374,7 @@ static int trim_selection(struct mqd_view_read *read, uint64_t began)
 }
 
 /* Reads the piece from *position on, selects from it, and keeps the selection if it is small.
- * Returns like `take_piece`, or STOPPED. */
+ * Returns what `take_piece` returns, or STOPPED. */
 static int take_unknown(struct mqd_view_cache *cache, struct mqd_view_read *read, uint32_t *position,
                         struct buffer **buffer)
 {

@@ -14,7 +14,7 @@
  *   X1  a cached selection was read while the partition's segments_generation did not change. A
  *       truncation increases that number before other records are written in the place of removed
  *       ones, so no piece contains both.
- *   X2  before it is used, the header of the piece's last batch (offset, leader epoch, CRC) is
+ *   X2  before a piece is used, the header of its last batch (offset, leader epoch, CRC) is
  *       compared with the file's. Logs that contain the same batch of the same leader epoch are
  *       equal up to it, so a truncation that removed records of the piece is noticed.
  *   X3  a file is identified by a number that is never reused (mqd_segment_ref_serial), a filter by

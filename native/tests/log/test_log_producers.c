@@ -1,5 +1,21 @@
 /* Idempotent producers: sequence rules, undo, bounds, snapshots. */
+#include <errno.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+
 #include "mqd_log_test.h"
+
+static int64_t read_count, failing_read;
+
+/* The failing_read-th read of a file fails; 0: none. */
+ssize_t pread(int fd, void *to, size_t size_bytes, off_t position)
+{
+    if (++read_count == failing_read) {
+        errno = EIO;
+        return -1;
+    }
+    return syscall(SYS_pread64, fd, to, size_bytes, position);
+}
 
 static struct mqd_batch numbered(int64_t producer_id, int16_t epoch, int32_t base_sequence, int32_t count)
 {
@@ -431,6 +447,88 @@ TEST(bad_snapshots_are_skipped)
         CHECK_EQUAL(log_file_bytes(31, ".snapshot"), -1);
         mqd_partition_close(partition, 0);
     }
+}
+
+/* A start that cannot read a part of the log fails, or knows the producers nevertheless. Most of the
+ * log is damaged, below the recovery point, so that the search for the next batch reads too. */
+TEST(an_unreadable_part_loses_no_producer)
+{
+    enum { COUNT = 60, FIRST_DAMAGED = 20, DAMAGED_END = 58 };
+    struct mqd_log_options options = log_options();
+    log_fresh();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    for (int32_t i = 0; i < COUNT; i++) {
+        struct log_batch batch = sent(4, 0, i);
+        batch.body_bytes = 8000;
+        CHECK_EQUAL(log_append(partition, batch), 0);
+    }
+    mqd_partition_close(partition, 0);
+    int64_t size_bytes = log_file_bytes(0, ".log"), batch_bytes = size_bytes / COUNT;
+    uint8_t *bytes = malloc((size_t)size_bytes);
+    int fd = open(log_file(0, ".log"), O_RDONLY);
+    CHECK_EQUAL(read(fd, bytes, (size_t)size_bytes), size_bytes);
+    close(fd);
+    memset(bytes + FIRST_DAMAGED * batch_bytes, 0, (size_t)((DAMAGED_END - FIRST_DAMAGED) * batch_bytes));
+    int refused = 0;
+    int64_t reads;
+    for (int64_t failing = 1;; failing++) {
+        log_fresh();
+        log_write_file(log_file(0, ".log"), bytes, (size_t)size_bytes);
+        struct mqd_recovery recovery = log_untrusted();
+        recovery.recovery_point_offset = COUNT;
+        read_count = 0;
+        failing_read = failing;
+        partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
+        failing_read = 0;
+        reads = read_count;
+        refused += !partition;
+        if (partition) {
+            struct mqd_stage_result result;
+            uint8_t staged[256];
+            CHECK_EQUAL(recovery.log_end_offset, COUNT);
+            CHECK_EQUAL(log_stage(partition, staged, sent(4, 0, COUNT - 1), &result), 0);
+            CHECK(result.duplicate);
+            mqd_partition_close(partition, 0);
+        }
+        if (reads < failing)
+            break; /* each read has failed once */
+    }
+    test_message("%d of %lld reads are essential", refused, (long long)reads);
+    CHECK(refused > 0);
+    free(bytes);
+}
+
+/* ... nor does a start with too few descriptors, which deletes no snapshot either. */
+TEST(a_lack_of_descriptors_loses_no_producer)
+{
+    struct mqd_log_options options = log_options();
+    log_fresh();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    for (int32_t i = 0; i < 10; i++)
+        CHECK_EQUAL(log_append(partition, sent(4, 0, i)), 0);
+    size_t size_bytes;
+    int64_t offset;
+    uint8_t *bytes = mqd_partition_snapshot(partition, &size_bytes, &offset);
+    CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), bytes, size_bytes), 0);
+    free(bytes);
+    mqd_partition_close(partition, 0);
+    int first_free = open("/dev/null", O_RDONLY), opened = 0, refused = 0;
+    close(first_free);
+    struct rlimit limit, lowered;
+    getrlimit(RLIMIT_NOFILE, &limit);
+    for (int count = 0; count < 20; count++) {
+        struct mqd_recovery recovery = log_untrusted();
+        lowered = (struct rlimit){(rlim_t)(first_free + count), limit.rlim_max};
+        CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &lowered), 0);
+        partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
+        CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &limit), 0);
+        CHECK(log_file_bytes(10, ".snapshot") > 0);
+        refused += !partition;
+        opened += partition != NULL;
+        if (partition)
+            mqd_partition_close(partition, 0);
+    }
+    CHECK(opened > 0 && refused > 1);
 }
 
 TEST(producers_expire_and_are_bounded)
