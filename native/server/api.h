@@ -23,7 +23,7 @@ struct mqd_reactor_options {
     uint32_t self; /* worker index */
     uint32_t endpoint_count;
     const int *eventfds; /* one per endpoint */
-    uint8_t *arenas[66]; /* every endpoint's arena, writable only for our own; NULL = none */
+    uint8_t *arenas[66]; /* every endpoint's arena; only our own is writable; NULL = none */
     uint64_t arena_bytes[66];
     int handoff_fd;      /* Unix seqpacket socket: accepted connections arrive by SCM_RIGHTS */
     int backend;         /* enum mqd_backend */
@@ -93,8 +93,8 @@ struct mqd_topic_partition {
 int mqd_reactor_topic_put_partitions(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16],
                                      const char *name, const struct mqd_topic_partition *partitions,
                                      uint32_t partition_count);
-/* The same for a view: it has the partitions of the topic `base`, and those of that topic's records
- * that the filter selects. */
+/* The same for a view: it has the partitions of the topic `base`, but only the records that the
+ * filter selects. */
 int mqd_reactor_view_put(struct mqd_reactor *reactor, uint64_t token, const uint8_t topic_id[16], const char *name,
                          const struct mqd_topic_partition *partitions, uint32_t partition_count, const char *base,
                          const uint8_t *filter, uint32_t filter_bytes);
@@ -306,8 +306,8 @@ int mqd_reactor_is_idle(const struct mqd_reactor *reactor);
 
 /* The files of the segments from `first` to `last` were replaced by those of `first`
  * (swap_install): the owner shortens its segment list and readers list the segments again. With
- * first == last only the readers do. One event with this token: MQD_E_STALE when the range includes
- * segments that may not be replaced. */
+ * first == last the owner's list does not change. One event with this token: MQD_E_STALE when the
+ * range includes segments that may not be replaced. */
 int mqd_reactor_segments_replaced(struct mqd_reactor *reactor, uint64_t token, uint32_t slot, int64_t first,
                                   int64_t last);
 /* hold 1: no truncation of the log (a follower truncates to where it agrees with its leader) starts

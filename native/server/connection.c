@@ -374,8 +374,8 @@ static void read_run(struct mqd_reactor *r, struct mqd_connection *c)
     mqd_frame_release(r, (uint64_t)offset);
 }
 
-/* Room for the received part of a small frame and as much again, so that a length word alone cannot
- * cause the allocation of a whole frame. */
+/* Room for the received part of a small frame, rounded up to a power of two: a length word alone
+ * must not cause the allocation of a whole frame. */
 static uint32_t capacity_for(uint32_t size_bytes, uint32_t total)
 {
     uint32_t capacity = PARTIAL_BYTES_MIN;
@@ -483,7 +483,7 @@ void mqd_connection_read(struct mqd_reactor *r, struct mqd_connection *c)
 {
     if (!c->readable || !mqd_connection_may_read(r, c) || !mqd_throttle_admit(r, c, NULL, 0)) {
         if (r->run_first == c)
-            r->run_first = NULL; /* the connection may be muted for minutes: no other connection waits for it */
+            r->run_first = NULL; /* the connection may be muted for minutes: others must not wait for it */
         return;
     }
     if (c->tls && !mqd_secure_established(c)) {

@@ -65,6 +65,7 @@ static bool is_replayable(int16_t api_key)
     case 32:
     case 35:
     case 36:
+    case 41:
     case 46:
     case 48:
     case 50:
@@ -77,6 +78,7 @@ static bool is_replayable(int16_t api_key)
     case 74:
     case 75:
     case 77:
+    case 89:
     case 90:
         /* ListOffsets, Metadata, FindCoordinator, OffsetFetch, Describe... and List...; and
          * requests that may be repeated: OffsetCommit, Heartbeat, SyncGroup, SaslHandshake,

@@ -43,8 +43,9 @@ static bool overflow_push(struct mqd_reactor *r, uint32_t to, const struct mqd_d
     return true;
 }
 
-/* The acceptor takes back its memory when it next runs; being woken for that would cost it more
- * than most of its requests. While it waits for memory, it checks every few milliseconds. */
+/* A RELEASE does not wake the acceptor: a wake-up would cost it more than most of its requests do.
+ * It takes back its memory when it next runs; while it waits for memory, it checks every few
+ * milliseconds. */
 static int put_in_ring(struct mqd_reactor *r, uint32_t to, const struct mqd_descriptor *descriptor)
 {
     bool can_wait = descriptor->kind == MQD_LINK_RELEASE && to == mqd_control_worker_count(r->options.control);

@@ -148,7 +148,7 @@ static const char *count_connection(struct mqd_reactor *r, struct mqd_connection
 {
     if (!count_by_key(r, &c->address_tally, handoff->peer_ip, sizeof handoff->peer_ip, handoff->address_count_max))
         return "max.connections.per.ip";
-    /* connections are also counted when there is no limit, because one may be set later */
+    /* connections are also counted when there is no limit, because a limit may be set later */
     if (!count_by_key(r, &c->listener_tally, &handoff->listener_id, sizeof handoff->listener_id,
                       handoff->listener_count_max))
         return "max.connections of its listener";

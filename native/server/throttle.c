@@ -63,8 +63,8 @@ static uint64_t user_key(const struct mqd_reactor *r, const struct mqd_connectio
 }
 
 /* The kinds that a request of this API is charged for. When a client is over its mutation quota,
- * the acceptor refuses to create or delete its topics and partitions; only in older versions, which
- * have no error for that, the connection is muted (KIP-599). */
+ * the acceptor refuses its requests to create or delete topics and partitions. Older versions have
+ * no error for that, so the connection is muted instead (KIP-599). */
 static uint32_t kinds_of(int16_t api_key, int16_t version)
 {
     uint32_t kinds = 1u << MQD_QUOTA_REQUEST;
@@ -86,13 +86,13 @@ static uint32_t kinds_of(int16_t api_key, int16_t version)
 }
 
 /* Finds the limits that apply to the connection: those of its user and of the client id in this
- * request's header. False: the connection is not charged, or the header cannot be read, which its
- * parser reports. */
+ * request's header. False: the connection is not charged, or the header is invalid (the parser
+ * reports that later). */
 static bool identify(struct mqd_reactor *r, struct mqd_connection *c, const uint8_t *frame, uint32_t size_bytes)
 {
     if (size_bytes < 10 || c->peer_node >= 0 || c->authentication == MQD_AUTHENTICATION_REQUESTED)
         /* if c belongs to another host: that host has charged the client, and a debt of c would
-         * delay all clients that it serves */
+         * delay all clients whose requests arrive on c */
         return false;
     int16_t length = (int16_t)mqd_get_be16(frame + 8);
     if (length > 0 && (uint32_t)length > size_bytes - 10)
@@ -153,8 +153,8 @@ void mqd_throttle_untrack(struct mqd_reactor *r, struct mqd_connection *c)
         r->mute_due_tick = INT64_MAX;
 }
 
-/* The client's debt for the kinds that this connection has used; its other connections may have
- * added to it. */
+/* The client's debt for the kinds that this connection has used; the client's other connections
+ * may have added to the debt. */
 static int64_t debt_ns(struct mqd_reactor *r, struct mqd_connection *c)
 {
     int64_t most = 0;

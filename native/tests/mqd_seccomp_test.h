@@ -34,12 +34,13 @@ static bool calls_refused(unsigned first, int first_error, unsigned second, int 
 }
 
 /* Runs `test` in a child where the two calls are refused; its failures count. */
-static void where_refused(int cachestat_error, int mincore_error, void (*test)(int argument), int argument)
+static void where_calls_refused(unsigned first, int first_error, unsigned second, int second_error,
+                                void (*test)(int argument), int argument)
 {
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        CHECK_OR(calls_refused(SYS_cachestat, cachestat_error, SYS_mincore, mincore_error), _exit(2));
+        CHECK_OR(calls_refused(first, first_error, second, second_error), _exit(2));
         test(argument);
         fflush(NULL);
         _exit(test_failed ? 1 : 0);
@@ -47,6 +48,12 @@ static void where_refused(int cachestat_error, int mincore_error, void (*test)(i
     int status = -1;
     CHECK(child > 0 && waitpid(child, &status, 0) == child);
     CHECK_EQUAL(status, 0);
+}
+
+__attribute__((unused)) static void where_refused(int cachestat_error, int mincore_error, void (*test)(int argument),
+                                                  int argument)
+{
+    where_calls_refused(SYS_cachestat, cachestat_error, SYS_mincore, mincore_error, test, argument);
 }
 
 #endif

@@ -8,8 +8,8 @@
  *   records            server/check/check_records.c
  *
  * A request is `undecided` while one of its appends that need order (transactional, or parked for a
- * check of its records) is neither staged by its owner nor refused. Until then its connection is
- * not read (others are), so that a later batch of the same producer cannot overtake it.
+ * check of its records) is neither staged by its owner nor refused. Meanwhile its connection is not
+ * read (others are), so that a later batch of the same producer cannot overtake it.
  *
  * Paths of an append that needs order:
  *   staged        routed -> undecided -> staged, or refused -> decided

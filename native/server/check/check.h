@@ -4,8 +4,8 @@
 
 #include "server/check/checks.h"
 
-/* an append waits no longer, even if the client's timeout is longer, because its connection is not
- * read meanwhile */
+/* an append waits at most this long, even if the client's timeout is longer, because its connection
+ * is not read meanwhile */
 #define MQD_CHECK_MS_MAX 15000
 #define MQD_CHECK_COPY_BYTES_MAX MQD_EXTENT_BYTES /* the receive window holds no larger batch */
 

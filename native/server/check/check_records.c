@@ -4,16 +4,16 @@
  *   uncompressed   walked here, while the bytes are in the cache
  *   compressed     decompressed here if it is small before and after; otherwise on a thread of the
  *                  worker's pool, while the append is parked. If the codec's library is missing,
- *                  the acceptor decompresses it
+ *                  the acceptor decompresses the batch
  *   scheduled      the acceptor reads the headers that specify when each record is due
  *   recompressed   compression.type is another codec than the batch's: the acceptor returns the
- *                  batch in that codec, which is sent on in its place
+ *                  batch in that codec, and this version is sent on
  *
  * The topic's record.validation selects the batches that are checked; in a compacted topic all are.
  *
  * Invariants: T1 to T3 of server/check/check_table.c. A job's payload is lent to its thread until
- * the job ends, as it is to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for each of the pool's
- * threads; INLINE_* for what the reactor does itself (some 30 us).
+ * the job ends, just as other payloads are lent to the acceptor. Bounds: MQD_RECORDS_BYTES_MAX for
+ * each of the pool's threads; INLINE_* for what the reactor does itself (some 30 us).
  */
 #include <stdlib.h>
 #include <string.h>

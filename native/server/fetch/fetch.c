@@ -140,7 +140,7 @@ void mqd_fetch_on_request(struct mqd_reactor *r, struct mqd_connection *c, const
     if (request->fetch_error)
         mqd_request_complete(r, request);
     if (c->peer_node >= 0 && c->head != request && c->head->kind == MQD_REQUEST_FETCH)
-        /* a follower that sends another request needs the response to this one now */
+        /* a follower that sends another request needs the response to its previous one now */
         mqd_fetch_evaluate(r, c->head, true);
     /* evaluated when the connection's responses are sent, in this turn */
     if (c->head == request && !mqd_list_linked(&c->response_node))

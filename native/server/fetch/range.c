@@ -62,8 +62,8 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
         mqd_filtered_free(&entry->filtered);
 }
 
-/* Finds the range of an entry and the aborted transactions that overlap it. Returns codes like
- * mqd_reader_find. */
+/* Finds the range of an entry and the aborted transactions that overlap it. Returns what
+ * mqd_reader_find returns. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
                          uint32_t slot, const struct mqd_positions *positions, uint64_t generation, uint32_t size_max,
                          bool min_one_batch)
@@ -97,7 +97,7 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
              mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
         return 0;
     else if (code == 0)
-        code = -1; /* data and transactions may come from different files: compaction or deletion happened between */
+        code = -1; /* data and transactions may come from different files: compaction or deletion ran in between */
     mqd_fetch_entry_release(r, entry);
     return code;
 }

@@ -9,7 +9,7 @@
  * of offsets above the client's offset that have been read without a selection. It is stored in the
  * session, or by topic, partition and offset, so that the next fetch at the same offset continues
  * there. A client that skips batches without records (connection->skips_empty_batches) receives
- * one, so that its position advances too; other clients would stop at it.
+ * such a batch, so that its position advances too; other clients would stop at it.
  *
  * Invariants
  *   F1  between the client's offset and offset + skipped nothing is selected and there is no

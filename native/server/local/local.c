@@ -106,7 +106,7 @@ static bool choose_sizes(const struct mqd_reactor *r, struct mqd_local *local, c
 static int memory_create(void)
 {
     int fd = memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    /* kernels before 6.3 */
+    /* kernels before 6.3 do not know MFD_NOEXEC_SEAL */
     return fd < 0 && errno == EINVAL ? memfd_create("mqd-local", MFD_CLOEXEC | MFD_ALLOW_SEALING) : fd;
 }
 
@@ -166,7 +166,8 @@ static bool descriptors_open(struct mqd_reactor *r, struct new_attachment *new_a
         local->pidfd = -1;
         /* not supported by kernels before 6.5; otherwise the process has ended, or no descriptor is
          * available */
-        return errno == ENOPROTOOPT;
+        if (errno != ENOPROTOOPT)
+            return false;
     }
     return mqd_poll_add(r->poll, local->to_worker, mqd_token(MQD_TOKEN_WAKE, 0)) == 0;
 }

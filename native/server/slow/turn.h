@@ -1,6 +1,6 @@
 /* The time that the loop's turns spend on each cause: one histogram per cause, of the turns in
- * which it occurred. Measured while options.turn_causes is set: two system calls a turn, and two
- * more in a turn that writes. */
+ * which it occurred. Measured while options.turn_causes is set: five system calls a turn, and four
+ * more for each part (mqd_turn_part_begin). */
 #ifndef MQD_TURN_H
 #define MQD_TURN_H
 

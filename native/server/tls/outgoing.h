@@ -6,7 +6,7 @@
  *           next step
  *
  * Invariants: T1 and T2 of server/tls/secure.h; nothing is received or sent for the owner before
- * the other host's certificate has proved that it is the expected node. An error that ends the
+ * the other host has proved by its certificate that it is the expected node. An error that ends the
  * connection is in mqd_error_code and mqd_error_message.
  * Bounds: mqd_secure_handshake_ms for the handshake; MQD_TLS_UNSENT_BYTES_MAX encrypted bytes.
  * Concurrency: the reactor's thread.
@@ -38,8 +38,8 @@ void mqd_outgoing_set_token(struct mqd_outgoing *outgoing, uint64_t token);
 void mqd_outgoing_on_event(struct mqd_outgoing *outgoing, uint32_t flags); /* from mqd_poll */
 /* the pool has carried out a step of its handshake; -1: it has failed */
 int mqd_outgoing_on_step(struct mqd_reactor *r, struct mqd_outgoing *outgoing);
-/* The next step of the handshake, or what TLS itself has to send: once a turn, only with TLS.
- * -1: broken, or the handshake takes too long. */
+/* Called once a turn, only with TLS: continues the handshake, and sends encrypted bytes that the
+ * socket did not take before. -1: broken, or the handshake takes too long. */
 int mqd_outgoing_run(struct mqd_reactor *r, struct mqd_outgoing *outgoing);
 bool mqd_outgoing_established(const struct mqd_outgoing *outgoing); /* only with TLS */
 static inline bool mqd_outgoing_ready(const struct mqd_outgoing *outgoing)

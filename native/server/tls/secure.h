@@ -54,13 +54,13 @@ void mqd_secure_close(struct mqd_reactor *r, struct mqd_connection *c);
 
 /* ---- transfer.c ---- */
 
-/* 1: received *got bytes; 0: there are none now; -1: c is closed. Unlike recv, this function stores
- * to `at`, which must not raise SIGBUS (mqd_large_touch). */
+/* 1: received *got bytes; 0: there are none now; -1: c is closed. Unlike recv, this function writes
+ * to `at` in user space, so a write there must not raise SIGBUS (mqd_large_touch). */
 int mqd_secure_receive(struct mqd_reactor *r, struct mqd_connection *c, uint8_t *at, uint32_t capacity, uint32_t *got);
 /* Encrypts and sends the next part of the output. 1: progress; 0: the socket is full; -1: the
  * connection is broken. */
 int mqd_secure_send(struct mqd_reactor *r, struct mqd_connection *c);
-/* updates the count of encrypted and unsent bytes */
+/* updates the count of bytes that are encrypted but not yet sent */
 void mqd_secure_count(struct mqd_reactor *r, struct mqd_connection *c);
 
 #endif

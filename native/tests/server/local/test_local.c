@@ -2,8 +2,7 @@
 /* Well-behaved clients through shared memory: everything that works over TCP works, nothing is
  * lost while either side sleeps, limits are enforced, all memory is returned. */
 #include "mqd_local_test.h"
-
-#include <sys/wait.h>
+#include "mqd_seccomp_test.h"
 
 #define SIZES ((struct local_sizes){1 << 20, 1 << 16, 256})
 
@@ -185,6 +184,16 @@ BOTH(no_wake_up_is_lost)
 BOTH(no_wake_up_is_lost_while_a_worker_spins)
 {
     sleepers(backend, local_options_spin);
+}
+
+static void on_an_old_kernel(int backend)
+{
+    sleepers(backend, local_options);
+}
+/* Kernels before 6.5 have no SO_PEERPIDFD. */
+BOTH(no_wake_up_is_lost_where_sockets_have_no_pidfd)
+{
+    where_calls_refused(SYS_getsockopt, ENOPROTOOPT, SYS_getsockopt, 0, on_an_old_kernel, backend);
 }
 
 /* ---- positions ---- */
