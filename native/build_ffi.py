@@ -63,7 +63,7 @@ ffibuilder.set_source(
     sources=files("*.c"),
     include_dirs=["native"],
     depends=["native/native.h", *files("*.h")],
-    # -mtune=generic: a wheel must run on every x86-64; the CRC is dispatched at run time.
+    # No -march: a wheel must run on every x86-64; the CRC's implementation is chosen at run time.
     extra_compile_args=[
         "-std=gnu11",
         "-D_GNU_SOURCE",

@@ -296,7 +296,7 @@ enum mqd_descriptor_kind {
  *           or no payload and one code for all in `error`. Others: `error` 0; if CHECK named a
  *           codec, the payload is the batch in that codec, in pieces whose total size is `a`. Or
  *           `error` 87 with a payload: struct mqd_check_refusal, its indexes, its message's bytes.
- *           Indexes without a message are of records without a key. */
+ *           If there is no message, the indexes name records without a key. */
 struct mqd_check_transaction {
     int64_t producer_id;
     int16_t producer_epoch;
@@ -533,7 +533,7 @@ struct mqd_recovery {              /* in: what may be trusted; out: the result *
     int64_t corrupt_segment;  /* out */
     /* out: first offset that is missing because a segment file is missing; -1 = none */
     int64_t missing_from;
-    /* out: offset at which the log continues; with replicas, where it is known to have ended */
+    /* out: offset at which the log continues; if replicated, the end it is known to have had */
     int64_t missing_to;
     int32_t segment_count;     /* out */
     int32_t last_leader_epoch; /* out: epoch of the last batch, -1 = empty */

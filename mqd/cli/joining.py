@@ -160,6 +160,7 @@ class Invitation:
         return self._has_joined
 
     def _serve(self, connection: socket.socket, address: str) -> None:
+        response = _Response(None)  # nothing was granted
         try:
             connection.settimeout(CONNECTION_S)
             with self._context.wrap_socket(connection, server_side=True) as secured:
@@ -172,6 +173,9 @@ class Invitation:
             else:
                 self._print(f"a host at {address} is refused: {response.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
+            if response.granted is not None:  # the host has not got its certificates: it may try again
+                with self._lock:
+                    self._used = False
             self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")
         finally:
             connection.close()

@@ -35,7 +35,7 @@ class OpenPartition(msgspec.Struct):
 
 
 async def each(work: Iterable) -> None:
-    """Runs all of them concurrently; raises the first failure after all have ended."""
+    """Runs all of `work` concurrently; raises the first failure after all have ended."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -158,8 +158,8 @@ class OpenPartitions:
     async def close_all(self, generation: int) -> list[LogDirectory]:
         """The clean shutdown: every partition is taken back from the reactor, flushed and closed; then
         the checkpoints are written; then the marker of each directory where everything succeeded.
-        Returns the directories that did not respond: they are abandoned without a marker, so that
-        the next start checks their logs, and threads may still be busy there.
+        Returns the directories that did not respond. They get no marker, so the next start checks
+        their logs. Threads may still be busy there.
         """
         for task in list(self._deleting):
             task.cancel()

@@ -73,7 +73,7 @@ def _compression(effective: Mapping[str, str]) -> dict[str, int]:
 
 def retention_policy(broker: Mapping[str, str], topic: Mapping[str, str]) -> RetentionPolicy:
     effective = topic_effective(broker, topic)
-    scheduled = bool(topic_value(effective, "schedule.to"))  # its timer moves the start of the log
+    scheduled = bool(topic_value(effective, "schedule.to"))  # the schedule's timer, not retention, moves the log start
     return RetentionPolicy(
         retention_ms=-1 if scheduled else topic_number(effective, "retention.ms"),
         retention_bytes=-1 if scheduled else topic_number(effective, "retention.bytes"),

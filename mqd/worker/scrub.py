@@ -4,8 +4,9 @@ consumers verify checksums themselves.
 
 When a segment is due
     found when its partition was opened     at a random time within FIRST_PASS_MS, so that a start
-                                            does not read the whole disk. Random, not by name: if the
-                                            broker restarts often, each run begins with other segments
+                                            does not read the whole disk. Random, not by name:
+                                            if the broker restarts often, each run begins with
+                                            different segments
     sealed since                            at a random time within SEALED_MS
     verified                                log.scrub.interval.ms later
     damaged                                 at most a day later, and it is then logged again
@@ -20,8 +21,8 @@ S1  one piece (PIECE_BYTES, a copy in memory) is read and checked at a time, on 
     most one piece.
 S2  reading leaves the page cache unchanged if the kernel supports it (6.14 and later). Cached pages
     are checked in the cache, in the form that consumers receive.
-S3  apparent damage is checked again CONFIRM_S later, and reported only if the segment still exists,
-    is sealed and ours: a concurrent write or deletion is not damage.
+S3  apparent damage is checked again CONFIRM_S later, and reported only if the segment still exists
+    and is sealed, and its partition is still open: a concurrent write or deletion is not damage.
 
 The active segment is not checked before it is sealed. Everything here runs on the event loop; the
 functions at the end block and run in Background.
@@ -404,9 +405,9 @@ class Scrubber:
 
 def check_piece(path: Path, position: int, next_offset: int) -> _Piece:
     """Checks the whole batches within PIECE_BYTES of `position`, the start of a batch. If there is not
-    one whole batch, or the first looks bad, or the disk cannot read them, checks the file itself to its
-    end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises OSError, but
-    returns an EIO of the disk as the segment's `problem`.
+    one whole batch, or the first looks bad, or the disk cannot read the bytes, checks the file itself
+    to its end, or to the first bad batch. `next_offset`: no batch may begin below it. Raises OSError,
+    except for EIO, which becomes the `problem` of the result.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

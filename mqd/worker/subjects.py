@@ -8,7 +8,7 @@ address may do); this module compiles it from the rules, and again whenever they
 Invariants
     J1  when apply() returns, the reactor decides by the rules that were in force at the call, or by
         newer ones; so a change of rules is acknowledged once every worker has applied it
-    J2  commands for one subject are posted in the order of their rules
+    J2  commands for one subject are posted in the order of the rule changes that they apply
     J3  after the new rights are in force, the active segments that local clients have mapped are
         rolled, in topics where a right may have been taken away: a mapping also shows records that
         are appended later
@@ -51,7 +51,7 @@ class Subjects:
         self._live: dict[int, tuple[str, str]] = {}  # by the reactor's number: principal, host
         self._generation = rules.generation  # what was sent to the reactor
         self._slots_of = slots_of
-        self._changed: list[AclBinding] | None = []  # rules of topics that may take a right away; None = any
+        self._changed: list[AclBinding] | None = []  # changed topic rules that may take a right away; None = any
         self._side_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.rights")
 

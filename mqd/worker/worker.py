@@ -301,7 +301,7 @@ class Worker:
         ):
             await self._log_hung_directories()
             self._exit_without_joining()
-        # mark_clean() requires it, and after a short run it may not have been done yet
+        # mark_clean() requires that checkpoints were pruned; a short run may not have done so yet
         pruned = await self._unless_hung("pruning of checkpoints", self._upkeep.maybe_prune())
         hung = await self._partitions.close_all(self._client.welcome.generation)
         if hung or not compacted or not pruned:
@@ -322,8 +322,8 @@ class Worker:
         return ended
 
     async def _log_hung_directories(self) -> None:
-        """The reactor has a flush that does not return, so it returns no partition: none is closed,
-        in any directory.
+        """Called when the reactor does not stop because a flush hangs. No partition can be taken back
+        from it, so none is closed, in any directory.
         """
         probes = {
             str(log_dir.path): asyncio.ensure_future(
@@ -482,7 +482,7 @@ class Worker:
             return done(error, -1, text)
         high_watermark = self._control.slot_view(command.slot).high_watermark
         if command.offset > high_watermark or command.offset < -1:
-            text = f"Offset {command.offset} is not below the high watermark {high_watermark}."
+            text = f"Offset {command.offset} is not between 0 and the high watermark {high_watermark}."
             return done(_OFFSET_OUT_OF_RANGE, -1, text)
         try:
             start = await self._upkeep.advance_start(opened, self._log_dirs[opened.owned.log_dir], command.offset)
@@ -579,7 +579,7 @@ async def _cancel(tasks: list[asyncio.Task[Any]]) -> None:
     done, _ = await asyncio.wait(tasks)
     for task in done:
         if not task.cancelled():
-            # only retrieved: run() raises the first one, and the others result from it
+            # marks the exception as retrieved; run() raises the first one, the others result from it
             task.exception()
 
 

@@ -1,7 +1,7 @@
 /* See codec/codec.h.
  *
- * The bytes come from a peer. The output goes to a buffer that grows up to the bound, so a
- * decompression bomb costs only the memory that it fills. gzip and zstd may consist of several
+ * The bytes come from a peer. The output goes to a buffer that grows as needed, up to size_max, so
+ * a decompression bomb costs only the memory that it fills. gzip and zstd may consist of several
  * members or frames, as Kafka's own readers allow; LZ4 is one frame.
  */
 #include <pthread.h>
@@ -15,8 +15,8 @@
 #define KEPT_BYTES_MAX ((size_t)1 << 20) /* of a thread's buffer, after mqd_decompress_trim() */
 #define GZIP_WINDOW (16 + 15)            /* inflateInit2: a gzip header, a window of 32 KiB */
 #define XERIAL_HEADER_BYTES 16
-/* an element of two or three bytes yields at most 64 bytes; the claimed size is checked against
- * this ratio, because that much is allocated */
+/* an element of two or three bytes yields at most 64 bytes; the size that a block claims is checked
+ * against this ratio before it is allocated */
 #define SNAPPY_RATIO_MAX ((size_t)64)
 #define LZ4_FLAGS_AT 4
 #define LZ4_FLAG_INDEPENDENT 0x20

@@ -36,8 +36,8 @@ static int64_t now_us(void)
     return now.tv_sec * 1000000ll + now.tv_nsec / 1000;
 }
 
-/* Whether a retry may succeed: after an error because the leader moves, a replica lags, or the disk
- * is slow. Other errors are reported. */
+/* Whether a retry may succeed: the leader is moving, a replica lags, or the disk is slow. Other
+ * errors are reported. */
 static int retriable(int16_t error)
 {
     return error == 3 || error == 5 || error == 6 || error == 7 || error == 13 || error == 19 || error == 20 ||

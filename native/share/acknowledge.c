@@ -3,7 +3,7 @@
 #include "base/assert.h"
 #include "share/internal.h"
 
-/* The number of offsets from `offset` on whose cells are equal, within its page and up to
+/* The length of the run of equal cells that begins at `offset`, within the page and up to
  * `last`. */
 static uint32_t equal_cells(const struct mqd_share_page *page, int64_t offset, int64_t last)
 {

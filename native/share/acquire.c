@@ -124,8 +124,8 @@ static bool skip(struct mqd_share *share, int64_t first, int64_t last)
 
 /* ---- acquiring ---- */
 
-/* The maximum number of records that may be acquired together with one that was delivered `count`
- * times. */
+/* The maximum number of records in an acquisition that includes a record delivered `count` times
+ * before; this record counts. */
 static uint32_t neighbours_max(const struct mqd_share *share, uint32_t count, uint32_t records_max)
 {
     uint32_t limit = (uint32_t)share->settings.delivery_limit, half = (limit + 1) / 2;
@@ -275,7 +275,7 @@ static uint32_t record_at(const struct mqd_share_batch *batch, int64_t offset)
     return low;
 }
 
-/* Like take, but in the order of each key's records. */
+/* Like take, but with FIFO: the records of each key are acquired in order. */
 static bool take_in_order(struct progress *t, const struct mqd_share_batch *batch, int64_t position)
 {
     struct mqd_share *share = t->share;

@@ -2,8 +2,8 @@
  *
  * Each open offset that has a key has a slot of 16 bytes, in blocks of 512 slots beside the pages.
  * The first open record of each key is in a hash bucket; later records of the key are Waiting and
- * linked after it. So the cost of a record does not depend on their number, and finishing one needs
- * no memory.
+ * linked after it. So the cost of a record does not depend on how many records are Waiting, and
+ * finishing a record needs no memory.
  *
  * If there are more keys than buckets, one bucket is split (linear hashing). If there is no memory
  * for another bucket, the chains get longer. */
@@ -294,7 +294,7 @@ bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash)
     return true;
 }
 
-/* Makes the next record of a key its first, in the bucket's chain. */
+/* Replaces the first record of a key in the bucket's chain by the next record of the key. */
 static void promote_next(struct mqd_share *share, const struct slot *first, uint32_t *link)
 {
     struct slot *next = slot_of(share->fifo, first->next);

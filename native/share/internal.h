@@ -70,7 +70,7 @@ static inline bool cell_has_row(uint64_t cell)
 {
     return cell_state(cell) == MQD_SHARE_ACQUIRED || cell_state(cell) == MQD_SHARE_DELAYED;
 }
-/* State and count as they are persisted; of an acquired offset, those before its acquisition. */
+/* State and count as they are persisted: for an acquired offset, those before its acquisition. */
 static inline uint64_t cell_key(uint64_t cell)
 {
     switch (cell_state(cell)) {
@@ -89,7 +89,7 @@ static inline struct mqd_share_page *page_of(const struct mqd_share *share, int6
     uint32_t place = (uint32_t)(offset >> PAGE_BITS) & 2047;
     return &share->directory[place / DIRECTORY_PAGES][place % DIRECTORY_PAGES];
 }
-/* The offset must be in a page from that of start to that of end - 1. */
+/* The offset's page must not be before the page of start, nor after the page of end - 1. */
 static inline uint64_t cell_of(const struct mqd_share *share, int64_t offset)
 {
     const struct mqd_share_page *page = page_of(share, offset);
@@ -133,8 +133,8 @@ bool mqd_share_fifo_apply_settings(struct mqd_share *share);
 bool mqd_share_fifo_add(struct mqd_share *share, int64_t offset, uint32_t hash);
 /* Called when all keys below `offset` are known: moves mqd_share_keys_from there. */
 void mqd_share_fifo_advance(struct mqd_share *share, int64_t offset);
-/* Called when cells were replaced: if their offsets are finished, the records that waited for them
- * become Available; if they were released, they may have to wait themselves. */
+/* Called after cells were replaced. If an offset is finished, the next record of its key becomes
+ * Available; if an offset was released, it becomes Waiting unless it is the first of its key. */
 void mqd_share_fifo_on_change(struct mqd_share *share, int64_t first, uint32_t count, uint64_t old, uint64_t cell);
 /* Called when no offset of the page is open any more. */
 void mqd_share_fifo_page_drop(struct mqd_share *share, int64_t offset);

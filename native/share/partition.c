@@ -15,7 +15,7 @@
 #define BACKOFF_MS_MAX 5000
 #define BODY_KEEP_BYTES 4096
 
-/* Identifies where a record's key is: in this header, or (1) the record's own key. When the id
+/* Identifies the source of a record's key: this header, or the record's own key (1). When the id
  * changes, the keys known so far are discarded. */
 static uint32_t fifo_id(const uint8_t *header, uint32_t header_bytes)
 {

@@ -99,9 +99,9 @@ void mqd_share_partition_free(struct mqd_share_partition *partition);
 /* UNPLACED -> ACTIVE; the start is written. */
 void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t start);
 
-/* Called when a session joins while there was none: the state was kept for its backoffs, and an
- * administrator may have set other offsets meanwhile. Nothing may be acquired while `verifies`
- * is set. */
+/* Called when a session joins after a time without sessions. If the state was kept meanwhile for
+ * backoffs or dead letters, an administrator may have changed the offsets, so a READ or WRITE must
+ * confirm the state. Nothing may be acquired while `verifies` is set. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
 /* Requests a READ that reports to a new acceptor which records are Archiving, and changes nothing

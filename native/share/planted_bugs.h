@@ -1,6 +1,6 @@
 /* Planted bugs: each bit breaks one rule of share/state.h, so that tests can verify that the bug is
- * detected. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED_BUG() is false and
- * costs nothing. */
+ * detected. Only the tests' own build has them (MQD_PLANTED); in the broker PLANTED_BUG() is false
+ * and costs nothing. */
 #ifndef MQD_SHARE_PLANTED_H
 #define MQD_SHARE_PLANTED_H
 

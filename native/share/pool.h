@@ -22,7 +22,7 @@ struct mqd_share_pool {
 
 /* `memory`: aligned to a cache line; a rest smaller than a block is not used. */
 void mqd_share_pool_init(struct mqd_share_pool *pool, void *memory, uint64_t size_bytes);
-/* Its content is undefined. NULL: the pool is exhausted. */
+/* Returns a block with undefined content. NULL: the pool is exhausted. */
 void *mqd_share_pool_take(struct mqd_share_pool *pool);
 void mqd_share_pool_return(struct mqd_share_pool *pool, void *block);
 

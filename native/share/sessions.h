@@ -40,7 +40,7 @@ struct mqd_share_session {
     int32_t epoch;   /* of the next request */
     int32_t lock_ms; /* last reported by an owner */
     uint32_t entry_count, entry_capacity;
-    uint32_t turn; /* modulo the number of partitions: the one with which the next request begins */
+    uint32_t turn; /* modulo the number of partitions: index of the first one that the next request reads */
     struct mqd_share_entry *entries;
     uint32_t group_bytes, member_bytes;
     uint8_t text[]; /* group id, member id */
@@ -64,7 +64,7 @@ struct mqd_share_session *mqd_share_session_find_number(const struct mqd_share_s
                                                         uint64_t number);
 /* Whether a request with this epoch may use `session` (NULL = there is none). MQD_SHARE_MAY_OPEN: a
  * ShareFetch, whose epoch 0 opens one. Returns 0, 122 SHARE_SESSION_NOT_FOUND or 123
- * INVALID_SHARE_SESSION_EPOCH; after 0 the caller calls mqd_share_session_step. */
+ * INVALID_SHARE_SESSION_EPOCH. If the result is 0, the caller calls mqd_share_session_step. */
 int16_t mqd_share_session_check(const struct mqd_share_session *session, int32_t epoch,
                                 enum mqd_share_session_need need);
 void mqd_share_session_step(struct mqd_share_session *session);

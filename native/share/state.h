@@ -24,10 +24,12 @@
  *
  * With FIFO the records of a key, known by its hash, are delivered one after the other: a record is
  * Waiting (persisted as Available) while an earlier one of its key is open, and they are linked in
- * the order of their offsets (share/fifo.c). A new leader knows no keys: it acquires nothing at or
- * above an offset whose earlier open records it has not seen (mqd_share_keys_from).
+ * the order of their offsets (share/fifo.c). A new leader knows no keys: it reads them in the order
+ * of offsets (mqd_share_keys_from), and acquires a record only when it knows the keys of all
+ * earlier open records.
  *
- * Invariants: this module's part of the protocol's (docs/design/share-groups.md, same numbers)
+ * Invariants: those of the protocol that this module ensures (docs/design/share-groups.md, same
+ * numbers)
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  a finished offset is never acquired again.
  *   S3  a delivery count never decreases, and an offset whose count has reached the limit is not

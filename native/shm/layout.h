@@ -118,9 +118,9 @@ struct mqd_worker_stats {
 struct mqd_partition_slot {
     /* lines 0 and 1: the two copies; the owner writes the inactive one */
     struct mqd_positions positions[2];
-    /* line 2: the owner writes `version` and `segments_generation`. The controller writes the rest
-     * while the slot has no owner or when the leader changes, under the seqlock `identity_version`
-     * (odd while it writes) */
+    /* line 2: the owner writes `version` and `segments_generation`. The controller writes all words
+     * whose comments name no writer, while the slot has no owner or when the leader changes, under
+     * the seqlock `identity_version` (odd while it writes) */
     uint64_t version;
     uint64_t segments_generation;
     uint8_t topic_id[16];
@@ -142,8 +142,8 @@ struct mqd_partition_slot {
     uint8_t flush_awaited; /* any process stores 1; the owner exchanges it to 0 and notifies all by MQD_LINK_FLUSHED */
     /* the owner increments it when a broken invariant aborts it while it opens the partition */
     uint8_t recovery_aborts;
-    /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges it to
-     * 0 and notifies them by link */
+    /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges the
+     * word to 0 and notifies these workers by link */
     uint64_t waiters;
     /* owner writes: node ids of the other in-sync replicas, as many as fit; each word independently
      * (server/fetch/nearest.c) */

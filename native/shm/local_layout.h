@@ -25,10 +25,10 @@
  *       may overwrite them.
  *   A4  sleep: the client publishes, full fence, then reads the worker's `sleeping` word in the
  *       control segment and writes `to_worker` if it is set; the worker stores `sleeping`, full
- *       fence, checks all its attachments again, blocks. In the other direction with
- *       `client_sleeping` (the worker exchanges it to 0, then writes `to_client`): the worker reads
- *       it after moving reply_tail (wakes when it is not 0) and after moving submission_head (wakes
- *       when it is MQD_LOCAL_SLEEP_ROOM).
+ *       fence, checks all its attachments again, blocks. In the other direction the word is
+ *       `client_sleeping`. After moving reply_tail the worker wakes the client if the word is not
+ *       0; after moving submission_head it wakes the client if the word is MQD_LOCAL_SLEEP_ROOM. To
+ *       wake the client, the worker exchanges the word to 0, then writes `to_client`.
  *   A5  `to_client` is the read end of a pipe: eight bytes for each wake-up, without meaning; read
  *       it until it is empty. It is not an eventfd, because the client could clear its O_NONBLOCK
  *       flag and the worker would block in a write. The worker only polls `to_worker`. A client's

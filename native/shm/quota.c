@@ -49,7 +49,8 @@ uint64_t mqd_quota_rule_key(uint32_t level, uint64_t user_key, uint64_t client_k
     return combine(level, of_user >> level & 1 ? user_key : 0, of_client >> level & 1 ? client_key : 0);
 }
 
-/* The key of the bucket of a rule of this level; clients that share it have the same key. */
+/* The key of the bucket that a rule of this level charges; equal for clients that share the
+ * bucket. */
 static uint64_t bucket_key(uint32_t level, uint64_t user_key, uint64_t client_key)
 {
     bool by_client = level == MQD_QUOTA_CLIENT || level == MQD_QUOTA_ANY_CLIENT,

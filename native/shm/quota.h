@@ -26,7 +26,7 @@
  *   Q2  if a set has two buckets of one key (two workers claimed one at the same time) all
  *       processes use the first; the other is no longer used and is eventually evicted.
  *   Q3  no process holds a lock: one that dies between two stores leaves at most a bucket with a
- *       new key and its predecessor's times.
+ *       new key and the arrival times of the old key.
  * Time: CLOCK_MONOTONIC in nanoseconds, which all processes of a host share.
  */
 #ifndef MQD_QUOTA_H

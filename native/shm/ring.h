@@ -12,8 +12,8 @@
  *   R1  head <= tail <= head + capacity. A side that finds the peer's counter outside this range
  *       stops using the ring (MQD_E_CORRUPT): a peer's counter is never trusted beyond the ring's
  *       memory.
- *   R2  publish makes all descriptors put since the last one visible together; if the writer dies
- *       before, none becomes visible.
+ *   R2  a publish makes all descriptors that were put since the previous publish visible at once;
+ *       if the writer dies before it, none of them becomes visible.
  *   R3  a restarted writer continues from the shared tail, a restarted reader from the shared head;
  *       the capacity comes from the opener, not from shared memory.
  *
@@ -125,8 +125,8 @@ static inline uint32_t mqd_ring_take(struct mqd_ring_reader *reader, struct mqd_
 
 /* ---- additions to the links of native.h ---- */
 
-/* mqd_endpoint_send, for a descriptor that can wait until something else wakes the peer. It wakes the
- * peer only when half of the ring is used. */
+/* Like mqd_endpoint_send, for a descriptor that can wait until the peer is awake for another
+ * reason. Wakes the peer only when at least half of the ring is used. */
 int mqd_endpoint_send_quietly(struct mqd_endpoint *endpoint, uint32_t to, const struct mqd_descriptor *descriptor);
 
 /* 1 when descriptors wait: checks without fences and without announcing sleep, for spinning. */

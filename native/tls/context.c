@@ -208,8 +208,8 @@ static void set_tickets(SSL_CTX *context, const struct mqd_tls_settings *setting
 }
 
 /* Elliptic curves, and the hybrid group with ML-KEM if OpenSSL has it (3.5). OpenSSL's own list
- * also has finite fields: ffdhe8192 costs a server fifty times as much as another handshake, for a
- * key share that a client need not compute (CVE-2002-20001). */
+ * also has finite fields: a handshake with ffdhe8192 costs a server fifty times as much as one with
+ * a curve, and a client can send arbitrary bytes as its key share (CVE-2002-20001). */
 static int set_groups(SSL_CTX *context)
 {
     static const char *const lists[] = {"X25519MLKEM768:X25519:P-256:P-384:P-521", "X25519:P-256:P-384:P-521"};
@@ -225,7 +225,6 @@ static int configure(SSL_CTX *context, const struct mqd_tls_settings *settings)
 {
     openssl.SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION | SSL_OP_NO_COMPRESSION |
                                              SSL_OP_IGNORE_UNEXPECTED_EOF | SSL_OP_CIPHER_SERVER_PREFERENCE);
-    /* without AUTO_RETRY: the caller sees that the socket is not drained (tls/session.c) */
     openssl.SSL_CTX_ctrl(context, SSL_CTRL_MODE, SSL_MODE_RELEASE_BUFFERS | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER, NULL);
     openssl.SSL_CTX_ctrl(context, SSL_CTRL_SET_READ_AHEAD, 1, NULL);
     openssl.SSL_CTX_set_default_read_buffer_len(context, READ_BUFFER_BYTES);

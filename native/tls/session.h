@@ -8,8 +8,8 @@
  * time, and sent by one system call. What the socket does not take is kept here and is flushed
  * before more is written: SSL_write never blocks and is never repeated.
  *
- * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (the connection of
- * a peer that makes us send more without reading ends), MQD_TLS_READ_BYTES_MAX received bytes for
+ * Bounds: handshake input of one receive, MQD_TLS_UNSENT_BYTES_MAX unsent bytes (a peer that makes
+ * us send more and does not read is disconnected), MQD_TLS_READ_BYTES_MAX received bytes for
  * one read, even if they contain only key updates and no data. Concurrency: one thread at a time.
  */
 #ifndef MQD_TLS_SESSION_H
@@ -47,8 +47,8 @@ void mqd_tls_free(struct mqd_tls *tls);
 ssize_t mqd_tls_receive(struct mqd_tls *tls);
 /* the first bytes are not a TLS record */
 bool mqd_tls_is_plain(const struct mqd_tls *tls);
-/* Computes, without a system call that waits: 1 established, 0 more bytes are needed, -1 failed
- * with the reason. Call mqd_tls_flush after it, whatever it returns. */
+/* Computes the next step, without a system call that waits. 1: established; 0: more bytes are
+ * needed; -1: failed, with the reason. Call mqd_tls_flush afterwards, whatever the result. */
 int mqd_tls_handshake(struct mqd_tls *tls);
 /* whether the handshake is complete */
 bool mqd_tls_established(const struct mqd_tls *tls);

@@ -6,7 +6,7 @@
  *
  *   C1  begin <= at <= end always; nothing is read at or after `end`.
  *   C2  before use, a length is checked against the remaining bytes, and an array's count against
- *       the size of its smallest elements, so no loop exceeds the frame.
+ *       the number of elements of minimum size that fit into them, so no loop exceeds the frame.
  *   C3  after a failure the cursor is unusable; the message names the field and the position.
  *
  * Source: the protocol guide's "Protocol Primitive Types", KIP-482 (compact types, tagged fields).
@@ -22,8 +22,8 @@
 #define MQD_VARINT_BYTES_MAX 5
 #define MQD_STRING_BYTES_MAX 32767 /* both forms: the INT16 maximum */
 
-/* Cold path: sets the message. The callers below return the -1 themselves, so that the compiler
- * sees that no value is used after it. */
+/* Cold path: these functions set the message. The inline functions below return -1 themselves, so
+ * that the compiler sees that no value is used after a failure. */
 void mqd_wire_report_short(const struct mqd_cursor_bytes *cursor, const char *field, size_t needed_bytes);
 void mqd_wire_report_wrong(const struct mqd_cursor_bytes *cursor, const char *field, const char *what, int64_t value);
 int mqd_wire_misused(const char *what);

@@ -150,7 +150,7 @@ int mqd_fetch_next_partition(struct mqd_fetch_request *request, struct mqd_fetch
     out->current_leader_epoch = -1;
     out->last_fetched_epoch = -1;
     out->log_start_offset = -1;
-    out->high_watermark = INT64_MAX; /* KIP-1166: the follower does not send it */
+    out->high_watermark = INT64_MAX; /* KIP-1166: the default if the follower does not send it */
     if (mqd_take_i32(cursor, "partition", &out->partition_index) ||
         (version >= 9 && mqd_take_i32(cursor, "current_leader_epoch", &out->current_leader_epoch)) ||
         mqd_take_i64(cursor, "fetch_offset", &out->fetch_offset) ||

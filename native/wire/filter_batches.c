@@ -102,7 +102,7 @@ static int16_t filter_batch(struct work *work, const uint8_t *bytes, const struc
     return 0;
 }
 
-/* Writes a batch without records, to take the place of one without selected records. */
+/* Writes a batch without records, which may replace a batch in which no record is selected. */
 static void seal_empty(struct mqd_filtered *out, const struct mqd_batch *batch)
 {
     struct mqd_batch header = *batch;

@@ -49,7 +49,7 @@ void mqd_records_begin(struct mqd_records *records, const struct mqd_batch *batc
 int mqd_records_next(struct mqd_records *records, struct mqd_record *out);
 
 /* Whether the record has a header of this name; false also if the headers cannot be parsed. *value:
- * that of the last one, as in Kafka's lastHeader (size -1: null). */
+ * the value of the last such header, as in Kafka's lastHeader (size -1: null). */
 bool mqd_record_header(const struct mqd_record *record, const char *name, uint32_t name_bytes, const uint8_t **value,
                        int32_t *value_bytes);
 

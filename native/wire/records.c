@@ -9,8 +9,8 @@
  * The bytes come from a peer: before use, a length is checked against the remaining bytes, and a
  * count against the minimum size of its elements, so no loop exceeds the bytes. Offset deltas must
  * count up from 0, because compaction relies on them. Source: Kafka's protocol guide, "Record".
- * It refuses the records that Kafka's LogValidator refuses, and those with deltas out of order
- * (Kafka rewrites such batches).
+ * This parser refuses the records that Kafka's LogValidator refuses, and those with deltas out of
+ * order (Kafka rewrites such batches).
  */
 #include "base/varint.h"
 #include "native.h"

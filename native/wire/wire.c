@@ -142,8 +142,8 @@ __attribute__((cold, noinline)) void mqd_wire_report_short(const struct mqd_curs
                                                            size_t needed_bytes)
 {
     mqd_error_set(EBADMSG,
-                  "the request is truncated or has a wrong length: %s at byte %zu needs %zu more bytes, %zu remain; "
-                  "the client must send whole frames",
+                  "the message is truncated or has a wrong length: %s at byte %zu needs %zu more bytes, %zu remain; "
+                  "its sender must send whole frames",
                   field, (size_t)(cursor->at - cursor->begin), needed_bytes, mqd_cursor_left(cursor));
 }
 
@@ -152,7 +152,7 @@ __attribute__((cold, noinline)) void mqd_wire_report_wrong(const struct mqd_curs
 {
     mqd_error_set(
         EBADMSG,
-        "malformed request: %s before byte %zu is %s %lld; the client must follow the schema of the version it names",
+        "malformed message: %s before byte %zu is %s %lld; its sender must follow the schema of the version it names",
         field, (size_t)(cursor->at - cursor->begin), what, (long long)value);
 }
 

@@ -71,8 +71,9 @@ struct mqd_produce_partition {
     uint8_t *records;
     int32_t size_bytes; /* -1 = null */
 };
-/* Positions in a batch of any format: the end of its length field (which counts what follows), of
- * the format (magic), and of the attributes; MQD_BATCH_LENGTH_MIN is the minimum length. */
+/* Positions in a batch: the end of the length field (which counts the bytes after it) and of the
+ * magic byte, in any format; the end of the attributes, in format 2. MQD_BATCH_LENGTH_MIN is the
+ * minimum value of the length field in any format. */
 enum { MQD_BATCH_LENGTH_END = 12, MQD_BATCH_LENGTH_MIN = 14, MQD_BATCH_MAGIC_END = 17, MQD_BATCH_ATTRIBUTES_END = 23 };
 int mqd_produce_parse(const uint8_t *body, uint32_t size_bytes, int16_t version, struct mqd_produce_request *out);
 /* call topic_count times */

@@ -1,12 +1,12 @@
 """This host as a broker: registers, renews its lease by heartbeats, fences itself, and forwards its
 processes' requests to the active controller. Sans-I/O.
 
-Every host has one, including the active controller's host: mqd/controller delivers messages for this
-host's node id to its own metadata core. When the controller process restarts, only the values in
+Every host has a broker core, including the active controller's host: mqd/controller delivers
+messages for this host's node id to the local metadata core. When the controller process restarts, only the values in
 Started (node id, directory id, incarnation, ...) and the metadata log remain.
 
 Invariants (check())
-    B1  the lease ends at the latest `lease_ms` after `sent_ms` of an answered heartbeat of the current
+    B1  the lease ends no later than `lease_ms` after `sent_ms` of an answered heartbeat of the current
         registration; the arrival time of the response does not matter
     B2  the broker is ready (R10) only while the committed metadata has this incarnation's registration,
         and this host's workers have applied it
@@ -222,7 +222,7 @@ class BrokerCore(Reports):
         was_ready = self.ready
         self._check_ready()
         own = self._state.brokers.get(self.node_id)
-        # according to the metadata: the response to the next heartbeat has a lease
+        # the metadata already has this host as unfenced: the response to the next heartbeat has a lease
         was_unfenced = self.fenced and own is not None and own.epoch == self.broker_epoch and not own.fenced
         if (self.ready and not was_ready) or was_unfenced or self._shutdown_since_ms >= 0:
             actions += self._heartbeat(now_ms)  # the controller waits for this heartbeat

@@ -193,7 +193,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 class ShutDown(msgspec.Struct, frozen=True):
     """This host leads no partitions any more, and all brokers know it. Flush, write the clean-shutdown
-    marker with this broker epoch, exit. -1: not registered, so no marker.
+    marker with this broker epoch, exit. `broker_epoch` -1: not registered, so no marker.
     """
 
     broker_epoch: int

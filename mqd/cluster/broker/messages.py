@@ -89,8 +89,7 @@ class ProofOfDeath(msgspec.Struct, tag=True, frozen=True):
     """The sender's keeper has seen all broker processes of its host end (pidfd): no process acts for this
     broker epoch any more. Only the same host can prove this. The proof is not valid after a heartbeat
     that was sent later, because the host may be back and have a lease. For the same reason only the
-    controller of `controller_epoch` accepts it or, if `led` says that this one ended with the broker,
-    the next controller.
+    controller of `controller_epoch` accepts the proof or, if `led` is set, the next controller.
     """
 
     node_id: int

@@ -190,8 +190,8 @@ class Reports:
         return self._repeat(now_ms)
 
     def _full_in_sync(self) -> list[tuple[bytes, int]]:
-        """Partitions with a replica in a full directory here that is in sync, and with enough other
-        in-sync replicas. The controller checks the same.
+        """Partitions whose replica on this host is in sync and in a full directory, and that have enough
+        other in-sync replicas. The controller checks the same.
         """
         state, node = self._state, self.node_id
         return [

@@ -246,8 +246,8 @@ class TopicImages(HostCommands):
         return actions
 
     def _waits_for_slots(self, topic: TopicState) -> bool:
-        """Whether partitions of the topic wait for slots. The request that created them gets its response
-        when all workers know their slots.
+        """Whether partitions of the topic wait for slots. The request that created the partitions gets
+        its response when all workers know the slots.
         """
         unplaced = self._slots.unplaced
         return bool(unplaced) and any((topic.topic_id, partition.index) in unplaced for partition in topic.partitions)

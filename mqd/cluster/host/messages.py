@@ -67,8 +67,8 @@ class BrokerImage(msgspec.Struct, frozen=True):
     inter_broker_host: str = ""  # address for other hosts' workers and acceptors; "" = none
     inter_broker_port: int = 0
     worker_count: int = 0  # determines the owners of its partitions (owner_of)
-    # The registered generation of its keeper. While it differs from this host's own, this host has not
-    # received its own registration yet (R10).
+    # The registered generation of its keeper. While this host's own entry differs from its keeper's
+    # generation, this host has not received its current registration yet (R10).
     incarnation: int = 0
     # id of its metadata directory: another id is another host, even with the same node id
     directory_id: str = ""
@@ -213,7 +213,7 @@ class Several(msgspec.Struct, tag=True, frozen=True):
 
 class InSyncResponse(msgspec.Struct, tag="InSyncAnswer", frozen=True):
     """To the worker that sent ProposeInSync: the result (mqd_replica_on_response). `error`: Kafka's code, or
-    0: committed; the TopicPut with the new partition epoch follows or was sent before.
+    0: committed; the PartitionsPut or TopicPut with the new partition epoch follows or was sent before.
     """
 
     topic_id: bytes
@@ -255,8 +255,9 @@ class CommandDone(msgspec.Struct, tag=True, frozen=True):
 
 class MoveCompleted(msgspec.Struct, tag=True, frozen=True):
     """From a worker: the partition's files are complete and flushed in another log directory, and the old
-    ones are not written any more. The worker serves the new files once a TopicPut (or Image) has the
-    new directory, and does not serve the partition until then. Repeated after every reconnection.
+    ones are not written any more. The worker serves the new files once a PartitionsPut, TopicPut or
+    Image has the new directory, and does not serve the partition until then. Repeated after every
+    reconnection.
     """
 
     topic_id: bytes

@@ -372,7 +372,7 @@ class ActiveController(Maintenance):
         return records
 
     def tick(self, state: MetadataState, now_ms: int, lease_valid: bool, wall_ms: int = 0) -> list[Record]:
-        """Returns one batch of records; call it again until it is empty. `wall_ms`: as in events.Tick."""
+        """Returns one batch of records; call again until the batch is empty. `wall_ms`: as in events.Tick."""
         was_paused = (now_ms - self._ticked_ms) * 4 > self._options.session_ms * 3
         self._ticked_ms = now_ms
         # after a pause of this process heartbeats may wait unread: without a restart of the sessions

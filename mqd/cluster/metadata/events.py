@@ -70,16 +70,16 @@ class Committed(msgspec.Struct, frozen=True):
 
 
 class SnapshotInstalled(msgspec.Struct, frozen=True):
-    """This host received the whole committed state, because the log no longer has the records that it
-    lacked. Only while inactive. `MetadataCore.committed` stays the same object.
+    """This host received the whole committed state, because the leader's log no longer has the records
+    that this host lacked. Only while inactive. `MetadataCore.committed` stays the same object.
     """
 
     state: MetadataState
 
 
 class BecameActive(msgspec.Struct, frozen=True):
-    """The quorum elected this host and has committed one of its records in this epoch. Everything
-    before `version` has already been delivered by Committed.
+    """The quorum has elected this host and committed a record of this epoch. Everything before `version`
+    has already been delivered by Committed.
     """
 
     epoch: int

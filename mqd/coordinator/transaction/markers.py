@@ -173,7 +173,7 @@ class Markers:
 
     def _on_written(self, job: _Job, partition: Partition, done: "asyncio.Future[object]") -> None:
         if done.cancelled():
-            self.job_count -= 1
+            self._drop(job)
             return
         failure = done.exception()
         if failure is not None and not self._is_closed(job, partition, failure):
@@ -214,9 +214,13 @@ class Markers:
         """Whether the core that requested the markers is gone; if so, the job is no longer counted."""
         if self._core(job.name) is job.core:
             return False
-        self.job_count -= job.remaining_count > 0
-        job.remaining_count = -1  # M1: never reported
+        self._drop(job)
         return True
+
+    def _drop(self, job: _Job) -> None:
+        """The job is no longer counted, and its end is never reported (M1)."""
+        self.job_count -= job.remaining_count > 0
+        job.remaining_count = -1
 
     def _log_failure(self, job: _Job, partition: Partition, failure: BaseException) -> None:
         """Logs a failure that only a bug can cause. The write is still retried: the transaction must be ended."""

@@ -81,6 +81,22 @@ def test_a_token_survives_certificates_that_cannot_be_made(first, tmp_path, monk
     assert results == [True] and joining.has_joined(token, data_dir)
 
 
+def test_a_token_survives_a_lost_response(first, tmp_path, monkeypatch):
+    data_dir, send, failures = tmp_path / "fourth", joining._send, [ConnectionResetError(104, "reset")]
+
+    def fail_once(connection, message):
+        if failures and isinstance(message, joining._Response):
+            raise failures.pop()
+        send(connection, message)
+
+    monkeypatch.setattr(joining, "_send", fail_once)
+    with invitation(first) as (token, _, results):
+        with pytest.raises(CliError, match="must still run there"):
+            joining.join(token, data_dir, NAMES)
+        joining.join(token, data_dir, NAMES)
+    assert not failures and results == [True] and joining.has_joined(token, data_dir)
+
+
 def test_certificates_that_expire_soon_are_fetched_again(first, tmp_path):
     data_dir = tmp_path / "fourth"
     with invitation(first) as (token, _, _):

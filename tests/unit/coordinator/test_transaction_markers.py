@@ -203,6 +203,18 @@ def test_a_reloaded_core_is_not_notified(successor: object | None) -> None:
     run(test())
 
 
+def test_a_job_with_several_cancelled_writes_is_counted_once() -> None:
+    async def test() -> None:
+        world = World()
+        world.markers.carry_out("id", requested(T0, T1, G3), 9)
+        for _, future in world.appends:
+            future.cancel()
+        await asyncio.sleep(0)
+        assert world.markers.job_count == 0 and not world.posted
+
+    run(test())
+
+
 def test_continuous_offset_commits_do_not_keep_a_transaction_from_ending() -> None:
     """They name the producer, whichever host sends them: they are verified after the end was
     decided, and refused.
