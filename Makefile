@@ -77,7 +77,7 @@ fuzz: venv
 bench: venv
 	$(BIN)/python -m perf
 
-# Compares mqd with Apache Kafka, NATS JetStream, RabbitMQ streams and Redis Streams; 40 minutes at most. ARGUMENTS=--quick is a short run.
+# Compares mqd with Apache Kafka, NATS JetStream, RabbitMQ streams and Redis Streams; 70 minutes at most. ARGUMENTS=--quick is a short run.
 bench-peers: venv $(VENV)/.charts
 	$(BIN)/python -m perf peers $(ARGUMENTS)
 

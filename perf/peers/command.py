@@ -1,8 +1,8 @@
 """`make bench-peers`, or `python -m perf peers`: compares mqd with its peers: the same load on this machine,
 unattended; then mqd and Apache Kafka as clusters of three brokers.
 
-    python -m perf peers                 the base point and one factor varied at a time, three
-                                         rounds, 40 minutes at most; appends to perf/history.jsonl,
+    python -m perf peers                 the base point and one factor varied at a time, five
+                                         rounds, 70 minutes at most; appends to perf/history.jsonl,
                                          fills the pages, draws the charts
     python -m perf peers --full          every combination instead of the star (hours: give --minutes)
     python -m perf peers --quick         to try the program, not to compare: short measurements, one
@@ -79,10 +79,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "--only", action="append", choices=PEERS, metavar="PEER", help=f"measure these peers only: {', '.join(PEERS)}"
     )
     parser.add_argument(
-        "--minutes", type=float, help="time bound of the whole run (default 40; 10 with --quick; 300 with --full)"
+        "--minutes", type=float, help="time bound of the whole run (default 70; 10 with --quick; 300 with --full)"
     )
     parser.add_argument(
-        "--rounds", type=int, help="rounds at most (default 3; 1 with --quick); as many as the time allows"
+        "--rounds", type=int, help="rounds at most (default 5; 1 with --quick); as many as the time allows"
     )
     parser.add_argument(
         "--heap", default="1G", help="heap of Java peers (default 1G, that of Kafka's own start script)"
@@ -101,8 +101,8 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--prepare", action="store_true", help="only get what the peers need")
     parser.add_argument("--pages", action="store_true", help="only fill the pages from the last comparison")
     arguments = parser.parse_args(words)
-    arguments.minutes = arguments.minutes or (10 if arguments.quick else 300 if arguments.full else 40)
-    arguments.rounds = arguments.rounds or (1 if arguments.quick else 3)
+    arguments.minutes = arguments.minutes or (10 if arguments.quick else 300 if arguments.full else 70)
+    arguments.rounds = arguments.rounds or (1 if arguments.quick else 5)
     if arguments.record is None:
         arguments.record = not arguments.quick and not arguments.only
     return arguments

@@ -473,6 +473,7 @@ TEST(an_unreadable_part_loses_no_producer)
     int64_t reads;
     for (int64_t failing = 1;; failing++) {
         log_fresh();
+        CHECK_EQUAL(mkdir(log_path, 0755), 0);
         log_write_file(log_file(0, ".log"), bytes, (size_t)size_bytes);
         struct mqd_recovery recovery = log_untrusted();
         recovery.recovery_point_offset = COUNT;
