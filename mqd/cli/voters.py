@@ -36,9 +36,8 @@ class VoterStatus(NamedTuple):
             for what, nodes in (("not heard from", self.silent), ("does not keep up", self.behind))
             if nodes
         ]
-        return (
-            f"{''.join(parts)}; {self.may_be_lost or 'none'} of {'the others' if self.missing else 'them'} may be lost"
-        )
+        voters = "the others" if self.missing else "them"
+        return f"{''.join(parts)}; the quorum can lose {self.may_be_lost or 'none'} of {voters}"
 
 
 def voter_status(quorum: DescribeQuorumResponse.PartitionData) -> VoterStatus:

@@ -303,7 +303,7 @@ def drain(settings: Settings, node: int, cancel: bool, no_wait: bool) -> None:
         else (
             "is being drained"
             if no_wait
-            else "holds no replica any more; stop it, and mqd cluster forget removes it from the list"
+            else "holds no replica any more; stop it, then remove it from the list with mqd cluster forget"
         )
     )
     if settings.json:

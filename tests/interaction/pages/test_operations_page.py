@@ -97,14 +97,15 @@ def test_make_cluster_runs_the_command_of_the_pages() -> None:
 
 def test_examples_of_the_page_are_compared_without_numbers_and_ids() -> None:
     printed = (
-        "cluster -ijtVf8GK2sod-zHNQ1h6g\nvoters: 1, 2, 3; 1 of them may be lost\nNODE  ADDRESS\n   1  127.0.0.1:9092\n"
+        "cluster -ijtVf8GK2sod-zHNQ1h6g\nvoters: 1, 2, 3; the quorum can lose 1 of them\n"
+        "NODE  ADDRESS\n   1  127.0.0.1:9092\n"
     )
     assert holds(("cluster 4ijtVf8GK2sod-zHNQ1h6X", "...", "NODE ADDRESS", "2 127.0.0.2:9092"), printed) == ""
     assert (
-        holds(("NODE ADDRESS", "voters: 1, 2, 3; 1 of them may be lost"), printed)
-        == "voters: 1, 2, 3; 1 of them may be lost"
+        holds(("NODE ADDRESS", "voters: 1, 2, 3; the quorum can lose 1 of them"), printed)
+        == "voters: 1, 2, 3; the quorum can lose 1 of them"
     ), "in this order"
-    assert holds(("voters: 1, 2; 1 of them may be lost",), printed)
+    assert holds(("voters: 1, 2; the quorum can lose 1 of them",), printed)
     assert list(
         blocks(
             "\n## A cluster\n\n### One\n\n```sh\na\nb\n```\n\n```text\nc\n```\n\n```\nnot run\n```\n\n## Next\n",

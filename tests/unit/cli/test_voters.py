@@ -128,14 +128,17 @@ def mqd(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 def test_status_names_voters_that_the_leader_does_not_hear(mqd) -> None:
     lost = quorum(replica(1), replica(2, 30_409, 30_409), replica(3, 300, 300))
     code, output = mqd(lost, "cluster", "status")
-    assert code == 0 and "voters: 1, 2, 3; not heard from: 2; none of the others may be lost\n" in output
+    assert code == 0 and "voters: 1, 2, 3; not heard from: 2; the quorum can lose none of the others\n" in output
     found = json.loads(mqd(lost, "cluster", "status", "--format", "json")[1])
     assert (found["voters_not_heard_of"], found["voters_behind"], found["voters_that_may_be_lost"]) == ([2], [], 0)
     assert (
-        "voters: 1, 2, 3; does not keep up: 3; none of the others may be lost\n"
+        "voters: 1, 2, 3; does not keep up: 3; the quorum can lose none of the others\n"
         in mqd(quorum(replica(1), replica(2), replica(3, 0, 9_000)), "cluster", "status")[1]
     )
-    assert "voters: 1, 2, 3; 1 of them may be lost\n" in mqd(quorum(*map(replica, (1, 2, 3))), "cluster", "status")[1]
+    assert (
+        "voters: 1, 2, 3; the quorum can lose 1 of them\n"
+        in mqd(quorum(*map(replica, (1, 2, 3))), "cluster", "status")[1]
+    )
 
 
 def test_status_waits_for_a_voter_that_is_silent(mqd) -> None:

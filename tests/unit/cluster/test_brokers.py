@@ -61,7 +61,7 @@ def run(world: World, milliseconds: int, step_ms: int = 100) -> None:
         world.check()
 
 
-def test_a_broker_that_is_cut_off_ends_before_it_is_fenced(world: World) -> None:
+def test_the_lease_of_a_cut_off_broker_ends_before_it_is_fenced(world: World) -> None:
     cut_off(world, 2)
     host, began = world.hosts[2], world.now_ms
     ended = fenced = 0
