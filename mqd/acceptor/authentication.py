@@ -5,8 +5,8 @@ An exchange is kept here between the requests of its connection. It is lost with
 client's next token is then refused, and it connects again. Passwords and tokens are checked in
 a few threads: a flood of them delays other authentications, nothing else.
 
-Bounds: EXCHANGES_MAX exchanges, the oldest ends first; WAITING_MAX checks; failures of FAILURES_MAX
-pairs of address and user are remembered. Concurrency: the event loop's thread.
+Bounds: at most EXCHANGES_MAX exchanges, the oldest is dropped first; WAITING_MAX checks; failures
+of FAILURES_MAX pairs of address and user are remembered. Concurrency: the event loop's thread.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Users(Protocol):
         ...
 
     def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
-        """The number of users by the shape of their credentials. Mechanism None: PLAIN."""
+        """The number of users by the parameters of their credentials. Mechanism None: PLAIN."""
         ...
 
     def token(self, token_id: str) -> DelegationToken | None:

@@ -17,8 +17,8 @@ log = logging.get("acceptor.handoff")
 
 
 class Handoff:
-    """`load(worker)` (connections, or attachments) and `running(worker)` come from the control
-    segment.
+    """`load(worker)` (its number of connections, or of attachments) and `running(worker)` come
+    from the control segment.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Handoff:
         self._handed_s = 0.0
 
     def _order(self) -> list[int]:
-        """Workers that do not run come last: the keeper holds their sockets for the successor."""
+        """Workers that are not running come last: the keeper holds their sockets."""
         now = time.monotonic()
         if now - self._handed_s > PENDING_FORGET_S:
             self._handed = [0] * len(self.sockets)
@@ -43,7 +43,7 @@ class Handoff:
 
     def send(self, connection: socket.socket, message: bytes) -> bool:
         """True: a worker has the connection, and this process's copy is closed. False: no worker has
-        room. Raises OSError for anything else, as when the descriptor is not a socket.
+        room. Raises OSError for other failures, such as when the descriptor is not a socket.
         """
         for worker in self._order():
             try:

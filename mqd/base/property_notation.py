@@ -3,7 +3,7 @@ parser. One property is a line, followed by what it does, indented by four space
 
     name: kind[(choices)] [>=minimum] [<=maximum] [pattern=expression] [flags] [= default]
         What it does; further lines are joined by one space.
-        refused VALUE: why this value of Kafka's is not supported
+        refused VALUE: why this value, which Kafka supports, is not supported
 
     retention.ms: as log.retention.ms [= default]    a broker's property, set for a topic or group
         What it does there; without text, the same.

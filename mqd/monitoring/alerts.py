@@ -111,7 +111,7 @@ ALERTS = (
     Alert(
         "MqdFlushHangs",
         "mqd_sync_oldest_seconds > 20",
-        "30s",  # mqd_sync_seconds counts a flush at its end, so one that never ends is only here
+        "30s",  # mqd_sync_seconds counts a flush at its end, so one that never ends shows only here
         True,
         "A flush of worker {{ $labels.worker }} at {{ $labels.instance }} has lasted {{ $value | humanizeDuration }}",
     ),
@@ -240,7 +240,7 @@ ALERTS = (
     Alert(
         "MqdClockSkew",
         "abs(mqd_clock_timestamp_seconds - timestamp(mqd_clock_timestamp_seconds)) > 10",
-        "2m",  # a slow scrape adds less than its timeout, to one sample
+        "2m",  # a slow scrape distorts one sample, by less than the scrape timeout
         False,
         "The clock of {{ $labels.instance }} differs by {{ $value | humanizeDuration }} from Prometheus'",
     ),

@@ -6,15 +6,16 @@ memory. Later ones are in files, one for each day. The file of the next day, hou
 is split into files of the next finer level when it is needed and too large to be loaded as a whole.
 
     level             day         hour        minute      second      millisecond
-    due, in files     any time    < ends[0]   < ends[1]   < ends[2]   < ends[3]
-    due, in memory                                                    < loaded_end
+    due before:
+    in files          any time    < ends[0]   < ends[1]   < ends[2]   < ends[3]
+    in memory                                                         < loaded_end
 
 I1  loaded_end <= ends[3] <= ends[2] <= ends[1] <= ends[0]; an entry is in the file of the finest
     level that reaches its due time.
 I2  Memory holds at most 2 * entry_count_max entries beyond what is due in one millisecond, and the
     buffers of files at most entry_count_max.
-I3  The manifest names files and sizes that are on disk. A file is removed after a manifest without
-    it is on disk. So open() always finds the state that one save() wrote.
+I3  The manifest names files and sizes that are on disk. A file is removed only once a manifest
+    that does not name it is on disk. So open() always finds the state that one save() wrote.
 
 The index can be rebuilt from the log at any time, but that takes minutes for 10^8 records; the
 files make it unnecessary.
@@ -287,14 +288,14 @@ class Index:
         while self._loaded_end <= now_ms and len(self._front) - self._at + len(self._recent) < self._entry_count_max:
             if not self._files:
                 # nothing is stored: no need to look at each day that has passed
-                self._reach(max(self._loaded_end, now_ms - now_ms % WIDTHS_MS[0] + WIDTHS_MS[0]))
+                self._advance_to(max(self._loaded_end, now_ms - now_ms % WIDTHS_MS[0] + WIDTHS_MS[0]))
                 return
             level = max(each for each in range(len(WIDTHS_MS)) if each == 0 or self._loaded_end < self._ends[each - 1])
             first = min(start for _, start in self._files)
             to = min(first, now_ms) if level == 0 else min(first, now_ms, self._ends[level - 1])
             to -= to % WIDTHS_MS[level]
             if to > self._loaded_end:  # nothing is in between
-                self._reach(to)
+                self._advance_to(to)
                 continue
             key = level, self._loaded_end
             file = self._files.get(key)
@@ -305,9 +306,9 @@ class Index:
                 continue
             if file is not None:
                 self._load_file(key)
-            self._reach(end)
+            self._advance_to(end)
 
-    def _reach(self, end: int) -> None:
+    def _advance_to(self, end: int) -> None:
         self._loaded_end = end
         self._ends = [max(each, end) for each in self._ends]
 

@@ -1,5 +1,5 @@
-/* Deterministic faults of the file layer; the rule syntax is in base/file_watch.h. Called with the
- * watch mutex held. */
+/* Deterministic fault injection for the file layer; the rule syntax is in base/file_watch.h.
+ * Called with the watch mutex held. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -65,8 +65,8 @@ static void finish(struct mqd_reactor *r, struct mqd_owned *owned, int error)
         owned->dirty_since_ms = 0;
         if (mqd_partition_dirty(owned->partition))
             mqd_flush_request(r, owned);
-        /* a flush covers only a few files: flush again until no sealed files wait; compaction waits
-         * for them */
+        /* a flush covers only a few files: flush again until no sealed file is unflushed, because
+         * compaction waits for that */
         if (mqd_partition_sealed_waiting(owned->partition))
             enqueue(r, owned);
         mqd_fetcher_on_flush(r, owned);
@@ -98,7 +98,7 @@ static void start_one(struct mqd_reactor *r, struct mqd_owned *owned)
     for (int i = 0; i < count; i++) {
         mqd_stat(r, MQD_COUNT_SYNCS, 1);
         if (mqd_poll_sync(r->poll, fds[i].fd, fds[i].directory, mqd_token(MQD_TOKEN_SYNC, owned->slot)) < 0)
-            /* the queue of file operations is full: flushes synchronously, which is slow but
+            /* the queue of file operations is full: flush synchronously, which is slow but
              * correct */
             mqd_flush_on_done(r, owned->slot, mqd_file_sync(fds[i].fd, fds[i].directory) < 0 ? -mqd_error_code() : 0);
     }

@@ -44,7 +44,7 @@ struct mqd_append {
     uint32_t size_bytes;
     int32_t partition_index;
     uint64_t offset;             /* of the batch in our own mapping; not set for a peer's batch */
-    int64_t guard;               /* 0 = not verified */
+    int64_t guard;               /* of the transaction's verification; 0 = not verified */
     struct mqd_check *check;     /* the check whose response it waits for */
     struct mqd_refusal *refusal; /* record errors for the client */
     struct mqd_relayed *relayed; /* while it is on its way to a leader on another host (server/relay/relay.h) */
@@ -62,7 +62,7 @@ struct mqd_append {
     /* owner's side: the coordinator must write the same marker to partition redirect_index */
     uint8_t marker_redirected;
     int16_t verdict;    /* with sent_to_target: verdict of the retired partition's owner, with verdict_offset */
-    uint32_t home_slot; /* of the retired partition; on its owner's side the target's, for the response */
+    uint32_t home_slot; /* at the sender: the retired partition's; at its owner: the target's, for the response */
     uint32_t redirect_index;
     int64_t verdict_offset;
 };
@@ -95,11 +95,10 @@ struct mqd_check {
     int16_t version;
     uint16_t kind; /* MQD_CHECK_* */
     uint8_t used, sent;
-    /* for compression: 1 + the codec that the batch must have, or 0; its level; the largest batch
-     * allowed; the new batch, as far as it has arrived (buffer_bytes 0: nothing has) */
-    uint8_t compression;
-    uint8_t buffer_pin; /* enum mqd_pin */
-    int32_t compression_level, message_bytes_max;
+    uint8_t compression;                          /* 1 + the codec that the batch must have, or 0 */
+    uint8_t buffer_pin;                           /* enum mqd_pin */
+    int32_t compression_level, message_bytes_max; /* message_bytes_max: the largest batch allowed */
+    /* the compressed batch, as far as it has arrived; buffer_bytes 0: nothing has */
     uint32_t buffer_bytes, buffer_filled;
     uint64_t buffer;
 };
@@ -129,8 +128,8 @@ struct mqd_produce_topic_entry {
     uint8_t name[MQD_TOPIC_NAME_BYTES_MAX + 3];
 };
 
-/* fields of a Produce that later requests of its connection must not overtake, because it waits for
- * a check; most requests do not need them */
+/* fields for a Produce that waits for a check and must not be overtaken by later requests of its
+ * connection; most requests do not need them */
 struct mqd_request_order {
     int32_t timeout_ms;
     int16_t required_acks, producer_epoch;
@@ -219,8 +218,8 @@ struct mqd_look_up {      /* counted in its request's heap_bytes */
     struct mqd_awaited_flush awaited[];
 };
 
-/* Prefetches a request into the CPU cache: thousands that waited for followers do not fit in it.
- * NULL is allowed. */
+/* Prefetches a request into the CPU cache: when thousands of requests wait for followers, the
+ * cache cannot hold them all. NULL is allowed. */
 static inline void mqd_request_prefetch(const struct mqd_request *request)
 {
     uintptr_t at = (uintptr_t)request;

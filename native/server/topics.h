@@ -20,7 +20,7 @@ struct mqd_topic {
     struct mqd_topic *next_by_name, *next_by_id;
     uint32_t reference_count; /* one reference for the table, one for each fetch entry */
     bool removed;
-    uint64_t serial; /* above 0, of 48 bits; never used again for another topic */
+    uint64_t serial; /* positive, 48 bits wide; never used again for another topic */
     uint8_t topic_id[16];
     uint32_t partition_count;
     struct mqd_view *view;                  /* NULL: an ordinary topic; otherwise `slots` are of its base topic */

@@ -143,8 +143,7 @@ int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct
     if (!is_well_formed(list, count))
         return MQD_SHARE_INVALID_REQUEST;
     for (uint32_t index = 0; index < count; index++) {
-        /* a repeated offset is no longer acquired, because the previous range has acknowledged
-         * it */
+        /* a repeated offset would no longer be acquired: the previous range acknowledges it */
         bool again = index && list[index].first == list[index - 1].last && list[index].first >= share->start;
         int error = again ? MQD_SHARE_INVALID_RECORD_STATE : check_held(share, member, &list[index], now_ms);
         if (error)

@@ -14,8 +14,9 @@ from mqd.cluster.metadata.rules.partitions import acks_replicas, configured_min_
 
 def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     """(partitions without a leader in the whole cluster; partitions led here with a replica out of
-    sync; partitions led here with fewer than min.insync.replicas in sync). Spares (acks.replicas)
-    do not count as out of sync while the hosts of all replicas are in service.
+    sync; partitions led here with fewer than min.insync.replicas in sync). Replicas beyond
+    acks.replicas (spares) do not count as out of sync while the hosts of all replicas are in
+    service.
     """
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:

@@ -3,7 +3,7 @@ kcat 1.7.1.
 
 Differences: -G (groups), -s and -r (serdes) are refused; -O prints the offset even with -D; -Z prints
 NULL for null and not for empty; wrong usage is exit code 2. The other exit codes are kcat's: 0 done,
-1 failed, even if no broker is reached.
+1 failed, also when no broker can be reached.
 """
 
 import contextlib

@@ -5,8 +5,8 @@
                                PACKAGE.MODULE:NAME  a provider of your own: NAME() returns a KeyProvider
                                a KeyProvider        in Python
 
-A key file has one key per line, `ID:BASE64` of 32 bytes. The first key seals; every key opens. Lines
-that begin with # are comments. In an environment variable commas may separate the lines.
+A key file has one key per line, `ID:BASE64` of 32 bytes. The first key wraps; every key can unwrap.
+Lines that begin with # are comments. In an environment variable commas may separate the lines.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from mqd.protocol.compression import codec_number, compress
 _HEADER_BYTES = 61
 _RECORD_OVERHEAD_MAX = 36  # length, attributes, deltas, sizes, header count: varints at their longest, together
 # the shared memory has room for at least this many batches, even if compression saves nothing;
-# requests take a part of it
+# part of it is used for requests
 _BATCHES_MIN = 4
 _NEVER = float("inf")
 # partitioners that send a record without a key (consistent_random: or with an empty key) to any
@@ -80,8 +80,8 @@ class Compressor:
 
     def append(self, stage: Any, chunk: Chunk, rows: Any, taken: TakenCount, first_index: int) -> None:
         """Adds the chunk's records up to the first one whose partition does not exist; raises
-        Refused if that is its first record. Adds none while closed batches wait for room, or
-        without a broker, because all records of a batch time out with its first one.
+        Refused if that is its first record. Adds none while closed batches wait for room. Adds
+        none without a broker either: all records of a batch time out with its first one.
         """
         chunk = _up_to_unknown(chunk, stage.partition_count)
         self._pass_on()

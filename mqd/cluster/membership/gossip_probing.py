@@ -251,7 +251,7 @@ class Prober:
             # this host's refutation, even if it was sent long ago, has not reached the sender
             first.append(core.membership.encoded)
         if is_unknown:
-            # without queued updates, which replayed pings could use up
+            # no queued updates: replayed pings could use up their transmissions
             first = [core.membership.encoded]
         core.send(
             (packet.directory_id, life_of(packet.incarnation)),

@@ -1,8 +1,9 @@
 """The view of the metadata that the active controller's rules use: which brokers are live, and the
 changes that the rules may make.
 
-A new View of the metadata core's tail is made for each decision. `gone`: brokers that this decision
-fences or removes, although the metadata still has them as unfenced.
+For each decision a new View is made of the metadata core's newest state, which may be uncommitted.
+`gone`: brokers that this decision fences or removes, although the metadata still has them as
+unfenced.
 """
 
 from collections.abc import Callable, Iterator

@@ -12,11 +12,11 @@ Invariants (check())
         with an older one is refused, and changes nothing. Exception: an initialization resets the
         leader epoch. Only an initialization, and P6, lower the start offset
     P3  a reply depends only on records persisted before it
-    P4  the records from the last snapshot on give the state (`durable()`)
+    P4  the records from the last snapshot on suffice to rebuild the state (`durable()`)
     P5  while there are updates since the last snapshot, the timer for the next one is armed
     P6  a read in a newer leader epoch drops the state of records that the log has lost: all offsets
-        at or above the end of the state's leader epoch in the reader's log. Other records get these
-        offsets
+        at or above the end of the state's leader epoch in the reader's log. Other records will
+        have these offsets
 Bounds: RUNS_MAX runs. A write that might exceed this is refused, because a snapshot is one record.
 
 Source: Kafka's own behaviour, including the precedence of errors. Differences: Kafka keeps the

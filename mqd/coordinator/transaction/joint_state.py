@@ -69,8 +69,8 @@ class JointState:
         self._pending: set[int] = set()  # attempts whose markers are not written
 
     def replay(self, key: bytes, value: bytes | None) -> None:
-        """Applies one record of the log, in any order. Raises ValueError for bytes that it cannot
-        read.
+        """Applies one record of the log; records may come in any order. Raises ValueError for
+        bytes that it cannot read.
         """
         kind = records.key_type_of(key)
         if kind == records.CHILD.key_type:
@@ -214,10 +214,14 @@ class JointState:
         )
         assert (
             self.state not in (State.PREPARE_COMMIT, State.COMPLETE_COMMIT) or self.batch_id == self.committed_batch_id
-        ), "J1: decided, not remembered"
-        assert self.state != State.ONGOING or self.run_id not in self.fenced_run_ids, "J5: an overtaken run writes"
+        ), "J1: a batch is committed, but not recorded as committed"
+        assert self.state != State.ONGOING or self.run_id not in self.fenced_run_ids, (
+            "J5: a fenced run has an open transaction"
+        )
         assert not self._held or self.state in PREPARING, f"J7: requests wait in {self.state!r}"
-        assert (self.state in PREPARING) or not self._pending, "J4: markers of nothing"
+        assert (self.state in PREPARING) or not self._pending, (
+            "J4: markers are pending although no transaction is ending"
+        )
         assert (
             len(self._held) <= HELD_MAX
             and len(self.children) <= CHILDREN_MAX

@@ -1,18 +1,19 @@
 """Carries out WriteMarkers: writes a control batch to every partition of a transaction, waits until
-all these batches are below the high watermarks, then posts MarkersWritten to the core.
+all these batches are below the high watermarks, then posts MarkersWritten to the Core of the
+transactional id.
 
 Invariants
     M1  MarkersWritten goes only to the core object that requested the markers, and only when every
         partition has its marker or is deleted
-    M2  a marker for a partition of __consumer_offsets waits until offsets that were verified for
-        its producer earlier are written or refused: an offset written after the marker would begin
-        a transaction that is never ended
+    M2  a marker for a partition of __consumer_offsets waits until every offset commit already
+        verified for its producer has been written or refused: an offset written after the
+        marker would begin a transaction that is never ended
     M3  a failed write is retried with growing delays (RETRY_S) while that core exists; after a
         restart the log shows which markers remain
-    M4  a bumped marker that is refused for its epoch has been written before (by a coordinator that
-        died, or its response was lost) and is done: any open transaction in that partition is the
-        producer's next one. The partition's owner refuses the repetition only once the first marker
-        is below the high watermark
+    M4  a marker with a bumped epoch that is refused because of that epoch has been written before
+        (by a coordinator that died, or its response was lost) and is done: any open transaction
+        in that partition is the producer's next one. The partition's owner refuses the repetition
+        only once the first marker is below the high watermark
     M5  a marker is sent only while its core still needs it. When a core is gone its successor
         writes the markers and may have finished: a late marker would then end the producer's next
         transaction, which has the same epoch if the client is older than KIP-890
@@ -112,8 +113,8 @@ class _Job:
 
 
 class Markers:
-    """`exists(topic, partition)`: whether the partition, or the one that takes its records, exists.
-    Only then can an open transaction remain in it.
+    """`exists(topic, partition)`: whether the partition, or the partition that its records are
+    redirected to, exists. Only then can an open transaction remain in it.
     """
 
     def __init__(self, append: Append, exists: Callable[[str, int], bool], offset_commits: OffsetCommits) -> None:
@@ -135,7 +136,7 @@ class Markers:
         self.job_count += 1
         for partition in effect.partitions:
             self._begin(job, partition)
-        if not effect.partitions:  # the log may hold such a record from another coordinator
+        if not effect.partitions:  # another coordinator may have logged a record without partitions
             self._finish(job)
 
     def _core(self, name: str) -> Core | None:
@@ -187,7 +188,7 @@ class Markers:
         self.job_count -= 1
         if self._core(job.name) is job.core:  # M1
             assert self._coordinator is not None
-            # the lease has ended since; the next load starts the job again
+            # if the lease has ended in the meantime, the next load starts the job again
             with contextlib.suppress(CoordinatorError):
                 self._coordinator.post(job.name, MarkersWritten(job.effect.attempt))
 

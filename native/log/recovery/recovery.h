@@ -53,9 +53,9 @@ int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *byte
  * leader epochs from their file and the batches; and the .txnindex of every segment that has
  * batches after the snapshot, or after sound_below. Below sound_below the .txnindex files have all
  * entries. The partition's segments and log end must be known and its other indexes flushed.
- * decided_below: the offset known to be committed; transactions that ended after it still limit the
- * last stable offset. Deletes useless snapshots and all but the newest two. -1: mqd_error set; 1:
- * an index was changed (and flushed). */
+ * decided_below: offsets below it are known to be committed; transactions that ended after it
+ * still limit the last stable offset. Deletes useless snapshots and all but the newest two. -1:
+ * mqd_error set; 1: an index was changed (and flushed). */
 int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listing *listing, int64_t sound_below,
                         int64_t decided_below, int64_t now_ms);
 

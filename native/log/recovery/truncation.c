@@ -1,4 +1,4 @@
-/* Marks of truncations, and the truncation itself (mqd_partition_truncate,
+/* Truncation mark files, and the truncation itself (mqd_partition_truncate,
  * mqd_partition_restart_at); see log/recovery/truncation.h.
  *
  * The log is closed and reopened by recovery's own functions, truncated at its new end, so that the
@@ -140,7 +140,7 @@ static int close_files(struct mqd_partition *partition)
         mqd_file_close(partition->sync_queue[i].fd);
     }
     partition->sync_queue_count = 0;
-    /* entries that cannot be written are rebuilt by the walk */
+    /* entries that cannot be written are rebuilt by recovery's walk over the log */
     mqd_index_seal(&partition->active.index, partition->path, partition->active.base_offset);
     mqd_index_close_files(&partition->active.index);
     mqd_txn_index_close(&partition->active.txn_index);

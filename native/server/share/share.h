@@ -17,11 +17,12 @@
  *   H1  requests to one owner arrive in the order in which they were made, so that the end of a
  *       session also releases what the session's last request acquired, even if the response to
  *       that request never arrives.
- *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the slot,
- *       before the request to its owner is sent, so that every later change wakes it.
- *   H3  only a leader with its lease serves (S1); a share-partition's state belongs to one leader
- *       epoch.
- *   H4  a request's payload is lent until its response arrives or the owner has died.
+ *   H2  a part that waits for records is in `waiting`, with this worker's bit set in the
+ *       partition's slot, before the request to its owner is sent, so that every later
+ *       change wakes it.
+ *   H3  only a leader that holds its lease serves requests (S1); a share-partition's
+ *       state belongs to one leader epoch.
+ *   H4  a request's payload is lent to the owner until its response arrives or the owner has died.
  *   H5  an owner counts each session once. If it could not count a session, it does so at that
  *       session's next request. A share-partition without sessions is unloaded.
  * Bounds: jobs are bounded by their connections and held on the heap; sessions by
@@ -49,7 +50,7 @@ enum mqd_share_owner_request_kind {
     MQD_SHARE_REQUEST_FORGET,  /* the session does not name the partition any more */
     MQD_SHARE_REQUEST_RELEASE, /* the same, and the records that its member has acquired are released */
     /* from the acceptor, without a response: the dead letters of the ranges are written, or are not
-     * wanted. The next WRITE has the resulting states. */
+     * wanted. The next write of the share state includes the resulting states. */
     MQD_SHARE_REQUEST_ARCHIVE
 };
 /* The head of a request; the group's bytes follow, then range_count times: first, last (i64),
@@ -66,10 +67,10 @@ struct mqd_share_owner_request {
     uint8_t joins;  /* this is the session's first request about the partition */
 };
 /* Response: MQD_LINK_SHARE_RESPONSE. With MQD_SHARED_RUN: an acquired run, with its first offset in
- * a, its last in b and its delivery count in c. The final response has no MQD_SHARED_RUN: `error`;
- * a and b: the range of offsets to read; size_bytes: its size (MEASURE: the bytes available); slot:
- * the lock duration in ms, 0 = not known. With MQD_SHARED_REFUSED the owner does not serve the
- * partition now, and has not counted a session that joins. */
+ * a, its last in b and its delivery count in c. The final response lacks MQD_SHARED_RUN and has:
+ * `error`; in a and b the range of offsets to read; in size_bytes its size (MEASURE: the bytes
+ * available); in slot the lock duration in ms, 0 = not known. With MQD_SHARED_REFUSED the owner
+ * does not serve the partition now, and has not counted a session that joins. */
 #define MQD_SHARED_RUN 1
 #define MQD_SHARED_REFUSED 2
 
@@ -98,7 +99,7 @@ struct mqd_share_part {
     uint8_t topic_id[16];
     int32_t partition_index;
     uint32_t slot;
-    uint8_t named;        /* named by the request, which acknowledges records of this or another partition */
+    uint8_t named;        /* named by a request that has acknowledgements, for this or another partition */
     uint8_t acknowledges; /* the request has acknowledgements for it */
     uint8_t unreported;   /* the session has not reported it yet: it is in the response even without records */
     uint8_t reads;        /* records are acquired from it */
@@ -135,7 +136,7 @@ struct mqd_share_job {
     uint8_t opens;    /* opens a session: its partitions are reported even without records */
     uint8_t accepts;  /* at least one acknowledgement is well-formed and for a partition that the client may read */
     uint8_t fetches;  /* the request asks for records */
-    uint8_t measures; /* bytes_min is not reached yet */
+    uint8_t measures; /* still measuring: fewer than bytes_min bytes are known to be available */
     uint8_t acquired; /* records were acquired */
     uint8_t failed;   /* an owner refused: the response is sent immediately */
     uint8_t expired;  /* the job's wait time is over */
@@ -170,8 +171,8 @@ struct mqd_share_owned {
     uint64_t acceptor_generation;
     uint32_t sequence;
     uint8_t reads_ahead;
-    /* the offset + 1 at which the running read-ahead begins, and at which the last completed one
-     * began; 0 = none */
+    /* 1 + the offset at which the running read-ahead begins, and 1 + the offset at which the last
+     * completed one began; 0 = none */
     int64_t warming, warmed;
     struct mqd_share_keys *keys; /* of a large batch; NULL: none */
     uint8_t reads_keys;          /* a thread is reading keys */
