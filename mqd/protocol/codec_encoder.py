@@ -82,7 +82,7 @@ class EncoderWriter:
         named = [label for label in labels if label]
         label = " to ".join(dict.fromkeys((named[0], named[-1]))) if named else ""
         arguments = [expression for expression in expressions if expression]
-        if not arguments:  # only the counts of tagged fields that are not sent: zeroes
+        if not arguments:  # only counts of tagged fields, and none is sent: zeroes
             self.code.add(f"o += {bytes(len(letters))!r}", label)
             return
         pack = self.code.struct_function(">" + "".join(letters), "pack")

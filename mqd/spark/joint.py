@@ -1,8 +1,8 @@
 """A sink's requests about a query's joint transaction: enlisting children and ending it
 (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
-    J1  every request may be repeated: a lost response to enlist() leaves a child that is aborted with
-        the others, and a repeated commit or abort is recognized by its batch
+    J1  every request may be repeated: a lost response to enlist() leaves a child transaction that is
+        aborted with the others that were not chosen, and a repeated commit or abort is recognized by its batch
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.

@@ -12,7 +12,7 @@ from mqd.security import audit
 
 _BACKENDS = {"auto": 0, "io_uring": 1, "epoll": 2}  # enum mqd_backend
 _VALIDATION = {"none": 0, "uncompressed": 1, "all": 2}  # enum mqd_record_validation
-_SCHEDULES = 3
+_SCHEDULES = 3  # of enum mqd_record_validation: for a topic of schedules
 _LISTENER_TLS, _LISTENER_SASL = 1, 2  # MQD_LISTENER_*
 _INT32_MAX = (1 << 31) - 1
 _HEADER_BYTES_MAX = 1024  # of a SaslAuthenticate request, in addition to its token
@@ -25,8 +25,8 @@ def _limit(value: Any, maximum: int = _INT32_MAX) -> int:
 
 def log_options(broker: Mapping[str, str], topic: Mapping[str, str], internal: bool) -> dict[str, Any]:
     """The fields of native.LogOptions. `topic`: the topic's own settings. `broker`: the effective
-    settings. `internal`: for an internal topic, replication counts only flushed records, whatever
-    the settings.
+    settings. `internal`: whether the topic is internal; then only flushed records count as
+    replicated, whatever the settings.
     """
     effective = topic_effective(broker, topic)
 

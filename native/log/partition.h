@@ -74,9 +74,9 @@ struct mqd_stage_result {
  *   0   staged
  *   10  MESSAGE_TOO_LARGE
  *   18  RECORD_LIST_TOO_LARGE (larger than a segment)
- *   19  NOT_ENOUGH_REPLICAS (the guard is not, or no longer, the partition's: the transaction may
- *       have ended since it was verified; or a record's id belongs to an undecided transaction; the
- *       client retries)
+ *   19  NOT_ENOUGH_REPLICAS (the transaction may have ended since it was verified, as the guard is
+ *       not the partition's; or a record's id belongs to an undecided transaction. The client
+ *       retries)
  *   32  INVALID_TIMESTAMP
  *   44  POLICY_VIOLATION (read-only)
  *   45  OUT_OF_ORDER_SEQUENCE_NUMBER
@@ -98,8 +98,8 @@ int16_t mqd_partition_stage(struct mqd_partition *partition, const struct mqd_ba
 uint32_t mqd_partition_staged_count(const struct mqd_partition *partition);
 
 /* For a retired partition (server/redirect.h): checks an idempotent producer's batch against its
- * producer state. 0: it would be staged; 45, 46, 47, 48, 59; *duplicate: it is in the log,
- * at *base_offset. Stages nothing and verifies nothing. */
+ * producer state. Returns 0 if it would be staged, otherwise 45, 46, 47, 48 or 59. *duplicate: it is
+ * in the log, at *base_offset. Stages nothing and verifies nothing. */
 int16_t mqd_partition_check_sequence(const struct mqd_partition *partition, const struct mqd_batch *batch,
                                      bool *duplicate, int64_t *base_offset);
 /* note_refused records that this batch of an idempotent producer was refused temporarily.
@@ -110,8 +110,8 @@ void mqd_partition_note_refused(struct mqd_partition *partition, const struct mq
 bool mqd_partition_refused_before(const struct mqd_partition *partition, const struct mqd_batch *batch);
 /* Whether this batch of an idempotent producer, whose sequence is not 0, must be refused because an
  * earlier one may have been refused before it reached this log. Only for a producer that is unknown
- * here: the first of its batches to arrive is noted as refused. When the producer sends that batch
- * again, it had nothing earlier to send, and the batch may come first. */
+ * here: the first of its batches to arrive is noted as refused. If the producer sends that same
+ * batch again, it has nothing earlier to send, and the batch may be its first. */
 bool mqd_partition_may_overtake(struct mqd_partition *partition, const struct mqd_batch *batch, int64_t now_ms);
 /* staged batches are included */
 bool mqd_partition_in_transaction(const struct mqd_partition *partition, int64_t producer_id);

@@ -36,7 +36,7 @@ static struct mqd_node *bucket_of(struct mqd_reactor *r, uint32_t slot)
 }
 
 /* Parks the look-up on the next partition that is not flushed yet, or answers it when there is
- * none. The connection may be closed afterwards. */
+ * none. On return the connection may have been closed. */
 static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
     for (; look_up->at < look_up->count; look_up->at++) {

@@ -77,7 +77,7 @@ class ConsumerOffsets:
     # -- automatic ---------------------------------------------------------------------------------
 
     def note_received(self, part: Part, position: int, leader_epoch: int | None) -> None:
-        """Records that the application has received all records before `position`."""
+        """Notes that the application has received all records before `position`."""
         part.position, part.leader_epoch = position, _epoch(leader_epoch)
         if part.received_end is not None:
             part.received_end = max(part.received_end, position)

@@ -25,7 +25,7 @@ def owner_of(topic_id: bytes, index: int, worker_count: int) -> int:
 
 def _is_in_place(seen: SlotSeen | None, image: messages.PartitionImage) -> bool:
     """Whether the slot needs no write: it matches the image, or has a later epoch than this host's state,
-    which is still catching up, or is evidence of a worker's death (then the next epoch is written).
+    which is still catching up, or was left by a worker that died (then the next epoch is written).
     """
     if seen is None or seen.leader_epoch != image.leader_epoch:
         return seen is not None and seen.leader_epoch > image.leader_epoch
@@ -50,12 +50,12 @@ class TopicImages(HostCommands):
         self._choosing: dict[Partition, str] = {}  # log directories chosen but not recorded yet
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
-        # worker -> partition -> the leader epoch that ended with it
+        # worker that died -> partition -> the leader epoch that ended with its death
         self._awaited_epochs: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
         self._command_id = 0
-        self._withheld: list[str] = []  # as last sent to the acceptor
+        self._withheld: list[str] = []  # topics without slots yet, as last sent to the acceptor
         self._version = 0
         self._applied_version = -1
 
@@ -139,7 +139,7 @@ class TopicImages(HostCommands):
                 )
         for image in before[len(topic.partitions) :]:
             self._give_up((topic.topic_id, image.index))
-        # H6: _place_waiting() adds the partitions that wait for a slot later
+        # H6: partitions that wait for a slot are added later, by _place_waiting()
         while len(images) > len(before) and (topic.topic_id, images[-1].index) in self._slots.unplaced:
             images.pop()
         if images or not topic.partitions:  # a view has no partitions

@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
     # the shortest suspicion has this many probe intervals, times log100 of the members
     suspicion_multiplier: int = 2
     suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times as long as the shortest
-    confirmation_count: int = 3  # with this many confirmations a suspicion is the shortest
+    confirmation_count: int = 3  # after this many confirmations a suspicion is as short as possible
     # when hosts learn of a suspicion, about this many of them probe the suspect immediately
     confirmer_count: int = 8
     # Lifeguard's S: a host that receives few messages probes and suspects up to this many times slower
@@ -238,7 +238,7 @@ class PushPull(msgspec.Struct, frozen=True):
 
 
 class ProbeStream(msgspec.Struct, frozen=True):
-    """Connect over TCP and check that this host responds (StreamPing). If it does within `wait_ms`, report
+    """Connect over TCP and check that the host responds (StreamPing). If it does within `wait_ms`, report
     StreamResponded.
     """
 

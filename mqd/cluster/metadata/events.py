@@ -61,8 +61,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 class Committed(msgspec.Struct, frozen=True):
     """The quorum has committed these records; `version` is the offset after them and after any control
-    records of the quorum that follow. On the active controller they are its own next proposals (treated
-    like Persisted); on other hosts they are applied and published.
+    records of the quorum that follow. On the active controller they are the oldest of its pending
+    proposals (treated like Persisted); on other hosts they are applied and published.
     """
 
     records: tuple[Record, ...]

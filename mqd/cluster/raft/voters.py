@@ -18,7 +18,8 @@ from mqd.cluster.raft.progress import Replica
 from mqd.cluster.raft.replica import QuorumReplica
 from mqd.protocol.errors import ErrorCode
 
-CATCH_UP_PROMISES = 15  # a new voter may take this many times the promise (settings.promise_ns) to catch up
+# a new voter may take this many times the duration of a promise (settings.promise_ns) to catch up
+CATCH_UP_PROMISES = 15
 
 
 class _Change(NamedTuple):
