@@ -173,7 +173,7 @@ class Invitation:
             else:
                 self._print(f"a host at {address} is refused: {response.refusal}")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            if response.granted is not None:  # the host has not got its certificates: it may try again
+            if response.granted is not None:  # the host lacks its certificates: it may try again
                 with self._lock:
                     self._used = False
             self._print(f"a connection from {address} failed: {host_identity.reason_of(error)}")

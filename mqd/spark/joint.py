@@ -2,7 +2,8 @@
 (mqd/coordinator/transaction/joint.py; docs/protocol.md).
 
     J1  every request may be repeated: a lost response to enlist() leaves a child transaction that is
-        aborted with the others that were not chosen, and a repeated commit or abort is recognized by its batch
+        aborted with the others that were not chosen, and a repeated commit or abort is recognized
+        by its batch
     J2  a request with a retriable error is repeated, to the current coordinator, for
         kafka.default.api.timeout.ms
 Concurrency: one thread.

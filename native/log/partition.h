@@ -74,9 +74,9 @@ struct mqd_stage_result {
  *   0   staged
  *   10  MESSAGE_TOO_LARGE
  *   18  RECORD_LIST_TOO_LARGE (larger than a segment)
- *   19  NOT_ENOUGH_REPLICAS (the transaction may have ended since it was verified, as the guard is
- *       not the partition's; or a record's id belongs to an undecided transaction. The client
- *       retries)
+ *   19  NOT_ENOUGH_REPLICAS (the partition does not have this guard: its transaction may have
+ *       ended since it was verified; or a record's id belongs to an undecided transaction. The
+ *       client retries)
  *   32  INVALID_TIMESTAMP
  *   44  POLICY_VIOLATION (read-only)
  *   45  OUT_OF_ORDER_SEQUENCE_NUMBER

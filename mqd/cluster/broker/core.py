@@ -2,8 +2,8 @@
 processes' requests to the active controller. Sans-I/O.
 
 Every host has a broker core, including the active controller's host: mqd/controller delivers
-messages for this host's node id to the local metadata core. When the controller process restarts, only the values in
-Started (node id, directory id, incarnation, ...) and the metadata log remain.
+messages for this host's node id to the local metadata core. When the controller process restarts,
+only the values in Started (node id, directory id, incarnation, ...) and the metadata log remain.
 
 Invariants (check())
     B1  the lease ends no later than `lease_ms` after `sent_ms` of an answered heartbeat of the current

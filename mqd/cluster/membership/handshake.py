@@ -281,8 +281,8 @@ class Responder(_Side):
     the initiator's Hello.
 
     `decide(hello)` is called when the initiator has proven that it has the key, and returns this host's
-    Identity or a Refusal. After a refusal `refused` is set and `done` is False: send the result of feed(), then
-    close.
+    Identity or a Refusal. After a refusal `refused` is set and `done` is False: send the result of
+    feed(), then close.
 
     `also`: other keys with which the initiator may authenticate while the cluster's key is being
     changed. The responder's own proof then uses the key that the initiator has used.

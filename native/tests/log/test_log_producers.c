@@ -5,32 +5,44 @@
 
 #include "mqd_log_test.h"
 
-static int64_t read_count, failing_read;
+/* Calls are counted; the failing-th one fails, none if it is 0. */
+struct fault {
+    int64_t count, failing;
+    bool has_failed;
+};
+static struct fault reads, opens;
 
-/* The failing_read-th read of a file fails; 0: none. */
-ssize_t pread(int fd, void *to, size_t size_bytes, off_t position)
+static bool fails(struct fault *fault, int error)
 {
-    if (++read_count == failing_read) {
-        errno = EIO;
-        return -1;
-    }
-    return syscall(SYS_pread64, fd, to, size_bytes, position);
+    if (++fault->count != fault->failing)
+        return false;
+    fault->has_failed = true;
+    errno = error;
+    return true;
 }
 
-static int64_t open_count, failing_open;
+ssize_t pread(int fd, void *to, size_t size_bytes, off_t position)
+{
+    return fails(&reads, EIO) ? -1 : syscall(SYS_pread64, fd, to, size_bytes, position);
+}
 
-/* The failing_open-th open finds no descriptor; 0: none. */
 int open(const char *path, int flags, ...)
 {
     va_list rest;
     va_start(rest, flags);
     mode_t mode = flags & O_CREAT ? (mode_t)va_arg(rest, int) : 0;
     va_end(rest);
-    if (++open_count == failing_open) {
-        errno = EMFILE;
-        return -1;
-    }
-    return (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+    return fails(&opens, EMFILE) ? -1 : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+}
+
+/* Opens the log while the failing-th call fails. NULL: it cannot be opened. */
+static struct mqd_partition *open_with(struct fault *fault, int64_t failing, const struct mqd_log_options *options,
+                                       struct mqd_recovery *recovery)
+{
+    *fault = (struct fault){.failing = failing};
+    struct mqd_partition *partition = mqd_partition_open(log_path, options, 0, NOW, recovery);
+    fault->failing = 0;
+    return partition;
 }
 
 static struct mqd_batch numbered(int64_t producer_id, int16_t epoch, int32_t base_sequence, int32_t count)
@@ -485,19 +497,14 @@ TEST(an_unreadable_part_loses_no_producer)
     CHECK_EQUAL(read(fd, bytes, (size_t)size_bytes), size_bytes);
     close(fd);
     memset(bytes + FIRST_DAMAGED * batch_bytes, 0, (size_t)((DAMAGED_END - FIRST_DAMAGED) * batch_bytes));
-    int refused = 0;
-    int64_t reads;
-    for (int64_t failing = 1;; failing++) {
+    int64_t refused = 0, failing = 0;
+    do {
         log_fresh();
         CHECK_EQUAL(mkdir(log_path, 0755), 0);
         log_write_file(log_file(0, ".log"), bytes, (size_t)size_bytes);
         struct mqd_recovery recovery = log_untrusted();
         recovery.recovery_point_offset = COUNT;
-        read_count = 0;
-        failing_read = failing;
-        partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
-        failing_read = 0;
-        reads = read_count;
+        partition = open_with(&reads, ++failing, &options, &recovery);
         refused += !partition;
         if (partition) {
             struct mqd_stage_result result;
@@ -507,10 +514,8 @@ TEST(an_unreadable_part_loses_no_producer)
             CHECK(result.duplicate);
             mqd_partition_close(partition, 0);
         }
-        if (reads < failing)
-            break; /* each read has failed once */
-    }
-    test_message("%d of %lld reads are essential", refused, (long long)reads);
+    } while (reads.has_failed);
+    test_message("%lld of %lld reads are essential", (long long)refused, (long long)failing - 1);
     CHECK(refused > 0);
     free(bytes);
 }
@@ -529,25 +534,17 @@ TEST(a_lack_of_descriptors_loses_no_producer)
     CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), bytes, size_bytes), 0);
     free(bytes);
     mqd_partition_close(partition, 0);
-    int opened = 0, refused = 0;
-    int64_t opens;
-    for (int64_t failing = 1;; failing++) {
+    int64_t refused = 0, failing = 0;
+    do {
         struct mqd_recovery recovery = log_untrusted();
-        open_count = 0;
-        failing_open = failing;
-        partition = mqd_partition_open(log_path, &options, 0, NOW, &recovery);
-        failing_open = 0;
-        opens = open_count;
+        partition = open_with(&opens, ++failing, &options, &recovery);
         refused += !partition;
-        opened += partition != NULL;
         if (partition)
             mqd_partition_close(partition, 0);
         CHECK(log_file_bytes(10, ".snapshot") > 0);
-        if (opens < failing)
-            break; /* each open has failed once */
-    }
-    test_message("%d of %lld opens are essential", refused, (long long)opens);
-    CHECK(opened > 0 && refused > 0);
+    } while (opens.has_failed);
+    test_message("%lld of %lld opens are essential", (long long)refused, (long long)failing - 1);
+    CHECK(refused > 0 && refused < failing);
 }
 
 TEST(producers_expire_and_are_bounded)
