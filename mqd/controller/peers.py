@@ -200,7 +200,8 @@ class Peers:
         return task
 
     async def _connect(self, node_id: int, node: _Node) -> None:
-        wait_s = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2**node.failure_count) * self._random.uniform(0.7, 1.3)
+        # the exponent is bounded, too: a host may be away for thousands of attempts
+        wait_s = min(BACKOFF_S_MAX, BACKOFF_S_MIN * 2 ** min(node.failure_count, 16)) * self._random.uniform(0.7, 1.3)
         try:
             connection = await self._reach(node_id, node)
         except HandshakeRefused as error:
@@ -348,16 +349,21 @@ class Peers:
             )
         ):
             node.current = connection
-            while node.pending:
-                connection.send(node.pending.popleft())
+        self._send_pending(node)
         if len(node.connections) > CONNECTIONS_PER_NODE_MAX:
             next(one for one in node.connections if one is not node.current).writer.transport.abort()
+
+    @staticmethod
+    def _send_pending(node: _Node) -> None:
+        while node.pending and node.current is not None and node.current.is_open:
+            node.current.send(node.pending.popleft())
 
     def _on_disconnected(self, node_id: int, connection: Connection) -> None:
         node = self._nodes[node_id]
         node.connections.remove(connection)
         if node.current is connection:
             node.current = node.connections[-1] if node.connections else None
+            self._send_pending(node)
             node.next_try = time.monotonic() + BACKOFF_S_MIN * self._random.uniform(0.5, 1.5)
 
     # -- the end -----------------------------------------------------------------------------------
