@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mqd.cluster.metadata.records import decode_record
 from mqd.cluster.raft.core import standalone
 from mqd.cluster.raft.identity import MetadataCorrupt, load_or_create_key
-from mqd.cluster.raft.messages import DATA, SnapshotMeta, Voter
+from mqd.cluster.raft.messages import DATA, VOTERS, SnapshotMeta, Voter, voters_of
 from mqd.cluster.raft.store import QuorumStore, encode_state
 
 
@@ -39,6 +39,7 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
         for batch in stored.batches:
             for value in batch.values if batch.kind == DATA else ():
                 state.apply(decode_record(value))
+            voters = voters_of(batch) if batch.kind == VOTERS else voters
             state.version = batch.next_offset
         epoch = stored.batches[-1].epoch if stored.batches else stored.snapshot.epoch
         own = next((voter for voter in voters if voter.key == key), Voter(key, "", 0))

@@ -98,6 +98,8 @@ class QuorumStore:
 
     def __init__(self, directory: Path, key: ReplicaKey, reserve_bytes: int = RESERVE_BYTES) -> None:
         self.directory = directory / TOPIC_DIRECTORY
+        self._mark_path, self._vote_path = self.directory / "committed", self.directory / "vote"
+        self._reserve_path = self.directory / "reserve"
         self.key = key
         self._reserve_bytes = reserve_bytes
         self._fd = self._mark_fd = -1
@@ -113,18 +115,6 @@ class QuorumStore:
     def _checkpoint_path(self, offset: int) -> Path:
         return self.directory / f"{offset:020d}.checkpoint"
 
-    @property
-    def _mark_path(self) -> Path:
-        return self.directory / "committed"
-
-    @property
-    def _vote_path(self) -> Path:
-        return self.directory / "vote"
-
-    @property
-    def _reserve_path(self) -> Path:
-        return self.directory / "reserve"
-
     # -- recovery ----------------------------------------------------------------------------------
 
     def open(self) -> Recovered:
@@ -133,6 +123,8 @@ class QuorumStore:
         meta, state, state_bytes = self._newest_checkpoint()
         mark = self._read_mark()
         self._files = self._chain(state.version)
+        if meta is None and not state.version:
+            self._drop_empty()
         if meta is None and (self._files or state.version):
             meta, state_bytes = self._adopt(state)
         if meta is None:
@@ -174,6 +166,16 @@ class QuorumStore:
             return head.meta, decode_state(data[head.state_position :], int(path.stem)), head.state_bytes
         except ValueError as error:
             raise MetadataCorrupt(f"{path} is damaged ({error}); restore it from a copy of {self.directory}") from error
+
+    def _drop_empty(self) -> None:
+        """Without a checkpoint, an empty log is what an interrupted initialize() or install() has left: the
+        directory is empty. Adopting it would make this host the only voter of another cluster.
+        """
+        if any(file.path.stat().st_size for file in self._files):
+            return
+        for file in self._files:
+            native.file_unlink(file.path)
+        self._files = []
 
     def _adopt(self, state: MetadataState) -> tuple[SnapshotMeta, int]:
         """Takes over the log of a release without clusters, with this host as its only voter."""
@@ -327,10 +329,14 @@ class QuorumStore:
         path = self._files[-1].path
         new = not path.exists()
         self._fd = native.file_open_append(path, self._position)
-        size = self._mark_path.stat().st_size if self._mark_path.exists() else 0
-        self._mark_fd = native.file_open_append(self._mark_path, min(size, files.MARK_BYTES))
-        if new:
-            native.file_sync_directory(self.directory)
+        try:
+            size = self._mark_path.stat().st_size if self._mark_path.exists() else 0
+            self._mark_fd = native.file_open_append(self._mark_path, min(size, files.MARK_BYTES))
+            if new:
+                native.file_sync_directory(self.directory)
+        except OSError:
+            self.close()
+            raise
 
     # -- initializing ------------------------------------------------------------------------------
 
@@ -513,10 +519,11 @@ class QuorumStore:
 
     def install(self, meta: SnapshotMeta, state: bytes) -> MetadataState:
         """Replaces the log by the leader's snapshot. Returns its state. Raises ValueError if the snapshot
-        is unreadable, OSError (the old log remains), FlushFailed.
+        is unreadable, OSError (the old log remains), FlushFailed (it may have been truncated).
         """
         found = decode_state(state, meta.offset)
         before = self._files, self._position
+        truncated = False
         if self._snapshot is None:
             native.file_replace(self._vote_path, files.encode_vote(self._read_vote(False)))
             self._files, self._position = [_File(meta.offset, self._log_path(meta.offset))], 0
@@ -525,13 +532,15 @@ class QuorumStore:
             # the leader's history, which replaces ours, is committed
             if self.next_offset > meta.offset:
                 self.truncate(meta.offset)
-                before = self._files, self._position
+                before, truncated = (self._files, self._position), True
             if self._files[-1].base_offset != meta.offset:
                 self._roll(meta.offset)
         try:
             self._write_checkpoint(meta, state)
-        except OSError:
+        except OSError as error:
             self._undo_install(*before)
+            if truncated:
+                raise FlushFailed(f"{self.directory}: the log was truncated, but {error}") from error
             raise
         for file in self._files[:-1]:
             native.file_unlink(file.path)
@@ -550,6 +559,8 @@ class QuorumStore:
         self._files, self._position = before, position
         if before:
             self._fd = native.file_open_append(before[-1].path, position)
+        else:
+            self.close()
 
     def read_snapshot(self, offset: int, epoch: int, position: int, size_bytes: int) -> bytes:
         """Returns a part of the state's bytes; b"": the snapshot no longer exists. Raises OSError."""

@@ -40,7 +40,7 @@ from mqd.cluster.raft.messages import (
     make_batch,
     voters_batch,
 )
-from mqd.cluster.raft.store import QuorumStore, encode_state
+from mqd.cluster.raft.store import FlushFailed, QuorumStore, encode_state
 from mqd.log.batches import parse_header
 from mqd.log.records import records
 
@@ -404,10 +404,33 @@ def test_install_interrupted_between_any_two_steps(
     )
 
 
-def test_a_host_that_joins_begins_with_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_founding_interrupted_between_any_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Afterwards the directory is empty, or has all voters: this host never becomes the only one."""
+    meta = SnapshotMeta(0, 0, (Voter(KEY, "one", 1), Voter(OTHER, "two", 2)), 1)
+
+    def prepare(directory):
+        log = QuorumStore(directory, KEY)
+        assert log.open().stored.snapshot is None
+        return log
+
+    def check(directory, log, died):
+        again = QuorumStore(directory, KEY)
+        found = again.open().stored.snapshot
+        assert found == meta or (died and found is None)
+        if found is None:
+            again.initialize(meta)
+        again.close()
+        assert reopen(directory).stored.snapshot == meta
+
+    at_every_step(tmp_path, monkeypatch, prepare, lambda log: log.initialize(meta), check)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_host_that_joins_begins_with_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int) -> None:
     leaders = MetadataState()
-    leaders.apply(ClusterCreated("cluster", 1))
-    meta = SnapshotMeta(1, 4, (Voter(OTHER, "h", 1),), 3)
+    if offset:
+        leaders.apply(ClusterCreated("cluster", 1))
+    meta = SnapshotMeta(offset, 4, (Voter(OTHER, "h", 1),), 3)
 
     def prepare(directory):
         log = QuorumStore(directory, KEY)
@@ -455,6 +478,44 @@ def test_full_disk_while_installing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     append(log, state, [ProducerIdsAllocated(7)])
     log.close()
     assert reopen(tmp_path).state == state
+
+
+def test_full_disk_while_a_longer_log_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log was truncated before, so its caller must not go on as if nothing had changed."""
+    log, state = opened(tmp_path)
+    append(log, state, [ClusterCreated("cluster", 1)])
+    log.append([batch(state.version, [ProducerIdsAllocated(7)])], 0, 0)
+
+    def full(path, data) -> None:
+        raise native.NativeError(errno.ENOSPC, "no space left on device")
+
+    leaders = state.copy()
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "file_replace", full)
+        with pytest.raises(FlushFailed, match="no space"):
+            log.install(SnapshotMeta(leaders.version, 2, VOTERS_OF_ONE, 1), encode_state(leaders))
+    log.close()
+    assert reopen(tmp_path).state == state
+
+
+def test_a_host_that_joins_with_a_full_disk_leaks_no_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, leaders = QuorumStore(tmp_path, KEY), MetadataState()
+    log.open()
+    replace = native.file_replace
+
+    def full(path, data) -> None:
+        if Path(path).suffix == ".checkpoint":
+            raise native.NativeError(errno.ENOSPC, "no space left on device")
+        replace(path, data)
+
+    monkeypatch.setattr(native, "file_replace", full)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(OSError, match="no space"):
+            log.install(SnapshotMeta(0, 1, VOTERS_OF_ONE, 1), encode_state(leaders))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_snapshots_are_read_in_pieces(tmp_path: Path) -> None:
