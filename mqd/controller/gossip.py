@@ -16,7 +16,7 @@ the core has handled the event. All of these are hints.
 A TCP exchange, after the handshake of mqd/cluster/membership/handshake.py (purpose "gossip"): the
 initiator sends a 4-byte length and a State or StreamPing, and gets a length and a State or
 StreamAck; then it ends. Bounds: STATE_BYTES_MAX per message, SERVED_COUNT_MAX served concurrently,
-exchange_ms_max each, RESOLVE_COUNT_MAX concurrent name look-ups.
+exchange_ms_max each, RESOLVE_COUNT_MAX concurrent name lookups.
 """
 
 import asyncio
@@ -119,11 +119,12 @@ def _write(writer: Writer, message: StreamMessage) -> None:
 
 
 def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple]]":
-    """The result of getaddrinfo() for datagrams. Runs in a thread of its own, so that a look-up
+    """The result of getaddrinfo() for datagrams. Runs in a thread of its own, so that a lookup
     that hangs does not delay others. OSError: no such name; UnicodeError: not a valid name.
     """
+    flags = socket.AI_V4MAPPED if family == socket.AF_INET6 else 0  # a host may have an IPv4 address only
     try:
-        return in_thread(lambda: socket.getaddrinfo(host, port, family=family, type=socket.SOCK_DGRAM))
+        return in_thread(lambda: socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags))
     except RuntimeError as error:  # no thread is available
         response: asyncio.Future[list[tuple]] = asyncio.get_running_loop().create_future()
         response.set_exception(OSError(str(error)))
@@ -132,7 +133,7 @@ def look_up(host: str, port: int, family: int = 0) -> "asyncio.Future[list[tuple
 
 class _Resolver:
     """Resolves host names to socket addresses outside the loop; numeric addresses need no
-    resolution. Each name keeps one waiting datagram, the newest, and has one look-up at a time.
+    resolution. Each name keeps one waiting datagram, the newest, and has one lookup at a time.
     """
 
     def __init__(self, family: int, send: Callable[[bytes, tuple], None]) -> None:
@@ -142,6 +143,8 @@ class _Resolver:
         self._under_way: dict[tuple[str, int], asyncio.Future[list[tuple]]] = {}
 
     def send(self, host: str, port: int, data: bytes) -> None:
+        if self._family == socket.AF_INET and ":" in host:
+            return  # this socket cannot reach an IPv6 address, and asyncio would close it for the attempt
         found = self._found.get((host, port))
         now = asyncio.get_running_loop().time()
         if found is not None:

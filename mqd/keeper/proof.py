@@ -69,8 +69,10 @@ def notify_voters(
 def _repeat(data: bytes, instructions: Instructions, datagrams: socket.socket, after: After) -> None:
     def send() -> None:
         for host, port in instructions.addresses:
+            # a socket of both families takes IPv4 addresses only in this form
+            mapped = f"::ffff:{host}" if datagrams.family == socket.AF_INET6 and ":" not in host else host
             try:
-                datagrams.sendto(data, socket.MSG_DONTWAIT, (host, port))
+                datagrams.sendto(data, socket.MSG_DONTWAIT, (mapped, port))
             except OSError:
                 pass  # no route at the moment
 

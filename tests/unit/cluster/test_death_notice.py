@@ -61,6 +61,7 @@ class Datagrams:
 
     def __init__(self, control: Control, fails: bool = False) -> None:
         self.control, self.fails = control, fails
+        self.family = socket.AF_INET
         self.sent: list[tuple[bytes, tuple[str, int]]] = []
 
     def sendto(self, data: bytes, flags: int, address: tuple[str, int]) -> None:
@@ -97,6 +98,24 @@ def test_the_keeper_revokes_the_lease_then_sends_the_notice_repeatedly(
         and (found.node_id, found.broker_epoch, found.controller_epoch) == (3, 5, 7)
         and found.sent_ms > 0
     )
+
+
+def test_a_socket_of_both_address_families_reaches_ipv4_addresses() -> None:
+    """A controller listener without a host has one; the recipients' addresses are plain IPv4 ones."""
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as recipient,
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as datagrams,
+    ):
+        recipient.bind(("127.0.0.1", 0))
+        recipient.settimeout(10)
+        try:
+            datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            datagrams.bind(("::", 0))
+        except OSError as error:
+            pytest.skip(f"this machine has no IPv6: {error}")
+        instructions = Instructions(11, 3, 5, 7, "cluster", (recipient.getsockname(),))
+        proof._repeat(b"notice", instructions, datagrams, lambda seconds, send: None)
+        assert recipient.recv(100) == b"notice"
 
 
 @pytest.mark.parametrize(

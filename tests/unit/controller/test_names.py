@@ -81,6 +81,19 @@ def test_a_name_has_one_lookup_at_a_time_and_delays_no_other(resolver: Resolver)
     run(scenario(), resolver)
 
 
+def test_an_ipv6_address_does_not_end_an_ipv4_socket(resolver: Resolver) -> None:
+    """asyncio closes a datagram socket for good after the TypeError of an address of another family."""
+
+    async def scenario() -> None:
+        sent: list[tuple] = []
+        names = gossip._Resolver(socket.AF_INET, lambda data, address: sent.append(address))
+        names.send("::1", 9093, b"a")
+        names.send("127.0.0.1", 9093, b"b")
+        assert sent == [("127.0.0.1", 9093)] and not names._under_way
+
+    run(scenario(), resolver)
+
+
 def test_a_name_that_is_not_found_is_looked_up_again(resolver: Resolver) -> None:
     async def scenario() -> None:
         sent: list[bytes] = []
