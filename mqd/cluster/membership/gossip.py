@@ -83,9 +83,10 @@ Address = tuple[str, int]
 
 
 class GossipCore:
-    """`life`: how often this host has started with this directory, already on disk. `seeds`: addresses of
-    controller listeners, which may include this host's. `rng` chooses targets and probe ids, so it must
-    not be predictable for others (a broker has a random.Random seeded by the system).
+    """`seal` authenticates datagrams. `life`: how often this host has started with this directory,
+    already on disk. `seeds`: addresses of controller listeners, which may include this host's. `rng`
+    chooses targets and probe ids, so it must not be predictable for others (a broker has a
+    random.Random seeded by the system).
     """
 
     def __init__(
@@ -285,8 +286,8 @@ class GossipCore:
     def _sends_max(self, multiplier: int) -> int:
         return multiplier * max(1, math.ceil(math.log10(self.membership.count + 1)))
 
-    def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None:
-        self.send((member.profile.directory_id, member.life), member.profile.host, member.profile.port, body, first)
+    def send_to(self, member: Member, body: Body | None, urgent: Sequence[bytes] = ()) -> None:
+        self.send((member.profile.directory_id, member.life), member.profile.host, member.profile.port, body, urgent)
 
     def send(
         self,
@@ -294,10 +295,10 @@ class GossipCore:
         host: str,
         port: int,
         body: Body | None,
-        first: Sequence[bytes] = (),
+        urgent: Sequence[bytes] = (),
         alone: bool = False,
     ) -> None:
-        """Sends one datagram with the updates `first` and as many queued updates as fit (none if
+        """Sends one datagram with the updates `urgent` and as many queued updates as fit (none if
         `alone`). Sends nothing if there is neither a body nor an update, except in an urgent round.
         """
         membership = self.membership
@@ -310,15 +311,15 @@ class GossipCore:
             self._hint.node_id,
             body,
         )
-        room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, first))
-        updates = list(first)
+        room = BODY_BYTES_MAX - len(encode(PacketOut(*head, []))) - 2 - sum(map(len, urgent))
+        updates = list(urgent)
         if not alone:
             updates += self._updates.take(
                 room, UPDATE_COUNT_MAX - len(updates), self._sends_max(self.settings.retransmit_multiplier)
             )
             if body is None and not updates and not self._urgent_rounds:
                 return
-            room -= sum(map(len, updates)) - sum(map(len, first))
+            room -= sum(map(len, updates)) - sum(map(len, urgent))
             updates += self._loads.take(room, UPDATE_COUNT_MAX - len(updates), self._sends_max(LOAD_SENDS))
         self._sequence += 1
         self.emit(SendDatagram(host, port, self.seal.seal(PacketOut(*head, [Raw(update) for update in updates]))))

@@ -32,7 +32,7 @@ class Settings(msgspec.Struct, frozen=True):
     gossip_fanout: int = 3
     # an update is sent this many times log10(members + 1), rounded up
     retransmit_multiplier: int = 4
-    # the shortest suspicion has this many probe intervals, times log100 of the members
+    # the shortest suspicion lasts this many probe intervals, times log100 of the number of members
     suspicion_multiplier: int = 2
     suspicion_factor_max: int = 6  # an unconfirmed suspicion lasts this many times as long as the shortest
     confirmation_count: int = 3  # after this many confirmations a suspicion is as short as possible

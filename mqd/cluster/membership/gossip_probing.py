@@ -1,5 +1,9 @@
-"""Probes: each member is pinged in turn. If it does not respond, other hosts ping it on request, and a
+"""Probes: members are pinged in turn. If one does not respond, other hosts ping it on request, and a
 TCP connection is tried. If no host reaches it, it becomes a suspect.
+
+Every second probe goes to the successor in a ring of all hosts, so that each host is probed within
+two intervals by its predecessor. The other probes go to all members in random order: a successor
+alone would be probed by one host only, which may fail, too, or have a bad link.
 
     round (every probe interval, times the health multiplier; twice as often while many are suspected)
       Ping -> Ack               alive
@@ -74,7 +78,7 @@ class Core(Protocol):
 
     def may_respond_to_unknown(self) -> bool: ...
 
-    def send_to(self, member: Member, body: Body | None, first: Sequence[bytes] = ()) -> None: ...
+    def send_to(self, member: Member, body: Body | None, urgent: Sequence[bytes] = ()) -> None: ...
 
     def send(
         self,
@@ -82,7 +86,7 @@ class Core(Protocol):
         host: str,
         port: int,
         body: Body | None,
-        first: Sequence[bytes] = (),
+        urgent: Sequence[bytes] = (),
         alone: bool = False,
     ) -> None: ...
 
@@ -92,6 +96,7 @@ class Core(Protocol):
 class Prober:
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._is_successors_turn = False
         self._order: list[Identity] = []
         self._next = 0
         self._waiting: set[Identity] = set()  # the members in `_order` from `_next` on
@@ -119,9 +124,19 @@ class Prober:
         if core.membership.suspect_count >= settings.mass_failure_count:
             interval_ms //= 2
         core.after(interval_ms, self._on_round)
-        identity = self._next_target()
+        self._is_successors_turn = not self._is_successors_turn
+        identity = (self._successor() if self._is_successors_turn else None) or self._next_target()
         if identity is not None:
             self.probe(identity)
+
+    def _successor(self) -> Identity | None:
+        """The next host in the order of directory ids. They are random, so the hosts of a rack are seldom
+        neighbours. Suspects are skipped, so that a failed host after a failed one is found soon, too.
+        """
+        membership = self._core.membership
+        own = membership.identity[1]
+        alive = [identity for identity in membership.living if membership.members[identity].state == ALIVE]
+        return min(alive, key=lambda identity: (identity[1] < own, identity[1]), default=None)
 
     def _next_target(self) -> Identity | None:
         """The next member in an order that is shuffled again after each pass, so that every member is
@@ -246,19 +261,19 @@ class Prober:
         if not (core.may_respond_to_unknown() if is_unknown else core.may_respond()):
             return
         member = core.membership.members.get((packet.node_id, packet.directory_id))
-        first = [refutable] if member is not None and (refutable := member.refutable_state()) else []
+        urgent = [refutable] if member is not None and (refutable := member.refutable_state()) else []
         if any((update.node_id, update.directory_id) == core.membership.identity for update in packet.updates):
             # this host's refutation, even if it was sent long ago, has not reached the sender
-            first.append(core.membership.encoded)
+            urgent.append(core.membership.encoded)
         if is_unknown:
             # no queued updates: replayed pings could use up their transmissions
-            first = [core.membership.encoded]
+            urgent = [core.membership.encoded]
         core.send(
             (packet.directory_id, life_of(packet.incarnation)),
             ping.host,
             ping.port,
             Ack(ping.probe_id),
-            first,
+            urgent,
             alone=is_unknown,
         )
 

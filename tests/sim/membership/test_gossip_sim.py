@@ -204,6 +204,39 @@ def test_all_hosts_learn_of_a_death(count: int) -> None:
         assert not world.false_deaths()
 
 
+def first_suspicion_ms(world: World, victim: Host) -> int:
+    """Milliseconds from now, when the victim crashes, until the first of the others suspects it."""
+    began = world.now
+    world.crash(victim)
+    world.run(began + 8_000)
+    return (
+        min(
+            when
+            for when, _, _, after, identity in world.changes
+            if when > began and after == SUSPECT and identity[0] == victim.node_id
+        )
+        - began
+    )
+
+
+def test_a_failed_host_is_suspected_within_three_intervals() -> None:
+    """Suspected within three intervals: the predecessor's turn comes after two at most, and its probe
+    takes one. Probes in random order alone would not reach one host of seven in that time.
+    """
+    world = calm_world(5, 24)
+    for victim in world.hosts[3:18]:
+        assert first_suspicion_ms(world, victim) < 3 * world.settings.probe_interval_ms * (1 + world.drift) + 20
+
+
+def test_the_predecessor_skips_a_suspect() -> None:
+    """Neighbours in the ring fail together: the second is suspected two intervals after the first."""
+    for seed in range(6):
+        world = calm_world(seed, 24)
+        ring = sorted(world.hosts, key=lambda host: host.directory_id)
+        world.crash(ring[4])
+        assert first_suspicion_ms(world, ring[5]) < 6 * world.settings.probe_interval_ms * (1 + world.drift) + 20
+
+
 def test_a_link_that_is_cut_one_way_causes_no_death() -> None:
     """Indirect probes succeed where two hosts cannot reach each other."""
     world = calm_world(1, 5)
