@@ -383,6 +383,7 @@ class BrokerCore(Reports):
         self._dead = event.dead
         if event.dead:
             self.fenced, self._lease_until_ms = True, 0
+            self._inherited = (-1, 0)  # a registration's response must not restore it after the proof
             self._answered_ms = self._sent_ms  # leases granted before the proof are not valid any more
             return self._repeat(now_ms)
         return self._heartbeat(now_ms)

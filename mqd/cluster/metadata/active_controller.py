@@ -185,6 +185,8 @@ class ActiveController(Maintenance):
         self.sessions.on_heartbeat(node, now_ms)
         self._fenced_since.pop(node, None)
         self._unfenced_since[node] = now_ms
+        # of a shutdown that was fenced, but whose process died before it could end
+        self._shutdowns.pop(node, None)
         self._next_upkeep_ms = min(self._next_upkeep_ms, now_ms)
         return broker_rules.unfence(state, node, self._unable_to_lead_predicate(state))
 
@@ -402,9 +404,11 @@ class ActiveController(Maintenance):
             stable = {
                 node: now_ms - since >= self._options.balance_stable_ms for node, since in self._unfenced_since.items()
             }
-            return group_changes(
-                election_rules.elect_preferred_leaders(
-                    self.view(state), stable, self._options.balance_percent, self._options.balance_moves_max
-                )
+            moves_max = self._options.balance_moves_max
+            changes = election_rules.elect_preferred_leaders(
+                self.view(state), stable, self._options.balance_percent, moves_max
             )
+            if len(changes) >= moves_max:
+                self._next_balance_ms = now_ms  # as in Kafka, the rest does not wait for the next check
+            return group_changes(changes)
         return []

@@ -2,6 +2,7 @@
 follow, and what each side knows of the other.
 """
 
+import msgspec
 import pytest
 
 from mqd.cluster.broker import core as broker_core
@@ -259,6 +260,47 @@ def test_a_shutdown_without_a_response_completes(world: World) -> None:
     assert not host.ended
     run(world, 1_000)
     assert host.ended
+
+
+def test_a_shutdown_that_was_given_up_does_not_hurry_the_next(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The controller process of a host that is shutting down dies after the host was fenced. Its successor
+    does not continue the shutdown; the next one waits again until all hosts know the new leaders.
+    """
+    host, active, send = world.hosts[2], world.active, world.send
+    monkeypatch.setattr(
+        world, "send", lambda source, target, *what: (source, target) in world.cut or send(source, target, *what)
+    )
+    world.on_broker(host, broker_core.ShutdownRequested())
+    world.cut.add((active, 2))  # the response with which the shutdown would end
+    run(world, 2_000)
+    assert world.unlogged.brokers[2].fenced and not host.ended
+    world.boot(host)
+    world.cut.clear()
+    run(world, OPTIONS.shutdown_wait_ms, 500)
+    assert not world.unlogged.brokers[2].fenced
+    world.cut.add((active, 3))  # host 3 learns of no leader, but its heartbeats arrive
+    world.on_broker(host, broker_core.ShutdownRequested())
+    run(world, 2_000)
+    assert world.unlogged.brokers[2].in_controlled_shutdown and not world.unlogged.brokers[2].fenced
+
+
+def test_leaderships_return_without_a_pause_between_the_batches() -> None:
+    world = World(7, 4, options=msgspec.structs.replace(OPTIONS, balance_moves_max=1))
+    world.settle(20)
+    assert world.send_request(messages.CreateTopic("t", 16, 3, {}, {})).error == 0
+    run(world, 3_000)
+
+    def lacking() -> int:
+        return sum(partition.replicas[0] == 2 and partition.leader != 2 for partition in partitions(world))
+
+    world.crash(2)
+    run(world, OPTIONS.session_ms + 2_000)
+    before = lacking()
+    world.restart(2)
+    while lacking() == before:
+        run(world, 100)
+    run(world, 2_000)
+    assert before >= 3 and lacking() == 0
 
 
 def test_lost_replicas_are_replaced_after_the_delay_unless_the_host_returns(world: World) -> None:

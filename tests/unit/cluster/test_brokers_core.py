@@ -181,25 +181,49 @@ def test_a_stale_broker_registers_again(world: World) -> None:
     assert actions[-1] == broker_core.SetBroker(-1, host.incarnation, 0, False, True)
 
 
-def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
-    """The lease that its predecessor wrote into the control segment stays in force until the next
-    heartbeat gets a response.
+def restarted(host, world: World) -> tuple[broker_core.BrokerCore, list]:
+    """The core of a new controller process, which inherits its predecessor's lease, and its actions up to
+    the request to register.
     """
-    host = world.hosts[3]
-    text = host.sent
     core = broker_core.BrokerCore(3, host.core.committed, OPTIONS)
-    message = registration(3, incarnation=1)
-    message = msgspec.structs.replace(message, directory_id=host.directory_id)
-    actions = core.handle(broker_core.Started(message, 1, text.broker_epoch, text.lease_until_ms), world.now_ms)
+    message = msgspec.structs.replace(registration(3, incarnation=1), directory_id=host.directory_id)
+    actions = core.handle(
+        broker_core.Started(message, 1, host.sent.broker_epoch, host.sent.lease_until_ms), world.now_ms
+    )
     actions += core.handle(
         broker_core.MetadataCommitted(host.core.committed.version, host.core.committed.version), world.now_ms
     )
     actions += core.handle(broker_core.MetadataApplied(host.core.committed.version), world.now_ms)
     actions += core.handle(broker_core.ControllerKnown(world.active, world.epoch), world.now_ms)
-    assert not [action for action in actions if isinstance(action, broker_core.SetBroker)]
-    response = broker_messages.RegisterBrokerResponse(world.epoch, 3, 1, 0, "", text.broker_epoch)
+    return core, actions
+
+
+def reported(actions: list) -> list[broker_core.SetBroker]:
+    return [action for action in actions if isinstance(action, broker_core.SetBroker)]
+
+
+def test_a_restarted_controller_process_changes_no_lease(world: World) -> None:
+    """The lease that its predecessor wrote into the control segment stays in force until the next
+    heartbeat gets a response.
+    """
+    host = world.hosts[3]
+    core, actions = restarted(host, world)
+    assert not reported(actions)
+    response = broker_messages.RegisterBrokerResponse(world.epoch, 3, 1, 0, "", host.sent.broker_epoch)
     actions = core.handle(broker_core.PeerReceived(world.active, response), world.now_ms)
-    assert [action for action in actions if isinstance(action, broker_core.SetBroker)] == [text]
+    assert reported(actions) == [host.sent]
+
+
+def test_a_lease_from_before_the_hosts_death_is_not_inherited(world: World) -> None:
+    """The host's processes died, and this one was started before the response to its registration."""
+    host = world.hosts[3]
+    core, _ = restarted(host, world)
+    response = broker_messages.RegisterBrokerResponse(world.epoch, 3, 1, 0, "", host.sent.broker_epoch)
+    actions = core.handle(broker_core.HostDied(), world.now_ms)
+    actions += core.handle(broker_core.PeerReceived(world.active, response), world.now_ms)
+    actions += core.handle(broker_core.HostDied(False), world.now_ms)
+    core.check()
+    assert reported(actions) and not any(action.lease_until_ms for action in reported(actions))
 
 
 def test_the_only_voter_needs_no_lease(world: World) -> None:

@@ -82,10 +82,16 @@ class Host:
 
 class World(Chance, Checks):
     def __init__(
-        self, seed: int, host_count: int = 4, racks: int = 0, static: dict[str, str] | None = None, lossy: bool = True
+        self,
+        seed: int,
+        host_count: int = 4,
+        racks: int = 0,
+        static: dict[str, str] | None = None,
+        lossy: bool = True,
+        options: ControllerOptions = OPTIONS,
     ) -> None:
         self.random = random.Random(seed)
-        self.options = OPTIONS
+        self.options = options
         self.static = static if static is not None else {"cluster.seeds": "127.0.0.1:9094"}
         self.lossy = lossy
         self.now_ms = 1_000_000
