@@ -98,6 +98,22 @@ class AclFilter(msgspec.Struct, frozen=True):
             and self.permission in (Permission.ANY, binding.permission)
         )
 
+    def only_match(self) -> AclBinding | None:
+        """The only rule that the filter can match; None if it could match several."""
+        if (
+            self.name is None
+            or self.principal is None
+            or self.host is None
+            or self.pattern_type in (PatternType.ANY, PatternType.MATCH)
+            or self.resource_type == ResourceType.ANY
+            or self.operation == Operation.ANY
+            or self.permission == Permission.ANY
+        ):
+            return None
+        return AclBinding(
+            self.resource_type, self.pattern_type, self.name, self.principal, self.host, self.operation, self.permission
+        )
+
     def _matches_pattern(self, binding: AclBinding) -> bool:
         if self.pattern_type not in (PatternType.ANY, PatternType.MATCH, binding.pattern_type):
             return False
@@ -108,7 +124,7 @@ class AclFilter(msgspec.Struct, frozen=True):
         return self.name == binding.name
 
 
-def unknown(rule: AclBinding | AclFilter) -> str:
+def unrecognized_field(rule: AclBinding | AclFilter) -> str:
     """The name of a field whose number this version does not know; "" if it knows all."""
     values = (
         ("resource type", ResourceType, rule.resource_type),

@@ -59,13 +59,12 @@ class _Reader:
         return count
 
     def partitions(self) -> dict[str, tuple[int, ...]]:
-        found: dict[str, tuple[int, ...]] = {}
+        found: dict[str, set[int]] = {}
         for _ in range(self.count(6)):
             topic = self.string()
             count = self.count(4)
-            indexes = struct.unpack(f">{count}i", self.take(4 * count))
-            found[topic] = tuple(sorted({*found.get(topic, ()), *indexes}))
-        return found
+            found.setdefault(topic, set()).update(struct.unpack(f">{count}i", self.take(4 * count)))
+        return {topic: tuple(sorted(indexes)) for topic, indexes in found.items()}
 
     def skip_bytes(self) -> None:
         size = self.number(_I32)

@@ -63,6 +63,28 @@ def test_an_existing_rule_is_not_created_again() -> None:
     assert created(state, acl("b")) == []
 
 
+def test_exact_filters_are_looked_up_and_others_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that compares every filter with every rule would outlast the controller's lease."""
+    monkeypatch.setattr(security, "COMPARISONS_MAX", 10)
+    rules = [acl(name) for name in "abcd"]
+    state = state_of(*rules)
+    exact = [AclFilter(*msgspec.structs.astuple(rule)) for rule in (*rules, acl("missing"))]
+    assert all(one.only_match() is not None for one in exact)
+
+    def deleted(filters: list[AclFilter]) -> tuple[list[list[AclBinding]], int]:
+        response, _, records = security.delete_acls(state, messages.DeleteAcls(filters), 7)
+        return response.removed_acls, len(records)
+
+    assert deleted(exact) == ([[rule] for rule in rules] + [[]], 4)
+    assert deleted([AclFilter(), AclFilter(name="b")]) == ([rules, [rules[1]]], 4)
+    with pytest.raises(Refusal, match="3 filters with wildcards .* send at most 2"):
+        deleted([AclFilter()] * 3)
+    for field in AclFilter.__struct_fields__:
+        vague = msgspec.structs.replace(exact[0], **{field: getattr(AclFilter(), field)})
+        assert vague.only_match() is None and deleted([vague])[0][0][0] == rules[0]
+    assert msgspec.structs.replace(exact[0], pattern_type=PatternType.MATCH).only_match() is None
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -10,6 +10,7 @@ from mqd.cluster.host import messages
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.headers import RequestHeader
 from mqd.protocol.messages import AlterClientQuotasRequest, AlterClientQuotasResponse
+from mqd.protocol.repeated import repeated
 
 TIMEOUT_MS = 30_000  # the request has no field for it
 
@@ -20,10 +21,11 @@ async def handle(
     for entry in request.entries:
         entry.entity = list({part.entity_type: part for part in entry.entity}.values())
     entities = [frozenset((part.entity_type, part.entity_name) for part in entry.entity) for entry in request.entries]
+    refused = set(repeated(entities))
     results = [
         (
             _result(entry, int(ErrorCode.INVALID_REQUEST), "Each entity must appear at most once.")
-            if entities.count(entity) > 1
+            if entity in refused
             else _alter(context.broker, entry, request.validate_only)
         )
         for entity, entry in dict(zip(entities, request.entries, strict=True)).items()

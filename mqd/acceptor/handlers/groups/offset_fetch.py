@@ -44,8 +44,9 @@ async def handle(context: Context, header: RequestHeader, request: OffsetFetchRe
         if request.topics is None
         else tuple((topic.name, tuple(topic.partition_indexes)) for topic in request.topics)
     )
-    denied = tuple(topic for topic in requested or () if not _may_describe(context, topic[0]))
-    requested = requested and tuple(topic for topic in requested if topic not in denied)
+    may_describe = {name: _may_describe(context, name) for name, _ in requested or ()}
+    denied = tuple(topic for topic in requested or () if not may_describe[topic[0]])
+    requested = requested and tuple(topic for topic in requested if may_describe[topic[0]])
     fetched = await _fetch(context, request.group_id, requested, request.require_stable, None, -1)
     if fetched.error:
         topics = [

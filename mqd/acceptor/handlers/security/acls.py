@@ -29,7 +29,7 @@ from mqd.security.acl import (
     Permission,
     ResourceType,
     contains_unknown,
-    unknown,
+    unrecognized_field,
 )
 
 DISABLED: dict[str, Any] = {
@@ -88,7 +88,7 @@ def _binding(creation: CreateAclsRequest.AclCreation) -> AclBinding:
 
 def _refusal(binding: AclBinding) -> str | None:
     """Why the rule is invalid, in Kafka's words; None: it is valid."""
-    if field := unknown(binding):
+    if field := unrecognized_field(binding):
         return f"Unknown {field}"
     if binding.resource_type == ResourceType.CLUSTER and binding.name != CLUSTER_NAME:
         return f"The only valid name for the CLUSTER resource is {CLUSTER_NAME}"
@@ -157,12 +157,12 @@ async def _delete(context: Context, request: DeleteAclsRequest) -> DeleteAclsRes
         raise CloseConnection("DeleteAcls names a type, operation or permission that is not known")
     if context.broker.authorizer is None:
         return DeleteAclsResponse(filter_results=[DeleteAclsResponse.FilterResult(**DISABLED) for _ in filters])
-    valid = [one for one in filters if not unknown(one)]
+    valid = [one for one in filters if not unrecognized_field(one)]
     response = await context.change(messages.DeleteAcls(valid), TIMEOUT_MS)
     removed = iter(response.removed_acls)
     results = []
     for one in filters:
-        if field := unknown(one):
+        if field := unrecognized_field(one):
             result = DeleteAclsResponse.FilterResult(
                 error_code=int(ErrorCode.INVALID_REQUEST), error_message=f"Unknown {field}"
             )

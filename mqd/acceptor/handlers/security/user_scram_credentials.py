@@ -17,6 +17,7 @@ from mqd.protocol.messages import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
 )
+from mqd.protocol.repeated import repeated
 from mqd.security.acl import Operation, ResourceType
 from mqd.security.scram import NUMBERS, new_decoy_secret, verifier_of
 
@@ -42,10 +43,11 @@ def _describe(context: Context, request: DescribeUserScramCredentialsRequest) ->
     for (user, _), credential in sorted(context.broker.metadata.scram_credentials.items()):
         found.setdefault(user, []).append(credential)
     names = [user.name for user in request.users] if request.users else list(found)
+    refused = set(repeated(names))
     results = []
     for name in dict.fromkeys(names):
         result = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult(user=name)
-        if names.count(name) > 1:
+        if name in refused:
             result.error_code = int(ErrorCode.DUPLICATE_RESOURCE)
             result.error_message = (
                 f"Cannot describe SCRAM credentials for the same user twice in a single request: {name}"

@@ -24,6 +24,7 @@ from mqd.security import scram
 from mqd.security.acl import AclBinding, Operation, PatternType, Permission, ResourceType
 
 CHANGES_MAX = 100_000  # rules, or filters, of one request
+COMPARISONS_MAX = 1_000_000  # a second or two, within the controller's lease
 USER_BYTES_MAX = 255
 SCRAM_MECHANISMS = frozenset(scram.NUMBERS.values())
 _Decided = tuple[messages.Response, str | None, list[Record]]
@@ -54,10 +55,20 @@ def _check(binding: AclBinding) -> None:
 def delete_acls(state: MetadataState, change: messages.DeleteAcls, number: int) -> _Decided:
     if len(change.filters) > CHANGES_MAX:
         raise Refusal(ErrorCode.INVALID_REQUEST, f"At most {CHANGES_MAX} filters in one request.")
+    exact = [acl_filter.only_match() for acl_filter in change.filters]
+    if exact.count(None) * len(state.acls) > COMPARISONS_MAX:
+        raise Refusal(
+            ErrorCode.POLICY_VIOLATION,
+            f"{exact.count(None)} filters with wildcards in one request are too many for {len(state.acls)} rules; send"
+            f" at most {max(1, COMPARISONS_MAX // len(state.acls))}, or filters that set every field.",
+        )
     removed: list[list[AclBinding]] = []
     records: dict[bytes, Record] = {}
-    for acl_filter in change.filters:
-        matched = [(acl_id, binding) for acl_id, binding in state.acls.items() if acl_filter.matches(binding)]
+    for acl_filter, only in zip(change.filters, exact, strict=True):
+        if only is None:
+            matched = [(acl_id, binding) for acl_id, binding in state.acls.items() if acl_filter.matches(binding)]
+        else:
+            matched = [(state.acl_ids[only], only)] if only in state.acl_ids else []
         removed.append([binding for _, binding in matched])
         records.update((acl_id, AclRemoved(acl_id)) for acl_id, _ in matched)
     return messages.Response(number, 0, removed_acls=removed), None, list(records.values())

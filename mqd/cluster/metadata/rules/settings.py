@@ -16,6 +16,7 @@ from mqd.cluster.metadata.records import ClientQuotaSet, Entity, FeatureLevelSet
 from mqd.cluster.metadata.refusal import Refusal
 from mqd.cluster.metadata.state import MetadataState
 from mqd.protocol.errors import ErrorCode
+from mqd.protocol.repeated import repeated
 
 CLIENT_QUOTA_COUNT_MAX = 4096  # capacity of the table in the control segment
 ENTITY_NAME_BYTES_MAX = 32767
@@ -89,10 +90,8 @@ def _checked_quota(key: str, value: float) -> float:
 def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) -> list[Record]:
     entity = checked_entity(change.entity)
     keys = [operation.key for operation in change.operations]
-    if len(set(keys)) != len(keys):
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST, f"Duplicate quota key {next(key for key in keys if keys.count(key) > 1)}."
-        )
+    if duplicates := repeated(keys):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Duplicate quota key {duplicates[0]}.")
     known = (CONNECTION,) if entity[0][0] == IP else QUOTA_KEYS
     before = state.client_quotas.get(entity, {})
     quotas = dict(before)
@@ -117,11 +116,8 @@ def alter_client_quota(state: MetadataState, change: messages.AlterClientQuota) 
 
 def update_features(state: MetadataState, change: messages.UpdateFeatures) -> list[Record]:
     names = [update.name for update in change.updates]
-    if len(set(names)) != len(names):
-        raise Refusal(
-            ErrorCode.INVALID_REQUEST,
-            f"The feature {next(name for name in names if names.count(name) > 1)} is updated twice.",
-        )
+    if duplicates := repeated(names):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"The feature {duplicates[0]} is updated twice.")
     current = levels(state.features)
     records: list[Record] = []
     for update in change.updates:

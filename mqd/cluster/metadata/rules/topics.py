@@ -49,6 +49,7 @@ from mqd.cluster.metadata.rules.partitions import (
 )
 from mqd.cluster.metadata.state import INTERNAL_TOPICS, MetadataState, collision_key
 from mqd.protocol.errors import ErrorCode
+from mqd.protocol.repeated import repeated
 
 TOPIC_NAME_CHARS_MAX = 249
 _LEGAL_NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -250,9 +251,8 @@ def alter_config(
     state: MetadataState, change: messages.AlterConfig, place: Placement, rules: ConfigRules
 ) -> list[Record]:
     names = [operation.name for operation in change.operations]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise Refusal(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(repeated)}")
+    if duplicates := sorted(repeated(names)):
+        raise Refusal(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys: {', '.join(duplicates)}")
     for operation in change.operations:
         if operation.operation not in OPERATIONS:
             raise Refusal(ErrorCode.INVALID_REQUEST, f"Unknown operation {operation.operation} on {operation.name}.")

@@ -338,7 +338,7 @@ class StreamsGroup(ModernGroup):
                 self._maybe_assign()
             return
         self._armed_ms = None
-        late = {watched.member_id for watched in self.deadlines.take_expired(now_ms)}
+        late = {timed.member_id for timed in self.deadlines.take_expired(now_ms)}
         if fenced := [member for member_id, member in self.members.items() if member_id in late]:
             self._fence(fenced)
 

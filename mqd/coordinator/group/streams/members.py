@@ -11,7 +11,7 @@ The numbers of the states are those in Kafka's records.
 
 from __future__ import annotations
 
-from mqd.coordinator.group.classic.members import Watched
+from mqd.coordinator.group.classic.members import Timed
 from mqd.coordinator.group.streams.records import Current, Description, Epochs
 from mqd.coordinator.group.streams.tasks import (
     NO_TASKS,
@@ -29,8 +29,8 @@ STABLE, UNREVOKED, UNRELEASED = 1, 2, 3
 JUST_JOINED = Current(0, 0, STABLE, NO_TASKS, NO_TASKS, {})
 
 
-class Member(Watched):
-    """`deadline_ms` (of Watched): the end of its session. `step`: the deadline to release tasks."""
+class Member(Timed):
+    """`deadline_ms` (of Timed): the end of its session. `step`: the deadline to release tasks."""
 
     __slots__ = ("current", "description", "step")
 
@@ -38,7 +38,7 @@ class Member(Watched):
         super().__init__(member_id)
         self.description = description
         self.current = current
-        self.step = Watched(member_id)
+        self.step = Timed(member_id)
 
     @property
     def epoch(self) -> int:

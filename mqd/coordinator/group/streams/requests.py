@@ -62,15 +62,25 @@ def _problem_of_joining(message: StreamsGroupHeartbeatRequest) -> str | None:
 
 
 def _problem_of_size(message: StreamsGroupHeartbeatRequest) -> str | None:
-    """Why the names do not fit into a record's strings (32,767 bytes) or a batch; None: they do."""
+    """Why the names do not fit into a record's strings (32,767 bytes) or a batch; None: they do. Each name and
+    number counts as a character more, because empty ones take space, too.
+    """
     texts = [message.group_id, message.member_id, message.rack_id or "", message.process_id or ""]
     for tag in message.client_tags or ():
         texts += (tag.key, tag.value)
     if message.user_endpoint is not None:
         texts.append(message.user_endpoint.host)
+    numbers = 0
     if message.topology is not None:
         texts += topology_texts(message.topology)
-    if sum(map(len, texts)) > SUBSCRIPTION_CHARS_MAX or any(len(text) > NAME_CHARS_MAX for text in texts):
+        numbers = sum(
+            1 + len(group.source_topics) + len(group.repartition_source_topics)
+            for one in message.topology.subtopologies
+            for group in one.copartition_groups
+        )
+    if numbers + len(texts) + sum(map(len, texts)) > SUBSCRIPTION_CHARS_MAX or any(
+        len(text) > NAME_CHARS_MAX for text in texts
+    ):
         return f"A name has more than {NAME_CHARS_MAX} characters, or all together more than {SUBSCRIPTION_CHARS_MAX}."
     if message.topology is not None and len(message.topology.subtopologies) > SUBTOPOLOGIES_MAX:
         return f"The topology has more than {SUBTOPOLOGIES_MAX} subtopologies."
