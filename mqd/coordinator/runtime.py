@@ -550,7 +550,7 @@ class Coordinator:
                     milliseconds=round((self._loop.time() - began) * 1000),
                 )
         except Exception as error:
-            state.shard = None
+            self._unload(state, int(ErrorCode.COORDINATOR_NOT_AVAILABLE), str(error), quiet=True)
             state.not_before = self._loop.time() + (SILENT_RETRY_S if isinstance(error, TimeoutError) else RETRY_S)
             # any error that is not a disk error is a bug
             write = log.error if isinstance(error, OSError) else log.exception

@@ -51,11 +51,17 @@ class ModernGroup:
         """Checks whether the topics have changed. Bumps the group epoch if they have, if other
         changes require it, or if `bump` is set.
         """
-        if not self.subscriptions.is_current():
-            self.subscriptions.refresh()
-            bump = bump or self.subscriptions.hash != self.metadata_hash
+        self.resolve_subscriptions()
         if bump or self.needs_new_epoch:
             self.bump()
+
+    def resolve_subscriptions(self) -> None:
+        """Resolves the subscriptions against the current topics. If these have changed, the next refresh()
+        bumps the group epoch.
+        """
+        if not self.subscriptions.is_current():
+            self.subscriptions.refresh()
+            self.needs_new_epoch |= self.subscriptions.hash != self.metadata_hash
 
     def bump(self) -> None:
         self.epoch = max(self.epoch + 1, self.first_epoch)

@@ -1,5 +1,6 @@
-"""The current state of a joint transaction, and its encoding in the log. The transitions, and the
-invariants that check() asserts, are in joint.py.
+"""The current state of a joint transaction, in which several producers (its children) write one
+batch, and its encoding in the log. The transitions, and the invariants that check() asserts, are in
+joint.py.
 """
 
 from mqd.coordinator.actions import KeyValue
@@ -11,7 +12,7 @@ from mqd.coordinator.transaction.state import PREPARING, Held, Settings
 
 CHILDREN_MAX = 10_000
 HELD_MAX = 64
-FENCED_RUNS_MAX = 8
+FENCED_RUNS_MAX = 8  # a run is one execution of the client's job
 # a child that reaches this epoch is replaced by one with another producer id
 EPOCH_RETIRED = 32_000
 
@@ -62,7 +63,7 @@ class JointState:
         self.run_id = ""
         self.timeout_ms = 0
         self.start_ms = self.last_update_ms = self._seen_ms = -1
-        self.winners: frozenset[int] = frozenset()
+        self.winners: frozenset[int] = frozenset()  # the children that the commit covers
         self.fenced_run_ids: tuple[str, ...] = ()
         self._active: list[int] = []  # children of the open transaction
         self._free: list[int] = []  # the others

@@ -242,6 +242,19 @@ def test_a_rebalance_makes_members_waiting_for_an_assignment_rejoin(shell: Group
     assert shell.reply(shell.sync(leader, 1)).error_code == E.REBALANCE_IN_PROGRESS
 
 
+def test_a_lost_leader_does_not_take_the_followers_that_wait_for_it_along() -> None:
+    """All sessions end in the same millisecond; the leader's end gives the followers new ones."""
+    shell = GroupShell(initial_rebalance_delay_ms=1)
+    numbers = [shell.join(version=3) for _ in range(3)]
+    shell.advance(1)
+    _, *followers = (shell.reply(number).member_id for number in numbers)
+    waiting = [shell.sync(follower, 1) for follower in followers]
+    shell.advance(10_000)
+    assert [shell.reply(number).error_code for number in waiting] == [E.REBALANCE_IN_PROGRESS] * 2
+    again = [shell.join(follower, version=3) for follower in followers]
+    assert [shell.reply(number).generation_id for number in again] == [2, 2]
+
+
 def test_a_member_that_never_syncs_is_removed() -> None:
     shell = GroupShell(initial_rebalance_delay_ms=1)
     numbers = [shell.join(version=3, rebalance=5_000) for _ in range(2)]

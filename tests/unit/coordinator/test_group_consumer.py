@@ -7,7 +7,7 @@ import pytest
 from mqd.coordinator.group import regex
 from mqd.coordinator.group.consumer.requests import problem_of
 from mqd.coordinator.group.consumer_protocol import decode_assignment, decode_subscription, encode_assignment
-from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, FetchOffsets
+from mqd.coordinator.group.offsets import CommitOffsets, CommittedOffset, DeleteOffsets, FetchOffsets
 from mqd.coordinator.group.settings import ClassicSettings
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.messages import ConsumerGroupHeartbeatRequest as Request
@@ -248,6 +248,14 @@ def test_topic_changes_cause_a_rebalance(shell: ConsumerShell) -> None:
         "m1", 3, {"a": (0, 1, 2, 3, 4), "b": (0,)} if "a" in shell.cluster.topics else {"b": (0,)}
     )
     assert (response.member_epoch, shell.report(response)) == (4, {"b": (0,)})
+
+
+def test_a_topic_change_that_another_event_notices_first_causes_a_rebalance(shell: ConsumerShell) -> None:
+    """The expiry of offsets and DeleteOffsets resolve the subscriptions, too."""
+    shell.enter("m1", "a")
+    shell.cluster.set("a", 5)
+    shell.send_request(lambda number: DeleteOffsets(number, (("a", (0,)),)))
+    assert shell.report(shell.heartbeat("m1", 1)) == {"a": (0, 1, 2, 3, 4)}
 
 
 def test_a_recreated_topic_is_a_new_topic(shell: ConsumerShell) -> None:

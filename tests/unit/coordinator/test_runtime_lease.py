@@ -151,6 +151,34 @@ def test_without_a_lease_no_committed_offsets_are_returned(tmp_path: Path, monke
     run(tmp_path, scenario)
 
 
+def test_loads_that_fail_take_nothing_from_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bad core filled the budget of all groups of its host within seconds."""
+    failed: list[object] = []
+
+    async def scenario(broker: HandlerBroker) -> None:
+        coordinators = broker.broker.coordinators
+        assert await commit(broker, 5) == [0]
+        used = coordinators.budget.used_bytes
+        store(broker, GROUPS, partition_for("g", 3))
+        after_load = coordinators.groups._after_load
+
+        def failing(core: object) -> object:
+            if len(failed) < 3:
+                failed.append(core)
+                raise KeyError("our own fault")
+            return after_load(core)
+
+        monkeypatch.setattr(coordinators.groups, "_after_load", failing)
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "may_lead", lambda: False)
+            assert (await fetch(broker))[0] == NOT_COORDINATOR
+        await until(lambda: shard_of(broker, "g") is not None and len(failed) == 3)
+        assert await fetch(broker) == (0, 5)
+        assert coordinators.budget.used_bytes == used > 0
+
+    run(tmp_path, scenario)
+
+
 def test_without_a_lease_no_client_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(broker: HandlerBroker) -> None:
         assert [(one.error_code, one.node_id) for one in (await find(broker)).coordinators] == [(0, 1), (0, 1)]

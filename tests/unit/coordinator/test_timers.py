@@ -10,7 +10,7 @@ import pytest
 
 from mqd.coordinator import timers
 from mqd.coordinator.group.classic import members as classic_members
-from mqd.coordinator.group.classic.members import NEVER, Deadlines, Watched
+from mqd.coordinator.group.classic.members import NEVER, Deadlines, Timed
 from mqd.coordinator.timers import Timers
 from tests.tiers import quick
 
@@ -41,7 +41,7 @@ def test_timers_fire_once_and_in_order(seed: int) -> None:
 @pytest.mark.parametrize("seed", quick(range(5), [0, 1]))
 def test_deadlines_fire_once(seed: int) -> None:
     chance, found = random.Random(seed), Deadlines()
-    every_process = [Watched(f"m{number}") for number in range(40)]
+    every_process = [Timed(f"m{number}") for number in range(40)]
     model: dict[str, int] = {}
     now = 0
     for _ in range(20_000):
@@ -69,7 +69,7 @@ def test_ever_shorter_deadlines_leave_nothing_behind() -> None:
     """A member that rejoins repeatedly, each time with a slightly shorter rebalance or session
     timeout.
     """
-    found, deadlines, one = Timers(), Deadlines(), Watched("m")
+    found, deadlines, one = Timers(), Deadlines(), Timed("m")
     for number in range(10_000):
         found.set(("g", "join"), WEEKS_MS - number)
         deadlines.move(one, WEEKS_MS - number)

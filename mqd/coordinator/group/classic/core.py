@@ -163,8 +163,10 @@ class ClassicGroup(Rebalancing):
 
     def _on_session_timer(self, now_ms: int, actions: list[Action]) -> None:
         self._session_armed_ms = None
-        for watched in self.members.deadlines.take_expired(now_ms):
-            member_id = watched.member_id
+        for timed in self.members.deadlines.take_expired(now_ms):
+            if timed.deadline_ms != NEVER:
+                continue  # the loss of a member before it in this batch has given it a new deadline
+            member_id = timed.member_id
             if self.members.remove_pending(member_id):
                 self._maybe_complete_join(now_ms, actions)
             elif (member := self.members.by_id.get(member_id)) is not None and (member.is_new or not member.is_waiting):

@@ -37,7 +37,7 @@ def protocols_size_bytes(protocols: Iterable[tuple[str, bytes]]) -> int:
     return sum(PROTOCOL_BYTES + len(name) + len(metadata) for name, metadata in protocols)
 
 
-class Watched:
+class Timed:
     """Something with a deadline. `deadline_ms` NEVER: none. `armed_ms`: the time of its one valid
     heap entry.
     """
@@ -49,7 +49,7 @@ class Watched:
         self.deadline_ms = self.armed_ms = NEVER
 
 
-class Pending(Watched):
+class Pending(Timed):
     """A client that received a member id and must join with it (KIP-394)."""
 
     __slots__ = ("client_host", "client_id", "since_ms")
@@ -63,7 +63,7 @@ class Pending(Watched):
         return PENDING_BYTES + len(self.member_id) + len(self.client_id)
 
 
-class Member(Watched):
+class Member(Timed):
     """`protocols`: name -> metadata, in order of preference. `join_request`, `sync_request`: the
     numbers of the waiting requests, None otherwise. `is_new`: waits for the response to its first
     JoinGroup, so this wait is bounded. `seen_ms`: time of its last request.
@@ -137,7 +137,7 @@ class Deadlines:
     """Many deadlines under one timer."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Watched]] = []
+        self._heap: list[tuple[int, int, Timed]] = []
         self._number = 0  # tie-breaker for entries of the same time
         self._superseded = 0  # number of entries that an earlier one has replaced
 
@@ -146,39 +146,39 @@ class Deadlines:
         """The time of the next check, which is not later than the earliest deadline."""
         return self._heap[0][0] if self._heap else None
 
-    def move(self, watched: Watched, deadline_ms: int) -> None:
-        watched.deadline_ms = deadline_ms
-        if watched.armed_ms == NEVER:
-            self._push(watched)
-        elif deadline_ms < watched.armed_ms:
+    def move(self, timed: Timed, deadline_ms: int) -> None:
+        timed.deadline_ms = deadline_ms
+        if timed.armed_ms == NEVER:
+            self._push(timed)
+        elif deadline_ms < timed.armed_ms:
             self._superseded += 1
-            self._push(watched)
+            self._push(timed)
             if 2 * self._superseded > len(self._heap) + HEAP_SLACK:
                 self._rebuild()
 
-    def drop(self, watched: Watched) -> None:
+    def drop(self, timed: Timed) -> None:
         """The heap entry stays until its time comes, or until there are too many dropped ones."""
-        watched.deadline_ms = NEVER
+        timed.deadline_ms = NEVER
 
-    def _push(self, watched: Watched) -> None:
-        watched.armed_ms = watched.deadline_ms
+    def _push(self, timed: Timed) -> None:
+        timed.armed_ms = timed.deadline_ms
         self._number += 1
-        heapq.heappush(self._heap, (watched.deadline_ms, self._number, watched))
+        heapq.heappush(self._heap, (timed.deadline_ms, self._number, timed))
 
-    def take_expired(self, now_ms: int) -> list[Watched]:
-        """Returns the Watched objects whose deadline has passed, and clears their deadlines."""
+    def take_expired(self, now_ms: int) -> list[Timed]:
+        """Returns the Timed objects whose deadline has passed, and clears their deadlines."""
         found = []
         while self._heap and self._heap[0][0] <= now_ms:
-            at_ms, _, watched = heapq.heappop(self._heap)
-            if watched.armed_ms != at_ms:
+            at_ms, _, timed = heapq.heappop(self._heap)
+            if timed.armed_ms != at_ms:
                 self._superseded -= 1  # this entry was superseded by an earlier one
                 continue
-            watched.armed_ms = NEVER
-            if watched.deadline_ms > now_ms:
-                self._push(watched)
-            elif watched.deadline_ms != NEVER:
-                watched.deadline_ms = NEVER
-                found.append(watched)
+            timed.armed_ms = NEVER
+            if timed.deadline_ms > now_ms:
+                self._push(timed)
+            elif timed.deadline_ms != NEVER:
+                timed.deadline_ms = NEVER
+                found.append(timed)
         return found
 
     def tidy(self, possible_count: int) -> None:
@@ -196,13 +196,13 @@ class Deadlines:
         heapq.heapify(entries)
         self._heap, self._superseded = entries, 0
 
-    def check(self, watched: Iterable[Watched]) -> None:
+    def check(self, timed: Iterable[Timed]) -> None:
         entries = {(entry[0], id(entry[2])) for entry in self._heap}
-        for one in watched:
+        for one in timed:
             if one.deadline_ms != NEVER:
                 assert (
                     one.armed_ms != NEVER and one.armed_ms <= one.deadline_ms and (one.armed_ms, id(one)) in entries
-                ), f"M5: {one.member_id} is not watched"
+                ), f"M5: {one.member_id} is not timed"
 
 
 class Members:

@@ -162,8 +162,7 @@ class ConsumerGroup(ModernGroup):
         return max(sorted(votes), key=votes.__getitem__) if votes else offered[0]
 
     def is_subscribed(self, topic: str) -> bool:
-        if not self.subscriptions.is_current():
-            self.subscriptions.refresh()
+        self.resolve_subscriptions()
         return topic in self.subscriptions.all_names()
 
     def commit_error(self, event: CommitOffsets) -> int:
@@ -448,9 +447,9 @@ class ConsumerGroup(ModernGroup):
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
         late: dict[str, Member] = {}
-        for watched in self.deadlines.take_expired(now_ms):
-            member = self.members.get(watched.member_id)
-            if member is not None and watched in (member, member.step):
+        for timed in self.deadlines.take_expired(now_ms):
+            member = self.members.get(timed.member_id)
+            if member is not None and timed in (member, member.step):
                 late[member.member_id] = member
         if late:
             self.fence(list(late.values()))

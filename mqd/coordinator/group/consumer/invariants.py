@@ -83,7 +83,7 @@ def _check_target(group: ConsumerGroup) -> None:
 
 
 def _check_deadlines(group: ConsumerGroup) -> None:
-    group.deadlines.check([watched for member in group.members.values() for watched in (member, member.step)])
+    group.deadlines.check([timed for member in group.members.values() for timed in (member, member.step)])
     for member in group.members.values():
         assert member.deadline_ms != NEVER, f"U7: {member.member_id} has no session"
         if not member.is_classic:

@@ -15,7 +15,7 @@ that it does not concern.
 
 from __future__ import annotations
 
-from mqd.coordinator.group.classic.members import Watched
+from mqd.coordinator.group.classic.members import Timed
 from mqd.coordinator.group.consumer.records import Current, Description, Partitions
 from mqd.coordinator.group.consumer.subscriptions import Entry, Key
 from mqd.coordinator.group.sets import difference, intersection, overlap, union
@@ -69,8 +69,8 @@ class Owners:
         }
 
 
-class Member(Watched):
-    """`deadline_ms` (of Watched): the end of its session. `step`: what it has to do next, until a
+class Member(Timed):
+    """`deadline_ms` (of Timed): the end of its session. `step`: what it has to do next, until a
     deadline: release partitions, or join or sync (in the classic protocol). `resolved`: its entry
     among the group's subscriptions.
     """
@@ -90,7 +90,7 @@ class Member(Watched):
     def __init__(self, member_id: str, description: Description, current: Current | None = None) -> None:
         super().__init__(member_id)
         self.description = description
-        self.step = Watched(member_id)
+        self.step = Timed(member_id)
         self.step_kind = ""
         self.resolved: Entry | None = None
         self.epoch = self.previous_epoch = 0

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from mqd.coordinator.actions import Action, Effect, Reply, TimerFired, persists
-from mqd.coordinator.group.classic.members import NEVER, Watched
+from mqd.coordinator.group.classic.members import NEVER, Timed
 from mqd.coordinator.group.consumer.assignors import MemberSpec
 from mqd.coordinator.group.consumer.cluster import Cluster
 from mqd.coordinator.group.consumer.members import NOTHING
@@ -64,8 +64,8 @@ _TopicPartitions, _Assignment = (ShareGroupHeartbeatResponse.TopicPartitions, Sh
 _Described = ShareGroupDescribeResponse
 
 
-class Member(Watched):
-    """`deadline_ms` (of Watched): the end of its session. `resolved`: its entry among the group's
+class Member(Timed):
+    """`deadline_ms` (of Timed): the end of its session. `resolved`: its entry among the group's
     subscriptions.
     """
 
@@ -298,7 +298,7 @@ class ShareGroup(ModernGroup):
 
     def _on_timer(self, event: TimerFired, now_ms: int, replies: list[Action]) -> None:
         self._armed_ms = None
-        late = [watched for watched in self.deadlines.take_expired(now_ms) if isinstance(watched, Member)]
+        late = [timed for timed in self.deadlines.take_expired(now_ms) if isinstance(timed, Member)]
         if late:
             self._fence(late)
 

@@ -40,7 +40,9 @@ class Current(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct):
-    """The share-partitions of a group, by the lifecycle stage of their persisted state. `names`: topic id -> name."""
+    """The share-partitions of a group, by the stage of their persisted state. `names`: topic id ->
+    name.
+    """
 
     initializing: Partitions = {}
     initialized: Partitions = {}
