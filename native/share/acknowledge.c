@@ -25,6 +25,9 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
         state = MQD_SHARE_ARCHIVED; /* the offset is not in the log, or its dead letter is written */
     } else if (type == MQD_SHARE_ACCEPT) {
         state = MQD_SHARE_ACKNOWLEDGED;
+    } else if (type == MQD_SHARE_RETURN) {
+        state = MQD_SHARE_AVAILABLE;
+        count -= count > 0;
     } else if (type == MQD_SHARE_RELEASE) {
         if (count < (uint32_t)share->settings.delivery_limit || PLANTED_BUG(share, UNLIMITED)) /* S3 */
             state = MQD_SHARE_AVAILABLE;
@@ -38,8 +41,8 @@ static void finish(struct mqd_share *share, struct mqd_share_page *page, int64_t
     }
     mqd_share_cells_set(share, page, offset, records, cell_make(state, count, CELL_CHANGED, row));
     mqd_share_note_changed(share, offset, offset + records - 1);
-    if (state == MQD_SHARE_AVAILABLE && offset < share->first_maybe)
-        share->first_maybe = offset;
+    if (state == MQD_SHARE_AVAILABLE && offset < share->available_from)
+        share->available_from = offset;
     if (cell_has_row(cell))
         mqd_share_row_release(share, cell_row(cell), records);
 }
@@ -58,7 +61,7 @@ static bool is_well_formed(const struct mqd_share_acknowledgement *list, uint32_
         if (given->type_count != 1 && given->type_count != offsets)
             return false;
         for (uint32_t place = 0; place < given->type_count; place++)
-            if (given->types[place] > MQD_SHARE_RENEW)
+            if (given->types[place] > MQD_SHARE_RETURN)
                 return false;
     }
     return true;
@@ -187,8 +190,8 @@ static void make_available(struct mqd_share *share, struct mqd_share_page *page,
     uint64_t cell = page->cells[offset & PAGE_MASK];
     mqd_share_cells_set(share, page, offset, records,
                         cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
-    if (offset < share->first_maybe)
-        share->first_maybe = offset;
+    if (offset < share->available_from)
+        share->available_from = offset;
     mqd_share_row_release(share, cell_row(cell), records);
 }
 

@@ -26,7 +26,7 @@ int64_t mqd_share_next(struct mqd_share *share)
 {
     if (!mqd_share_fifo_apply_settings(share))
         return -1;
-    int64_t offset = share->first_maybe;
+    int64_t offset = share->available_from;
     while (offset < share->end) {
         const struct mqd_share_page *page = page_of(share, offset);
         int64_t stop = page_end(offset) < share->end ? page_end(offset) : share->end;
@@ -37,7 +37,7 @@ int64_t mqd_share_next(struct mqd_share *share)
         if (offset < stop)
             break;
     }
-    share->first_maybe = offset;
+    share->available_from = offset;
     if (offset > mqd_share_keys_from(share) && !PLANTED_BUG(share, UNSEEN)) /* F1 */
         offset = mqd_share_keys_from(share);
     return offset < share->end || may_open(share) ? offset : -1;
@@ -66,7 +66,7 @@ static struct mqd_share_page *page_to_change(struct mqd_share *share, int64_t of
 static void jump_to(struct mqd_share *share, int64_t offset)
 {
     mqd_share_page_drop(share, share->start);
-    share->start = share->end = share->first_maybe = offset;
+    share->start = share->end = share->available_from = offset;
     share->start_moved = 1;
 }
 

@@ -13,8 +13,9 @@ static void check_cells(const struct mqd_share *share)
         open += !cell_finished(cell);
         boundaries += offset > share->start && key != before;
         before = key;
-        MQD_ASSERT(state != MQD_SHARE_AVAILABLE || offset >= share->first_maybe,
-                   "%lld is Available, but below first_maybe, %lld", (long long)offset, (long long)share->first_maybe);
+        MQD_ASSERT(state != MQD_SHARE_AVAILABLE || offset >= share->available_from,
+                   "%lld is Available, but below available_from, %lld", (long long)offset,
+                   (long long)share->available_from);
         MQD_ASSERT(!(cell & CELL_CHANGED) || (offset >= share->changed_first && offset <= share->changed_last),
                    "S6: the change of %lld is outside of %lld to %lld", (long long)offset,
                    (long long)share->changed_first, (long long)share->changed_last);

@@ -219,8 +219,8 @@ static void make_available(struct mqd_share *share, int64_t offset)
     uint64_t cell = cell_of(share, offset);
     mqd_share_cells_set(share, page_of(share, offset), offset, 1,
                         cell_make(MQD_SHARE_AVAILABLE, cell_count(cell), cell & CELL_CHANGED, 0));
-    if (offset < share->first_maybe)
-        share->first_maybe = offset;
+    if (offset < share->available_from)
+        share->available_from = offset;
 }
 
 bool mqd_share_fifo_apply_settings(struct mqd_share *share)

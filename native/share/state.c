@@ -23,7 +23,7 @@ void mqd_share_init(struct mqd_share *share, struct mqd_share_pool *pool, const 
     memset(share, 0, sizeof *share);
     share->pool = pool;
     share->settings = *settings;
-    share->start = share->end = share->first_maybe = start;
+    share->start = share->end = share->available_from = start;
     share->changed_first = INT64_MAX;
     share->changed_last = -1;
     rows_forget(share);
@@ -200,8 +200,8 @@ void mqd_share_advance(struct mqd_share *share)
         share->start_moved = 1;
         mqd_share_page_drop(share, stop - 1);
     }
-    if (share->first_maybe < share->start)
-        share->first_maybe = share->start;
+    if (share->available_from < share->start)
+        share->available_from = share->start;
     MQD_ASSERT(share->acquired_count <= share->open_count && share->open_count <= share->end - share->start,
                "S7: %u acquired, %u open from %lld to %lld", share->acquired_count, share->open_count,
                (long long)share->start, (long long)share->end);

@@ -32,8 +32,8 @@
  * numbers)
  *   S1  an offset is acquired by at most one member: its cell names one row.
  *   S2  a finished offset is never acquired again.
- *   S3  a delivery count never decreases, and an offset whose count has reached the limit is not
- *       acquired.
+ *   S3  a delivery count never decreases (except by MQD_SHARE_RETURN: there was no delivery), and an
+ *       offset whose count has reached the limit is not acquired.
  *   S4  the start never decreases; every offset below it is finished or no longer in the log.
  *   S5  each acquired offset belongs to a row in the queue, deadlines in the queue never decrease;
  *       a row without acquired offsets is freed immediately.
@@ -80,7 +80,14 @@ enum mqd_share_record_state {
     MQD_SHARE_DELAYED = 5,
     MQD_SHARE_WAITING = 6 /* with FIFO: an earlier record of its key is open */
 };
-enum mqd_share_type { MQD_SHARE_GAP, MQD_SHARE_ACCEPT, MQD_SHARE_RELEASE, MQD_SHARE_REJECT, MQD_SHARE_RENEW };
+enum mqd_share_type {
+    MQD_SHARE_GAP,
+    MQD_SHARE_ACCEPT,
+    MQD_SHARE_RELEASE,
+    MQD_SHARE_REJECT,
+    MQD_SHARE_RENEW,
+    MQD_SHARE_RETURN /* mqd's own, never of a client: the records could not be sent, so this delivery does not count */
+};
 enum mqd_share_error { MQD_SHARE_INVALID_REQUEST = 42, MQD_SHARE_INVALID_RECORD_STATE = 121 };
 
 /* of the group; may change at any time */
@@ -117,7 +124,7 @@ struct mqd_share {
     struct mqd_share_settings settings;
     int64_t start, end;
     int64_t log_start;                   /* of the partition's log, as far as known here */
-    int64_t first_maybe;                 /* no offset below it is Available */
+    int64_t available_from;              /* no offset below it is Available */
     int64_t changed_first, changed_last; /* changes since the last difference are within; first > last: none */
     uint32_t open_count, acquired_count, delayed_count, archiving_count, waiting_count;
     uint32_t boundary_count;             /* neighbouring offsets from start to end whose persisted states differ */

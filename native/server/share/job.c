@@ -101,8 +101,8 @@ static void forget_runs(struct mqd_share_part *part)
     part->read_bytes = 0;
 }
 
-/* Releases records that cannot be read now: any member may acquire them again. */
-static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
+/* Returns records that cannot be read now: any member may acquire them again. */
+static void return_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_share_job *job = part->job;
     struct mqd_buffer ranges = {0};
@@ -115,7 +115,7 @@ static void release_acquired(struct mqd_reactor *r, struct mqd_share_part *part)
                                               .kind = MQD_SHARE_REQUEST_ACKNOWLEDGE};
     memcpy(request.topic_id, part->topic_id, sizeof request.topic_id);
     for (uint32_t i = 0; i < part->run_count; i++)
-        mqd_share_range_put(&ranges, part->runs[i].first, part->runs[i].last, &(uint8_t){MQD_SHARE_RELEASE}, 1);
+        mqd_share_range_put(&ranges, part->runs[i].first, part->runs[i].last, &(uint8_t){MQD_SHARE_RETURN}, 1);
     if (!ranges.failed && mqd_share_owner_of(r, part->slot, &owner, &generation) == 0)
         mqd_share_call_owner(r, NULL, part->slot, owner, generation, &request, job->group, &ranges);
     mqd_buffer_free(&ranges);
@@ -149,8 +149,9 @@ static int16_t find_bytes(struct mqd_reactor *r, struct mqd_share_part *part, co
     return found->size_bytes == part->read_bytes && cursor.offset >= part->read_end ? 0 : -1;
 }
 
-/* Finds the bytes of the acquired records, exactly as their owner found them. */
-static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
+/* Finds the bytes of the acquired records, exactly as their owner found them. Returns codes like
+ * find_bytes. */
+static int16_t find_range(struct mqd_reactor *r, struct mqd_share_part *part)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, part->slot);
     int16_t code = -1;
@@ -163,7 +164,7 @@ static bool find_range(struct mqd_reactor *r, struct mqd_share_part *part)
         if (code)
             mqd_range_release(r->reader, &part->range);
     }
-    return code == 0;
+    return code;
 }
 
 static void take_run(struct mqd_reactor *r, struct mqd_share_part *part, const struct mqd_descriptor *response)
@@ -189,11 +190,13 @@ static void take_records(struct mqd_reactor *r, struct mqd_share_part *part, con
     part->read_first = response->a;
     part->read_end = response->b;
     part->read_bytes = response->size_bytes;
-    if (!find_range(r, part)) {
+    int16_t code = find_range(r, part);
+    if (code) {
         mqd_log(r, 4, job->request->connection ? job->request->connection->id : 0, part->slot,
-                "records from offset %lld, acquired for a share group, cannot be read; they are released",
+                "records from offset %lld, acquired for a share group, cannot be read; they are returned",
                 (long long)part->read_first);
-        release_acquired(r, part);
+        return_acquired(r, part);
+        refuse_part(part, code > 0 ? code : MQD_KAFKA_STORAGE_ERROR); /* or this job would acquire them again */
         return;
     }
     for (uint32_t i = 0; i < part->run_count; i++) {

@@ -249,10 +249,31 @@ TEST(holes_and_aborted_batches_are_archived)
     ended(&share);
 }
 
+TEST(returned_records_were_not_delivered)
+{
+    struct mqd_share share = made(64, 2, 2000, 0);
+    for (int tries = 0; tries < 10; tries++) {
+        CHECK_EQUAL(acquire(&share, 1, 0, 10, 100), 10);
+        CHECK_EQUAL(mqd_share_at(&share, 5).count, 1);
+        CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_RETURN, 1), 0);
+        CHECK_EQUAL(mqd_share_at(&share, 5).count, 0);
+        CHECK_EQUAL(mqd_share_next(&share), 0);
+        mqd_share_check(&share);
+    }
+    CHECK_EQUAL(acquire(&share, 1, 0, 10, 100), 10);
+    CHECK_EQUAL(acknowledge(&share, 1, 0, 9, MQD_SHARE_RELEASE, 1), 0);
+    CHECK_EQUAL(acquire(&share, 1, 0, 1, 1), 1); /* the last delivery, which is returned, too */
+    CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_RETURN, 1), 0);
+    CHECK_EQUAL(acquire(&share, 1, 0, 1, 1), 1);
+    CHECK_EQUAL(acknowledge(&share, 1, 0, 0, MQD_SHARE_RELEASE, 1), 0);
+    CHECK_EQUAL(mqd_share_next(&share), 1);
+    ended(&share);
+}
+
 TEST(malformed_acknowledgements_are_refused_whole)
 {
     struct mqd_share share = made(64, 5, 2000, 0);
-    uint8_t accept = MQD_SHARE_ACCEPT, unknown = 5;
+    uint8_t accept = MQD_SHARE_ACCEPT, unknown = MQD_SHARE_RETURN + 1;
     CHECK_EQUAL(acquire(&share, 1, 0, 10, 100), 10);
     struct mqd_share_acknowledgement lists[][2] = {
         {{0, 1, &accept, 1}, {3, 2, &accept, 1}},  {{0, 2, &accept, 1}, {1, 2, &accept, 1}},

@@ -222,6 +222,33 @@ BOTH(unknown_pages_are_read_ahead)
     where_refused(ENOSYS, 0, fetch_all, backend); /* known to be in memory */
 }
 
+/* Worker 1, which owns the partition, has the segment open; worker 0, which has the member's
+ * connection, cannot open it. */
+BOTH(records_that_cannot_be_read_cost_no_delivery)
+{
+    struct coordinator *k = start_with(backend, NULL);
+    char path[160], hidden[170];
+    struct client two = client_open(k->b, 1), one = client_open(k->b, 0);
+    struct share_request b = {.member = "b", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
+    struct share_request a = {.member = "a", .partition = 1, .type = -1, .wait_ms = LIMIT_MS};
+    snprintf(path, sizeof path, "%s/quick-1/%020d.log", log_root, 0);
+    snprintf(hidden, sizeof hidden, "%s.hidden", path);
+    produce(k, 1, 1);
+    struct answered answered = fetch(k, &two, b);
+    check_run(&answered, 0, 0, 1);
+    b.epoch = 1, b.type = MQD_SHARE_RELEASE, b.first = b.last = 0;
+    CHECK_EQUAL(acknowledge(k, &two, b).partition_error, 0);
+    CHECK_EQUAL(rename(path, hidden), 0);
+    for (int tries = 0; tries < 8; tries++, a.epoch++)
+        CHECK_EQUAL(fetch(k, &one, a).partition_error, MQD_KAFKA_STORAGE_ERROR);
+    CHECK_EQUAL(rename(hidden, path), 0);
+    answered = fetch(k, &one, a);
+    check_run(&answered, 0, 0, 2);
+    client_close(&one);
+    client_close(&two);
+    stop(k);
+}
+
 /* ---- TLS ---- */
 
 static struct tls_identity broker;
