@@ -173,7 +173,7 @@ async def run(client: KeeperClient, layout: paths.Layout) -> int:
         lambda worker: control.local_usage(worker)[0],
         running,
         servers,
-        LocalPrincipals(client.config).find,
+        LocalPrincipals(client.config),
     )
 
     def on_death(death) -> None:

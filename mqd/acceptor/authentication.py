@@ -212,7 +212,7 @@ class Authentication:
         self._own_seed = seed
         self._failure_delay_s = failure_delay_ms / 1000
         self._running: OrderedDict[Connection, _Running] = OrderedDict()  # the oldest first
-        # (address, user) -> failures in a row, and when the last one was
+        # (address, user) -> failures at most FAILURES_FORGET_S apart, and when the last one was
         self._failures: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
         self._issuers = ThreadPoolExecutor(1, "tokens")  # a pool of its own: a check may wait for an issuer's server

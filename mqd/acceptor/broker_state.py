@@ -264,7 +264,7 @@ class BrokerState:
     async def await_flushed(self, partitions: Iterable[tuple[str, int]]) -> None:
         """Waits until all records that these partitions (topic, index) have at the time of the call are
         on this host's disk, for flushes.WAIT_S at most. Does not wait for topics without
-        flush.on.ack. Offset look-ups await it before they read view(), so that a client finds all
+        flush.on.ack. Offset lookups await it before they read view(), so that a client finds all
         records acknowledged before its request.
         """
         images = [

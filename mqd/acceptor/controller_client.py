@@ -40,7 +40,7 @@ MetadataMessage = (
     | messages.SettingsPut
     | messages.AclsPut
     | messages.CredentialsPut
-    | messages.Several
+    | messages.MessageList
 )
 
 

@@ -244,7 +244,7 @@ class Coordinators:
 
     def on_metadata(self, message: object) -> None:
         """Call it after the metadata has been updated."""
-        parts = message.parts if isinstance(message, messages.Several) else [message]
+        parts = message.parts if isinstance(message, messages.MessageList) else [message]
         for (topic, partition), leader_epoch in self._broker.metadata.take_partitions_led_elsewhere().items():
             if (coordinator := self.of_topic(topic)) is not None:
                 coordinator.on_led_elsewhere(partition, leader_epoch)

@@ -1,4 +1,4 @@
-"""Look-ups that wait for a flush: records appended before the request must be on disk, and thus
+"""Lookups that wait for a flush: records appended before the request must be on disk, and thus
 below the high watermark, before it is answered.
 
 Does for the acceptor's responses what native/server/look_up.c does for ListOffsets (latest). Waits

@@ -71,7 +71,7 @@ class Metadata:
     def apply(self, message: messages.FromController) -> None:
         """Messages that are not metadata (responses, commands) change nothing."""
         match message:
-            case messages.Several():
+            case messages.MessageList():
                 for part in message.parts:
                     self.apply(part)
             case messages.PartitionsPut():
@@ -180,6 +180,19 @@ class Metadata:
         elif 0 <= new.partition_count < max(old.partition_count, len(old.partitions)):
             self._note_gone(old.name, new.partition_count)
 
+    def _steps_of(self, image: messages.Image) -> dict[bytes, list[tuple[int, int]]]:
+        """_known_from, with the topics and partitions that the image adds."""
+        found = {}
+        for topic in image.topics:
+            old = self.by_id(topic.topic_id)
+            steps = list(self._known_from.get(topic.topic_id, ()))
+            known = len(old.partitions) if old is not None else 0
+            if len(topic.partitions) > known:
+                steps.append((known, image.version))
+            if steps:
+                found[topic.topic_id] = steps
+        return found
+
     def _replace(self, image: messages.Image) -> None:
         self.withheld = frozenset(image.withheld)
         published = {topic.name: topic for topic in image.topics}
@@ -197,10 +210,7 @@ class Metadata:
             self._note_led_elsewhere(before, topic.partitions)
             if before.topic_id == topic.topic_id:
                 self._note_elections(before, topic.partitions)
-        known = self.names if self.version >= 0 else {topic.topic_id: topic.name for topic in image.topics}
-        self._known_from = {
-            topic.topic_id: [(0, image.version)] for topic in image.topics if topic.topic_id not in known
-        }
+        self._known_from = self._steps_of(image) if self.version >= 0 else {}
         self.cluster_id, self.controller_id = image.cluster_id, image.controller_id
         self.brokers = {broker.node_id: broker for broker in image.brokers}
         self.topics = published
@@ -260,9 +270,11 @@ class Metadata:
         self.topics[topic.name] = msgspec.structs.replace(topic, partitions=partitions)
         self._put_views(topic.name, message.version)
 
-    def logs(self) -> list[messages.TopicImage]:
-        """All topics except views."""
-        return [topic for topic in self.topics.values() if not topic.config.get(VIEW_OF)]
+    def topics_with_logs(self) -> list[messages.TopicImage]:
+        """All topics except views. The copy is one step of the interpreter: threads of scrapes call this,
+        too, while the event loop adds and removes topics.
+        """
+        return [topic for topic in list(self.topics.values()) if not topic.config.get(VIEW_OF)]
 
     def log_of(self, name: str) -> str:
         """The topic that has the log of this one: itself, or the base of a view."""
@@ -334,4 +346,4 @@ class Metadata:
 
     def by_id(self, topic_id: bytes) -> messages.TopicImage | None:
         name = self.names.get(topic_id)
-        return self.topics[name] if name is not None else None
+        return self.topics.get(name) if name is not None else None  # removed meanwhile, in a scrape's thread

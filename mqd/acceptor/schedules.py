@@ -45,6 +45,7 @@ class TimerStarter:
         self._metadata, self._node_id, self._run_dir, self._start = metadata, node_id, run_dir, start
         self._published: Schedules | None = None
         self._has_schedules = False
+        self._is_starting = False
         self._retry: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -63,7 +64,7 @@ class TimerStarter:
 
     def _concerns(self, message: messages.FromController) -> bool:
         match message:
-            case messages.Several():
+            case messages.MessageList():
                 return any(map(self._concerns, message.parts))
             case messages.TopicPut():
                 return self._has_schedules or bool(message.topic.config.get("schedule.to"))
@@ -99,12 +100,16 @@ class TimerStarter:
             self._retry = None
 
     def _start_timer(self) -> None:
+        if self._is_starting:  # supervisord may take long to respond; the next retry follows
+            return
         try:
             in_thread(self._start).add_done_callback(self._on_started)
+            self._is_starting = True
         except RuntimeError as error:  # no thread can be started
             self._report(error)
 
     def _on_started(self, outcome: asyncio.Future[None]) -> None:
+        self._is_starting = False
         if not outcome.cancelled() and (error := outcome.exception()) is not None:
             self._report(error)
 

@@ -27,13 +27,16 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from mqd import native
 from mqd.acceptor.accepting import BATCH_COUNT, MAGIC, PAUSE_S, accept_advice
 from mqd.acceptor.broker_state import LISTENER_LOCAL
 from mqd.acceptor.handoff import Handoff
+from mqd.acceptor.local.principals import LocalPrincipals
 from mqd.base import logging
+from mqd.base.blocking_pool import in_thread
 from mqd.shm.attach import peer_pid
 
 LAYOUT_MAGIC = 0x314C434F4C44514D  # MQD_LOCAL_MAGIC
@@ -125,7 +128,7 @@ def refuse(connection: socket.socket, error: int, reason: str) -> None:
 class LocalClients:
     """`listener` None: local clients are disabled. `attachment_count(worker)` and `running(worker)`
     come from the control segment. `servers`: the addresses that this broker listens on
-    (rendezvous.server_name). `principal_of`: LocalPrincipals.find.
+    (rendezvous.server_name). `principals` None: no client has one.
     """
 
     def __init__(
@@ -135,10 +138,11 @@ class LocalClients:
         attachment_count: Callable[[int], int],
         running: Callable[[int], bool],
         servers: Collection[str],
-        principal_of: Callable[[int], str | None] = lambda uid: "",
+        principals: LocalPrincipals | None = None,
     ) -> None:
         self._servers = servers
-        self._principal_of = principal_of
+        self._principals = principals
+        self._unnamed: set[socket.socket] = set()  # their principals are being looked up
         self._listener = listener
         self._handoff = Handoff(handoffs, attachment_count, running)
         self._abi_hash = native.local_abi_hash()
@@ -163,8 +167,9 @@ class LocalClients:
         for connection in list(self._awaiting_hello):
             self._forget(connection)
             connection.close()
-        for connection, _ in self._waiting:
+        for connection in [*self._unnamed, *(waiting for waiting, _ in self._waiting)]:
             connection.close()
+        self._unnamed.clear()
         self._waiting.clear()
         if self._retry is not None:
             self._retry.cancel()
@@ -222,15 +227,8 @@ class LocalClients:
         pid, uid = peer_pid(connection)
         hello = parse(packet, self._abi_hash)
         if isinstance(hello, Hello) and (not hello.server or hello.server in self._servers):
-            principal = self._principal_of(uid)
-            if principal is not None:
-                self._hand_over(connection, handoff_packet(hello, uid, pid, principal))
-                return
-            reason = (
-                f"local.principal.mapping.rules map user id {uid} to no principal: the client uses TCP, where it can"
-                " authenticate"
-            )
-            refuse(connection, native.E_INVALID, reason)
+            self._find_principal(connection, hello, uid, pid)
+            return
         elif isinstance(hello, Hello):
             reason = (
                 f"the client would connect over TCP to {hello.server}, and this broker does not listen there: a broker"
@@ -243,6 +241,41 @@ class LocalClients:
         else:
             reason = "its first packet is not the hello of an mqd client"
             connection.close()
+        log.warning("a local client was refused", pid=pid, uid=uid, reason=reason)
+
+    def _find_principal(self, connection: socket.socket, hello: Hello, uid: int, pid: int) -> None:
+        principals = self._principals
+        if principals is None or principals.is_known(uid):
+            principal = "" if principals is None else principals.find(uid)
+            self._on_principal(connection, hello, uid, pid, principal)
+            return
+        if len(self._unnamed) >= HELLO_COUNT_MAX:
+            refuse(connection, native.E_FULL, "the principals of too many clients are being looked up; try again")
+            return
+        try:
+            lookup = in_thread(partial(principals.find, uid))
+        except RuntimeError as error:
+            refuse(connection, native.E_FULL, f"its principal cannot be looked up: {error}")
+            return
+        self._unnamed.add(connection)
+        lookup.add_done_callback(partial(self._on_lookup_ended, connection, hello, uid, pid))
+
+    def _on_lookup_ended(
+        self, connection: socket.socket, hello: Hello, uid: int, pid: int, lookup: asyncio.Future[str | None]
+    ) -> None:
+        if connection in self._unnamed:  # otherwise the acceptor has stopped
+            self._unnamed.discard(connection)
+            self._on_principal(connection, hello, uid, pid, lookup.result())
+
+    def _on_principal(self, connection: socket.socket, hello: Hello, uid: int, pid: int, principal: str | None) -> None:
+        if principal is not None:
+            self._hand_over(connection, handoff_packet(hello, uid, pid, principal))
+            return
+        reason = (
+            f"local.principal.mapping.rules map user id {uid} to no principal: the client uses TCP, where it can"
+            " authenticate"
+        )
+        refuse(connection, native.E_INVALID, reason)
         log.warning("a local client was refused", pid=pid, uid=uid, reason=reason)
 
     # -- handing over ------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from mqd.base.config import broker_value
 from mqd.security.principal import BROKER, local_rules, mapped, super_users, user
 
-CACHE_S = 60.0  # a look-up may need the network
+CACHE_S = 60.0  # a lookup may need the network
 CACHE_COUNT_MAX = 1024
 
 
@@ -36,8 +36,17 @@ class LocalPrincipals:
         self._clock = clock
         self._known: dict[int, tuple[float, str | None]] = {}
 
+    def is_known(self, uid: int) -> bool:
+        """Whether find() returns at once; otherwise it may wait for the network."""
+        known = self._known.get(uid)
+        return (
+            not self._has_authorizer
+            or uid == self._own_uid
+            or (known is not None and self._clock() - known[0] < CACHE_S)
+        )
+
     def find(self, uid: int) -> str | None:
-        """The principal of a user id; "": none is needed; None: the client is refused."""
+        """The principal of a user id; "": none is needed; None: the client is refused. Thread-safe."""
         if not self._has_authorizer:
             return ""
         if uid == self._own_uid:

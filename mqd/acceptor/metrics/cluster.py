@@ -21,7 +21,7 @@ def partitions(metadata: Metadata, node_id: int) -> tuple[int, int, int]:
     without_leader = under_replicated = under_min = 0
     if metadata.is_alone:
         return 0, 0, 0
-    for topic in metadata.logs():
+    for topic in metadata.topics_with_logs():
         configured = configured_min_in_sync(topic.config, metadata.broker_default_config)
         for one in topic.partitions:
             if one.leader < 0:
@@ -70,8 +70,8 @@ def collect(metadata: Metadata, node_id: int) -> Iterator[Any]:
     )
     yield CounterMetricFamily(
         "mqd_unclean_leader_elections",
-        "Leaders elected from outside the in-sync set in the whole cluster, as this acceptor saw them: records"
-        " are lost",
+        "Elections, anywhere in the cluster, of a leader that was not in sync, as this acceptor saw them:"
+        " records are lost",
         value=metadata.unclean_count,
     )
     yield GaugeMetricFamily(

@@ -69,7 +69,7 @@ _HELP = {
     "LOCAL_ATTACHED": "Local clients attached through shared memory",
     "LOCAL_REFUSED": "Local clients refused (local.attachments.max, local.memory.max.bytes, max.connections)",
     "LOCAL_REQUESTS": "Requests that came through shared memory",
-    "LOCAL_LOOKUPS": "Look-ups of file positions by local clients",
+    "LOCAL_LOOKUPS": "Lookups of file positions by local clients",
     "REPLICA_BYTES": "Bytes appended as a follower",
     "RELAYED_BATCHES": "Record batches of local clients forwarded to leaders on other hosts",
     "RELAYED_BYTES": "Bytes of the requests that forwarded record batches of local clients",
@@ -325,7 +325,7 @@ class Metrics:
     def _measure(self, log_dir: int) -> "_Directory":
         """Measures one log directory. Blocks until it responds."""
         sizes = {}
-        for topic in self._broker.metadata.logs():
+        for topic in self._broker.metadata.topics_with_logs():
             for partition in topic.partitions:
                 if partition.owner != OWNER_NONE and partition.log_dir == log_dir:
                     try:

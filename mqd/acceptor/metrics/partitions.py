@@ -33,7 +33,7 @@ def text(
     start, end, high, online, size, corrupt = (
         (lines.append, name) for lines, (name, _) in zip(families, FAMILIES, strict=True)
     )
-    for topic in broker.metadata.logs():
+    for topic in broker.metadata.topics_with_logs():
         for partition in topic.partitions:
             if partition.slot < 0:  # there is no replica here
                 continue

@@ -291,17 +291,28 @@ class MetricsServer:
                 client.socket.recv(REQUEST_BYTES_MAX)  # closing with unread bytes would reset the connection
                 self._begin_response(client, _NOT_PLAIN)
                 return False
-            self._selector.unregister(client.socket)
-            client.socket = tls.current().wrap_socket(
-                client.socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
-            )
-            self._selector.register(client.socket, client.events, client)
-            client.in_handshake = True
+            if not self._wrap(client, tls):
+                return False
         if client.in_handshake:
             assert isinstance(client.socket, ssl.SSLSocket)
             client.socket.do_handshake()
             client.in_handshake = False
             self._watch(client, selectors.EVENT_READ)
+        return True
+
+    def _wrap(self, client: _Client, tls: _Tls) -> bool:
+        """False: the client has reset the connection; wrap_socket() then fails and has closed the socket."""
+        self._selector.unregister(client.socket)
+        try:
+            client.socket = tls.current().wrap_socket(
+                client.socket, server_side=True, do_handshake_on_connect=False, suppress_ragged_eofs=True
+            )
+            self._selector.register(client.socket, client.events, client)
+        except (OSError, ValueError):
+            self._clients.discard(client)
+            client.socket.close()
+            return False
+        client.in_handshake = True
         return True
 
     def _receive(self, client: _Client) -> None:

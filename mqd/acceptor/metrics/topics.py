@@ -31,7 +31,7 @@ class Topics:
     def text(self, broker: Broker, slot_traffic: Callable[[int], _Counts]) -> str:
         totals: dict[str, _Counts] = {}
         seen: dict[tuple[bytes, int], _Counts] = {}
-        for topic in broker.metadata.logs():
+        for topic in broker.metadata.topics_with_logs():
             total = self._totals.get(topic.name)
             for partition in topic.partitions:
                 if partition.slot < 0:  # there is no replica here

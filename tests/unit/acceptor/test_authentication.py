@@ -12,6 +12,8 @@ from mqd.acceptor.handlers.security import sasl
 from mqd.acceptor.metadata import Metadata
 from mqd.cluster.host.messages import CredentialsPut
 from mqd.cluster.metadata.records import ScramCredential
+from mqd.native import PrincipalKind
+from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
 from mqd.security import client, scram
 
@@ -249,6 +251,25 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
     assert users.shapes(None) == {alice: 1, bob: 1}  # each user once, by the mechanism that PLAIN checks
     metadata.apply(CredentialsPut(metadata.version, [], [("alice", 1)]))
     assert users.shapes("SCRAM-SHA-256") == {}
+
+
+@pytest.mark.parametrize("is_authenticated", [False, True])
+def test_without_an_exchange_an_unauthenticated_connection_ends(is_authenticated: bool) -> None:
+    """A client that sends raw tokens gets no response, so it would wait for its timeout. The exchange was
+    lost with the acceptor's restart.
+    """
+    kind = PrincipalKind.SASL if is_authenticated else PrincipalKind.ANONYMOUS
+    address = Address(
+        connection=CONNECTION,
+        listener_id=SASL,
+        peer_ip="10.0.0.1",
+        principal="User:alice" if is_authenticated else "",
+        principal_kind=kind,
+    )
+    context = Context(SimpleNamespace(authentication=service(), authorizer=None, may_lead=lambda: True), address)
+    request = SaslAuthenticateRequest(auth_bytes=b"\0alice\0s3cret")
+    response = asyncio.run(sasl.handle(context, None, request))
+    assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE and context.disconnect is not is_authenticated
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def test_updates_of_single_partitions_and_several_at_once() -> None:
     broker = made(topic(partition(0, (1, 2)), partition(1, (1, 3))))
     broker.metadata.apply(messages.PartitionsPut(2, TOPIC, [partition(1, (1, 3), leader=3)]))
     assert [one.leader for one in broker.metadata.topics["t"].partitions] == [1, 3] and broker.metadata.version == 2
-    news = messages.Several(
+    news = messages.MessageList(
         3,
         [
             messages.BrokersPut(3, [broker_image(2)], 2),
@@ -181,6 +181,26 @@ def test_updates_of_single_partitions_and_several_at_once() -> None:
     assert (broker.metadata.controller_id, broker.metadata.version, broker.metadata.is_alone) == (2, 3, True)
     assert broker.metadata.topics["t"].partitions[0].leader == 2
     broker.metadata.apply(messages.PartitionsPut(4, b"x" * 16, [partition(0, (1,))]))  # of a deleted topic
+
+
+def test_an_image_shows_no_partition_before_every_worker_knows_it() -> None:
+    """The controller was restarted while a topic got partitions; the image adds more, and a topic."""
+    metadata = Metadata()
+
+    def of_size(name: bytes, count: int) -> messages.TopicImage:
+        return messages.TopicImage(name.decode(), name * 16, [partition(index, (1,)) for index in range(count)], {})
+
+    def image(version: int, *topics: messages.TopicImage) -> messages.Image:
+        return messages.Image(version, "cluster", 1, [], list(topics), {}, node_id=1)
+
+    metadata.apply(image(1, of_size(b"t", 1)))
+    metadata.apply(messages.TopicPut(2, of_size(b"t", 2)))
+    metadata.apply(image(4, of_size(b"t", 3), of_size(b"u", 1)))
+
+    def known(name: str) -> list[int]:
+        return [metadata.known_count(metadata.topics[name], applied) for applied in (1, 2, 3, 4)]
+
+    assert known("t") == [1, 2, 2, 3] and known("u") == [0, 0, 0, 1]
 
 
 def test_hidden_partitions_are_not_shown() -> None:

@@ -216,7 +216,7 @@ class BrokerWithCatalog(HandlerBroker):
         if number == 0 and isinstance(message, messages.Image):
             self.catalog.on_image(message)
         elif number == 0:
-            self.catalog.apply_updates(message.parts if isinstance(message, messages.Several) else [message])
+            self.catalog.apply_updates(message.parts if isinstance(message, messages.MessageList) else [message])
         super()._deliver(number, message)
 
     def lag_records_max(self, name: str) -> int:

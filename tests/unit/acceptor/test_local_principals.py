@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
 import struct
+import threading
 
 import pytest
 
@@ -68,10 +71,19 @@ def hello() -> bytes:
 def test_the_worker_is_notified_or_the_client_is_refused(principal: str | None) -> None:
     given, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), lambda _: principal)
-    clients._forget = lambda _: None  # type: ignore[method-assign]  # there is no event loop
-    client.send(hello())
-    clients._on_hello(ours)
+    uid = os.geteuid()
+    known = {uid: "" if principal is None else principal.removeprefix("User:")}
+    found = LocalPrincipals(ON if principal != "" else {}, own_uid=uid + 1, login=known.__getitem__)
+    clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), found)
+    clients._forget = lambda _: None  # type: ignore[method-assign]  # it was accepted elsewhere
+
+    async def play() -> None:
+        client.send(hello())
+        clients._on_hello(ours)
+        while clients._unnamed:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(play())
     if principal is None:
         magic, _, _, error, reason = WELCOME.unpack(client.recv(4096))
         assert magic == LAYOUT_MAGIC and error == native.E_INVALID
@@ -83,6 +95,34 @@ def test_the_worker_is_notified_or_the_client_is_refused(principal: str | None) 
         message = taken.recv(4096)
         assert message[HANDOFF.size :].decode() == principal
         assert struct.unpack_from("<I", message)[0] == 0x31434E4F
+    for one in (given, taken, client, ours):
+        one.close()
+
+
+def test_a_lookup_that_hangs_stops_no_other_work() -> None:
+    """NSS may wait for a directory service; heartbeats and metadata must not."""
+    released = threading.Event()
+    given, taken = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def login(uid: int) -> str:
+        assert released.wait(20)
+        return "alice"
+
+    found = LocalPrincipals(ON, own_uid=os.geteuid() + 1, login=login)
+    clients = LocalClients(None, [given], lambda _: 0, lambda _: True, (), found)
+    clients._forget = lambda _: None  # type: ignore[method-assign]
+
+    async def play() -> None:
+        client.send(hello())
+        clients._on_hello(ours)
+        assert clients._unnamed == {ours}
+        released.set()
+        while clients._unnamed:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(play())
+    assert taken.recv(4096)[HANDOFF.size :] == b"User:alice"
     for one in (given, taken, client, ours):
         one.close()
 

@@ -191,7 +191,7 @@ def broker(**topics: tuple[int, ...]) -> Any:
         )
         for name, slots in topics.items()
     }
-    return SimpleNamespace(metadata=SimpleNamespace(topics=found, logs=lambda: list(found.values())))
+    return SimpleNamespace(metadata=SimpleNamespace(topics=found, topics_with_logs=lambda: list(found.values())))
 
 
 def traffic_shown(topics: Topics, broker: Any, slots: Slots) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
     monkeypatch.setattr(python_tls, "POLL_S", 0.0)
     servers = []
 
-    def start(**config: str) -> tuple[str, int]:
+    def start(before: Callable[[tuple[str, int]], None] = lambda address: None, **config: str) -> tuple[str, int]:
         loaded = load_broker(None, {}, {name.replace("_", "."): value for name, value in config.items()})
         expected = listeners.metrics_listener(loaded)
         assert expected is not None
@@ -59,6 +60,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[str, 
         token = Token(Path(loaded["metrics.token.file"])) if loaded["metrics.token.file"] else None
         tls = python_tls.ServerTls(loaded, expected) if expected.has_tls else None
         servers.append(MetricsServer(listener, lambda: PAGE, Decided({"/health/ready": ["no"]}), token, tls))
+        before(listener.getsockname())  # these connections wait to be accepted
         servers[-1].start()
         return listener.getsockname()
 
@@ -182,6 +184,19 @@ def test_where_the_page_is_served() -> None:
     assert listener(metrics_listener="https://127.0.0.1:1") == Listener("METRICS", "127.0.0.1", 1, "SSL")
     open_to_all = {"metrics_listener": "http://[::]:1", "metrics_token_file": "/t", "listeners_insecure_allow": "true"}
     assert listener(**open_to_all) == Listener("METRICS", "::", 1)
+
+
+def test_a_connection_reset_before_its_handshake_ends_only_itself(serve, authority, tmp_path) -> None:
+    ca, keystore = authority.write(tmp_path / "ca.pem"), authority.issue("broker").write(tmp_path / "keystore")
+
+    def reset(address: tuple[str, int]) -> None:
+        for _ in range(3):
+            with socket.create_connection(address) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.sendall(b"\x16")
+
+    address = serve(reset, metrics_listener="https://127.0.0.1:0", ssl_keystore_location=str(keystore))
+    assert send_request(address, trusting(ca)).startswith(b"HTTP/1.1 200")
 
 
 def test_tls_and_tokens_are_checked_before_the_start(token_file, tmp_path, authority) -> None:

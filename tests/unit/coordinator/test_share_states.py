@@ -137,6 +137,23 @@ def test_responses_begin_with_the_groups_settings(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_dead_letter_topic_is_deleted_whatever_its_old_value(tmp_path: Path) -> None:
+    """Java's AdminClient sends the old value with DELETE. The topic takes no dead letters any more."""
+
+    async def alter(broker: HandlerBroker, operation: int) -> int:
+        message = IncrementalAlterConfigsRequest
+        config = message.Config(name="errors.deadletterqueue.topic.name", value="dlq.g", config_operation=operation)
+        request = message(resources=[message.Resource(resource_type=32, resource_name="g", configs=[config])])
+        return (await broker.send_request(request, 1)).responses[0].error_code
+
+    async def scenario(broker: HandlerBroker) -> None:
+        assert await alter(broker, 0) == 0
+        await create(broker, "dlq.g", 1)
+        assert await alter(broker, 0) == 40 and await alter(broker, 1) == 0
+
+    run(tmp_path, scenario)
+
+
 def test_a_share_partition_starts_by_duration(tmp_path: Path) -> None:
     """Where READ has no start, the offset is looked up; an error of the lookup is retriable."""
 

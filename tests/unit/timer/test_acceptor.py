@@ -131,6 +131,33 @@ def test_the_timer_is_started_when_there_is_a_schedule(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_one_start_of_the_timer_is_under_way_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While supervisord does not respond, changes of partitions begin no further thread."""
+    begun: list[asyncio.Future[None]] = []
+
+    def in_thread(query: Callable[[], None]) -> asyncio.Future[None]:
+        begun.append(asyncio.get_running_loop().create_future())
+        return begun[-1]
+
+    async def play() -> None:
+        metadata = Metadata()
+        starter = TimerStarter({}, metadata, 1, tmp_path, lambda: None)
+        starter.start(asyncio.get_running_loop())
+        for number in range(5):
+            message = messages.TopicPut(number, _topic("later", 1, schedule_to="orders"))
+            metadata.apply(message)
+            starter.on_metadata(message)
+        assert len(begun) == 1
+        begun[0].set_exception(OSError("it has stopped"))
+        await asyncio.sleep(0)
+        starter.on_metadata(message)
+        assert len(begun) == 2
+        starter.stop()
+
+    monkeypatch.setattr(schedules, "in_thread", in_thread)
+    asyncio.run(play())
+
+
 def _start_with_a_failure(metadata: Metadata, run_dir: Path, failures: list) -> None:
     """Returns when the timer has been started after the first attempt took the only failure."""
 

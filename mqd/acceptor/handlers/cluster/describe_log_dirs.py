@@ -80,7 +80,9 @@ def _failed(directory: Path) -> DescribeLogDirsResponse.Result:
 
 def _requested(broker: Broker, request: DescribeLogDirsRequest) -> list[tuple[str, PartitionImage]]:
     if request.topics is None:
-        return [(topic.name, partition) for topic in broker.metadata.logs() for partition in topic.partitions]
+        return [
+            (topic.name, partition) for topic in broker.metadata.topics_with_logs() for partition in topic.partitions
+        ]
     requested = {(topic.topic, index): None for topic in request.topics for index in topic.partitions}
     return [
         (name, partition)

@@ -58,12 +58,16 @@ async def handle(context: Context, header: RequestHeader, request: AlterConfigsR
     )
 
 
-def _problem_of_dead_letters(context: Context, resource: Resource) -> str:
+def _dead_letter_topic_problem(context: Context, resource: Resource) -> str:
     """Why the group's dead-letter topic is refused; "": it is not. A missing topic may be created later; an
     existing one must accept dead letters. A topic that the client may not describe is treated as missing: it
     gets no dead letters unless it accepts them.
     """
-    names = [one.value for one in resource.operations if one.name == dead_letters.TOPIC and one.value]
+    names = [
+        one.value
+        for one in resource.operations
+        if one.name == dead_letters.TOPIC and one.value and one.operation != "delete"
+    ]
     image = context.broker.metadata.topics.get(names[0]) if resource.type == RESOURCE_GROUP and names else None
     if image is None or topic_effective(context.broker.effective(), image.config)[dead_letters.ENABLED] == "true":
         return ""
@@ -89,7 +93,7 @@ async def alter(context: Context, resources: list[Resource], replace: bool, vali
             except Refusal as refusal:
                 return Result(resource.type, resource.name, refusal.error, refusal.message)
             return Result(resource.type, resource.name, 0, None)
-        if problem := _problem_of_dead_letters(context, resource):
+        if problem := _dead_letter_topic_problem(context, resource):
             return Result(resource.type, resource.name, int(ErrorCode.INVALID_CONFIG), problem)
         change = messages.AlterConfig(resource.type, resource.name, resource.operations, replace)
         response = await broker.controller.request(change, TIMEOUT_MS, validate_only)
