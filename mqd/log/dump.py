@@ -240,6 +240,8 @@ def verify_directory(
         found = verify_segment(segment, deep, progress, sum(sizes[:number]), sum(sizes), aborted)
         if found.problem is None or found.incomplete:
             found.aborted_problems = aborted.compare(directory, found.base_offset, found.next_offset)
+        else:
+            aborted = AbortedTransactions()  # transactions that end in its unread rest are unknown
         previous = report.segments[-1] if report.segments else None
         if previous is not None and previous.next_offset > found.base_offset and found.problem is None:
             found.problem = (

@@ -1,4 +1,4 @@
-"""Look-ups in a partition's files, usable by any process: an offset by time, the newest timestamp,
+"""Lookups in a partition's files, usable by any process: an offset by time, the newest timestamp,
 a time by offset, the end of a leader epoch.
 
 The reader is not the owner: it opens the files read-only, never reads at or beyond the given high

@@ -272,7 +272,9 @@ class KeeperClient:
             self._parent_fds.append((peer_pidfd(self._connection), "the keeper ended"))
             if self.welcome.supervisor_pid:
                 self._parent_fds.append((os.pidfd_open(self.welcome.supervisor_pid), "supervisord ended"))
-        except ProcessLookupError as error:
+        except OSError as error:
+            if error.errno not in (errno.ESRCH, errno.EINVAL):  # EINVAL: SO_PEERPIDFD, before Linux 6.15
+                raise
             raise KeeperError("the keeper or supervisord ended while this process attached") from error
 
     # -- after attaching ---------------------------------------------------------------------------

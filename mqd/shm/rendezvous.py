@@ -32,6 +32,7 @@ import fcntl
 import ipaddress
 import os
 import pwd
+import re
 import socket
 import stat
 from collections.abc import Iterable, Sequence
@@ -39,6 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PORT_DEFAULT = 9092
+_NAME = re.compile(r"[0-9a-f.:]+@\d+\.net-[0-9a-f]+-[0-9a-f]+")  # as server_name() makes them
 _SWEEP_COUNT_MAX = 8192
 _LOCK_ATTEMPT_COUNT = 10
 _IN_HOME = ".mqd"
@@ -187,14 +189,15 @@ def _remove(link: Path, lock_fd: int) -> None:
 
 
 def _sweep(directory: Path) -> None:
-    """Removes the links of dead brokers, whose locks are free."""
+    """Removes the links of dead brokers, whose locks are free; other files are left alone."""
     try:
         names = os.listdir(directory)[:_SWEEP_COUNT_MAX]
     except OSError:
         return
     for name in {name[1:-5] if name.startswith(".") and name.endswith(".lock") else name for name in names}:
         link = directory / name
-        if not name.startswith(".") and (lock_fd := _lock(link)) is not None:
+        is_ours = _NAME.fullmatch(name) is not None and (link.is_symlink() or not link.exists())
+        if is_ours and (lock_fd := _lock(link)) is not None:
             _remove(link, lock_fd)
 
 

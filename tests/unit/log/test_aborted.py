@@ -116,3 +116,16 @@ def test_an_entry_being_written_by_a_running_broker_is_not_a_problem(partition: 
     with index(partition).open("ab") as file:
         file.write(being_written)
     assert problems(partition) == []
+
+
+def test_damage_of_one_segment_is_not_blamed_on_the_index_of_the_next(partition: Path) -> None:
+    """The last batch of the segment with the abort is damaged; the segment after it is sound."""
+    damaged = partition / f"{BASE_OFFSET:020d}.log"
+    data = bytearray(damaged.read_bytes())
+    next_offset = verify_directory(partition).segments[-1].next_offset
+    data[-1] ^= 1
+    damaged.write_bytes(data)
+    plain = bytearray(written(-1, next_offset, Record(value=b"v")))
+    (partition / f"{next_offset:020d}.log").write_bytes(plain)
+    first, second = verify_directory(partition).segments
+    assert first.problem is not None and second.problem is None and not second.aborted_problems

@@ -111,6 +111,17 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+def test_other_files_in_a_rendezvous_directory_are_left_alone(tmp_path, client_socket, places):
+    """A runtime directory also has pid files, a home directory anything."""
+    places[0].mkdir(mode=0o700)
+    (places[0] / "mqd.pid").write_text("7")
+    (places[0] / "current").symlink_to(tmp_path)
+    (places[0] / "127.0.0.1@9092.net-1-2").write_text("not a link")
+    before = sorted(places[0].iterdir())
+    rendezvous.withdraw(rendezvous.publish([("127.0.0.1", 9092)], client_socket, places[:1]))
+    assert sorted(places[0].iterdir()) == before
+
+
 def test_links_of_dead_brokers_are_removed_and_replaced(tmp_path, client_socket, places):
     subprocess.run([sys.executable, "-c", _DEAD_BROKER, tmp_path / "dead.sock", places[0]])
     assert len(list(places[0].iterdir())) == 4
