@@ -27,6 +27,7 @@ from mqd.cluster.host.events import ControllerChanged, StateReplaced
 from mqd.cluster.membership.peer_messages import PeerProtocolError
 from mqd.cluster.metadata import core as metadata_core
 from mqd.cluster.metadata.core import MetadataCore
+from mqd.cluster.metadata.records import TopicState
 from mqd.cluster.metadata.rules.placement import Directory
 from mqd.cluster.raft import events
 from mqd.cluster.raft.core import QuorumCore
@@ -161,7 +162,6 @@ class Shell:
         self._registration = registration
         self._started = True
         self.on_metadata(metadata_core.DirectoriesSeen(tuple(log_dirs)))
-        self.on_host(self._measurement())
         self._publish_quotas()
         self._learn_addresses()
         epoch = self._control.broker_epoch if self._control.broker_incarnation == registration.incarnation else -1
@@ -189,6 +189,7 @@ class Shell:
             return
         self.metadata_ready.set_result(None)
         self.on_host(slots.read_slots(self._control, self.core.committed))
+        self.on_host(self._measurement())
         self.on_host(ControllerChanged(self._active_controller()))
         self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
 
@@ -364,10 +365,9 @@ class Shell:
     def on_peer(self, node_id: int, message: msgspec.Struct) -> None:
         """A message of an authenticated host, or of this host."""
         kind = type(message)
-        if kind in _FROM_ACTIVE and not self._started:
-            return
         if kind in _FROM_ACTIVE:
-            self.on_broker(broker_core.PeerReceived(node_id, message))  # type: ignore[arg-type]  # by its kind
+            if self._started:
+                self.on_broker(broker_core.PeerReceived(node_id, message))  # type: ignore[arg-type]  # by its kind
         elif kind in _TO_ACTIVE:
             if (
                 isinstance(message, peer.ChangeForwarded)
@@ -435,22 +435,24 @@ class Shell:
                 case metadata_core.Reply():
                     response = action.response
                     if action.topic is not None:
-                        response = msgspec.structs.replace(response, topic=self.host.topic_image(action.topic))
+                        response = msgspec.structs.replace(response, topic=self._topic_image(action.topic))
                     self._send(action.client, response)
                 case metadata_core.SendPeer():
                     message = action.message
                     if action.topic is not None and isinstance(message, peer.ChangeResponse):
+                        image = self._topic_image(action.topic)
                         message = msgspec.structs.replace(
-                            message,
-                            response=msgspec.structs.replace(
-                                message.response, topic=self.host.topic_image(action.topic)
-                            ),
+                            message, response=msgspec.structs.replace(message.response, topic=image)
                         )
                     self._send_peer(action.node_id, message)
         if self._started and isinstance(event, metadata_core.Committed | metadata_core.SnapshotInstalled):
             self._maybe_set_metadata_ready()
             self.on_broker(broker_core.MetadataCommitted(self.core.committed.version, self.host.version))
             self._maybe_set_in_service()
+
+    def _topic_image(self, topic: TopicState) -> messages.TopicImage:
+        """This controller can be the active one before it has started its host core."""
+        return self.host.topic_image(topic) if self._started else HostCore.image_without_slots(topic)
 
     def _publish(self, action: metadata_core.Publish, from_snapshot: bool) -> None:
         self._log_published(action)
@@ -476,9 +478,7 @@ class Shell:
 
     def on_host(self, event: host_core.Event) -> None:
         if not self.metadata_ready.done():
-            # the host core receives everything when it starts, including a worker's death in the
-            # meantime (from the slots)
-            return
+            return  # the host core receives everything when it starts, a worker's death from the slots
         for action in self.host.handle(event, clock.monotonic_ms()):
             match action:
                 case host_core.AssignSlot():
@@ -492,7 +492,7 @@ class Shell:
                     self.on_metadata(metadata_core.AppliedByHost(action.version))
                     self.on_broker(broker_core.MetadataApplied(action.version))
                     self._maybe_set_in_service()
-                case host_core.RecordMove():
+                case host_core.ReportReplicaMoved():
                     self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
                 case host_core.RaiseEpochs():
                     self.on_broker(broker_core.LeadershipsLost(action.partitions))

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from mqd.cluster.host import messages
 from mqd.cluster.host.commands import OWNER_NONE, Command, HostCommands, Subscriber
-from mqd.cluster.host.events import Action, AssignSlot, ClearSlot, Partition, RecordMove, Send, SlotSeen
+from mqd.cluster.host.events import Action, AssignSlot, ClearSlot, Partition, ReportReplicaMoved, Send, SlotSeen
 from mqd.cluster.host.slots import Slots
 from mqd.cluster.metadata.records import PartitionState, TopicState
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
@@ -170,7 +170,7 @@ class TopicImages(HostCommands):
             # a new replica: its slot, if any, is that of an earlier replica, which was removed
             self._slots.release(key, self._version, self._alive)
             if key not in self._choosing and self._log_dirs:
-                actions.append(RecordMove(topic_id, partition.index, self._choose_directory(key)))
+                actions.append(ReportReplicaMoved(topic_id, partition.index, self._choose_directory(key)))
         return self._describe(partition, slot, owner, log_dir)
 
     @staticmethod
@@ -263,7 +263,11 @@ class TopicImages(HostCommands):
         image = self._images.get(topic.name)
         if image is not None and image.topic_id == topic.topic_id:
             return image
-        partitions = [self._describe(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
+        return self.image_without_slots(topic)
+
+    @classmethod
+    def image_without_slots(cls, topic: TopicState) -> messages.TopicImage:
+        partitions = [cls._describe(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
     def _broadcast(self, message: messages.FromController, role: str | None = None) -> list[Action]:

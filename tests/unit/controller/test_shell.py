@@ -3,6 +3,10 @@
 import asyncio
 from types import SimpleNamespace
 
+from mqd.cluster.broker import messages as peer
+from mqd.cluster.host import messages
+from mqd.cluster.metadata import core as metadata_core
+from mqd.cluster.metadata.records import PartitionState, TopicState
 from mqd.controller.shell import Shell
 
 
@@ -66,5 +70,25 @@ def test_a_single_host_waits_until_it_is_elected() -> None:
         assert not await is_done(waiting)
         one.core.active = True
         await waiting
+
+    run(scenario())
+
+
+def test_a_change_is_answered_before_the_host_core_has_started() -> None:
+    """Its quorum may elect this host while its log directories are still being checked."""
+
+    async def scenario() -> None:
+        one = shell(committed=9, log_end_offset=9)
+        one._started = False
+        sent: list[tuple[int, object]] = []
+        one._send_out = lambda node_id, message: sent.append((node_id, message))
+        one.node_id = 1
+        partition = PartitionState(0, (2,), ("d",), (2,), 2, 0)
+        topic = TopicState("t", b"t" * 16, (partition,), {})
+        response = peer.ChangeResponse(1, 2, 7, 5, 9, messages.Response(7, 0))
+        one.core.handle = lambda event, now_ms: [metadata_core.SendPeer(2, response, topic)]
+        one.on_metadata(metadata_core.Tick())
+        ((node_id, message),) = sent
+        assert node_id == 2 and message.response.topic.partitions[0].leader == 2
 
     run(scenario())
