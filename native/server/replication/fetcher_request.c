@@ -162,21 +162,24 @@ static void send_fetch(struct mqd_reactor *r, struct mqd_fetcher *fetcher)
     struct mqd_fetchers *fetchers = r->fetchers;
     struct mqd_node *node;
     uint32_t count = 0;
+    bool starts_session = fetcher->starts_session;
     fetcher->urgent = 0;
-    if (fetcher->starts_session)
+    if (starts_session)
         begin_session(fetcher);
+    fetcher->starts_session = 0; /* handle_change() may set it for the request after this one */
     while (reserve_items(fetchers, count) && (node = mqd_list_pop(&fetcher->changes)))
         count = handle_change(r, fetcher, MQD_CONTAINER(node, struct mqd_followed, change), count);
     drop_returned(fetchers, fetcher);
-    if (fetcher->starts_session ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0)
+    if (starts_session ? count == 0 : fetcher->session_count == 0 && fetcher->forgotten_count == 0) {
+        fetcher->starts_session |= starts_session;
         return; /* nothing to fetch */
+    }
     struct mqd_fetch_request_head head = request_head(r, fetcher);
     head.session_id = fetcher->session_id;
     head.session_epoch = fetcher->session_epoch;
     mqd_fetch_request_encode(&fetcher->out, &head, fetchers->items, count, fetcher->forgotten,
                              fetcher->forgotten_count);
     fetcher->forgotten_count = 0;
-    fetcher->starts_session = 0;
     send_request(r, fetcher);
 }
 
