@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def malformed_name_as_oserror(host: str) -> Iterator[None]:
-    """Wraps a name look-up: a malformed name, with an empty or too long label, raises OSError like
+    """Wraps a name lookup: a malformed name, with an empty or too long label, raises OSError like
     an unknown one.
     """
     try:

@@ -119,7 +119,7 @@ class Cluster:
         if leaderless:
             raise CliError(
                 f"not all {what} can be listed: {len(leaderless)} of {len(found.partitions)} partitions of {name} have"
-                f" no leader ({name}-{leaderless[0]} first), so their coordinators are unavailable;"
+                f" no leader (for example {name}-{leaderless[0]}), so their coordinators are unavailable;"
                 " start their hosts, then try again"
             )
         return {one.partition_index: (one.leader_id, one.leader_epoch) for one in found.partitions}

@@ -50,7 +50,7 @@ class Files(NamedTuple):
     key: Path  # the cluster's key, with which hosts authenticate to each other
     metrics_token: Path
     host: Path
-    allowed: Path
+    plaintext_allowed: Path
 
 
 def files(data_dir: Path) -> Files:
@@ -84,7 +84,7 @@ def settings(data_dir: Path) -> dict[str, str]:
 def _tls_between_hosts(places: Files) -> str:
     """The value of cluster.tls, even before prepare() has created missing files."""
     if places.host.exists():
-        return "allowed" if places.allowed.exists() else "required"
+        return "allowed" if places.plaintext_allowed.exists() else "required"
     if places.broker.exists() and not places.ca_key.exists():
         return "off"  # created by an earlier release, and nothing here can make a certificate
     return "allowed" if _is_in_use(places) else "required"
@@ -161,7 +161,7 @@ def _prepare(places: Files, node_id: int, hosts: list[str], now: datetime.dateti
         _write(places.metrics_token, secrets.token_urlsafe(32).encode() + b"\n")
     authority = _authority(places, now)
     if _is_in_use(places) and not places.host.exists() and has_peers:
-        _write(places.allowed, b"")
+        _write(places.plaintext_allowed, b"")
     if authority.key and _host_needs_renewal(places, node_id, now):
         pair = pki.issue_host(authority, node_id, now)
         _write(places.host, pair.key + pair.certificate)

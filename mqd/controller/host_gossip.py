@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 UPDATE_S = 0.25  # interval of the updates of the sent information
 SEEDS_EVERY, LOAD_EVERY = 4, 20  # intervals of these updates, in multiples of UPDATE_S
 DISK_SIZE_TIMEOUT_S = 1.0  # how long the start waits for the size of the log directories
-LOOK_UP_AGAIN_S = 10.0  # after a failed look-up
+LOOK_UP_AGAIN_S = 10.0  # after a failed lookup
 PEERS_MAX = 8  # number of hosts queried for the quorum's leader
 
 log = logging.get("controller.gossip")

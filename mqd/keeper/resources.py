@@ -134,7 +134,7 @@ def _listen_local(
     if not published:
         log.warning(
             "local clients do not find this broker by bootstrap.servers: no directory can be written, or another broker"
-            " has links with the same names; local clients use TCP, or set mqd.socket.path to the socket",
+            " has links with the same names; local clients use TCP unless their mqd.socket.path is this socket",
             directories=", ".join(map(str, rendezvous.directories())),
             socket=str(path),
         )

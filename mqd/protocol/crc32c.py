@@ -1,7 +1,7 @@
 """CRC-32C (Castagnoli) as Kafka uses it: by the native core if the extension is importable,
 otherwise by numpy in lanes.
 
-The fallback cuts the bytes into equal lanes, walks all lanes together (one table look-up per step
+The fallback cuts the bytes into equal lanes, walks all lanes together (one table lookup per step
 for all of them) and joins the results: a CRC is linear, so the checksum of lanes A and B is A's
 checksum advanced by B's length in zero bytes, xor B's. Source: RFC 3720 appendix B.4; zlib's
 crc32_combine for advancing.
@@ -38,7 +38,7 @@ def _step_bytes(register: int, data: bytes | memoryview) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _zeros_tables(count: int) -> tuple[list[int], ...]:
-    """Four tables that advance a register by `count` zero bytes: xor of one look-up per register
+    """Four tables that advance a register by `count` zero bytes: xor of one lookup per register
     byte.
     """
     # columns of the matrix for one zero byte, squared and multiplied along the bits of count

@@ -130,7 +130,7 @@ class Audit:
 
     def _sweep(self, now: float) -> bool:
         """Drops expired entries; returns whether there is room. At most once in a window: a flood
-        of names must cost no more than one look-up each.
+        of names must cost no more than one lookup each.
         """
         if now - self._swept_s < WINDOW_S:
             return False

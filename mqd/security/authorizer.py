@@ -172,7 +172,7 @@ class Authorizer:
             )
         return table
 
-    # -- look-ups ----------------------------------------------------------------------------------
+    # -- lookups ----------------------------------------------------------------------------------
 
     def _rules_for(self, principal: str, host: str, resource_type: int) -> list[AclBinding]:
         """The rules for this principal and host on resources of the type."""

@@ -1,9 +1,9 @@
 """The rights of one principal from one host on the resources of one type, compiled so that a
-decision is one look-up: for Python (RightsTable.mask) and for the reactor (encode).
+decision is one lookup: for Python (RightsTable.mask) and for the reactor (encode).
 
 A mask has a bit for each allowed Operation (acl.Operation). Masks are final: that of a literal name
 includes the rules of its prefixes and of `*`, that of a prefix includes those of shorter prefixes.
-The look-up of a name is
+The lookup of a name is
 
     1. the literal entry with exactly this name; otherwise
     2. the entry of the longest prefix of it; otherwise

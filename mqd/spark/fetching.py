@@ -319,7 +319,7 @@ class TcpViews:
             self._out_of_range()
             raise _LookUpNeeded
         error = BrokerError(response.error, f"fetching {self.name} at offset {self.position}")
-        # the next look-up shows whether the topic still exists
+        # the next lookup shows whether the topic still exists
         if response.error in NOT_THERE or is_retriable(response.error):
             raise _LookUpNeeded(str(error))
         raise MqdReadError(str(error))

@@ -95,8 +95,8 @@ class Joint:
     def _require_joint_support(self, response: Any) -> None:
         if response.joint is None:
             raise MqdWriteError(
-                "the brokers do not support joint transactions, which write a batch exactly once: they are not mqd,"
-                " or an older version. Set the option delivery to at-least-once"
+                "the brokers do not support joint transactions, which write a batch exactly once: they are not mqd"
+                " brokers, or run an older version. Set the option 'delivery' to 'at-least-once'"
             )
 
     def _request(self, request: Any, doing: str) -> Any:
@@ -151,7 +151,7 @@ class Joint:
             )
         if code == ErrorCode.POLICY_VIOLATION:
             return (
-                f"{text}: a joint transaction has at most 10000 tasks and attempts; write with fewer partitions"
+                f"{text}: a joint transaction can have at most 10000 task attempts; write with fewer partitions"
                 " (coalesce)"
             )
         return text

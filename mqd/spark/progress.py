@@ -25,7 +25,7 @@ holds only state that may be lost.
     S7  partitions that a topic (with the same id) no longer lists were retired, and have no records
         left. The query drops them; that is no loss if it had reached their end, which their leaders
         report for partition.retire.grace.ms at least. Partitions that no leader reports any more
-        count as lost: records may have been added and deleted since the last look-up
+        count as lost: records may have been added and deleted since the last lookup
 Source: the rules of Spark's Kafka source in its integration guide.
 """
 

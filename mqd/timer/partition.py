@@ -31,7 +31,7 @@ from mqd.timer.storage import Directory
 
 READ_COUNT_MAX = 8192
 TICK_COUNT_MAX = 8192
-LOOK_UP_COUNT_MAX = 512  # records of one look-up: they are in memory until they are produced
+LOOK_UP_COUNT_MAX = 512  # records of one lookup: they are in memory until they are produced
 KEPT_MS = 60_000  # records that are due within this time are kept in memory, as far as there is room
 KEPT_OVERHEAD_BYTES = 300
 NEAR_COUNT = 64  # a gap of fewer records between two wanted ones is read; a larger one is skipped by a seek

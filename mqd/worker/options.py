@@ -1,4 +1,6 @@
-"""Converts properties (text) to options of the native side. Pure: no extension, no file."""
+"""Converts properties (text) to options of the native side. Does not import the
+native extension, and reads no files.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, cast

@@ -38,9 +38,9 @@ from mqd.cluster.host.messages import (
     FullDirectories,
     Image,
     InSyncResponse,
+    MessageList,
     PartitionsPut,
     SettingsPut,
-    Several,
     Subscribe,
     TopicPut,
     TopicRemoved,
@@ -375,7 +375,7 @@ class Worker:
                 await self._on_image(message)
             elif isinstance(message, InSyncResponse):
                 self._reporter.on_response(message)
-            elif isinstance(message, Several):
+            elif isinstance(message, MessageList):
                 for part in message.parts:
                     if isinstance(part, AclsPut):
                         self._subjects.change(dict(part.put), part.removed)

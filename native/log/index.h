@@ -8,7 +8,7 @@
  * Both offsets are relative to the segment's base offset.
  *
  * Entries are collected in memory and written when 32 of them, or 256 KiB of log, are pending, and
- * when the segment is sealed or closed. A look-up must therefore be prepared to walk 256 KiB or
+ * when the segment is sealed or closed. A lookup must therefore be prepared to walk 256 KiB or
  * more of batch headers after the last entry. The two files are opened on first use.
  *
  * Invariants
@@ -102,7 +102,7 @@ int mqd_index_load(struct mqd_index *index, const char *directory, int64_t segme
  * the files only if they differ. 1 they were changed, 0 not, -1 with errno. */
 int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_t segment_base);
 
-/* Look-ups in the files only: the last entry with offset <= `offset`; the last with timestamp <=
+/* Lookups in the files only: the last entry with offset <= `offset`; the last with timestamp <=
  * `timestamp_ms`. 1 found, 0 none, -1 disk failure. */
 int mqd_index_lookup(const char *directory, int64_t segment_base, int64_t offset, struct mqd_index_entry *out);
 int mqd_time_index_lookup(const char *directory, int64_t segment_base, int64_t timestamp_ms,

@@ -1,4 +1,4 @@
-/* Reading index files: which part recovery may trust, and look-ups; see log/index.h. */
+/* Reading index files: which part recovery may trust, and lookups; see log/index.h. */
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>

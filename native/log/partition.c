@@ -380,10 +380,10 @@ void mqd_partition_advance_marks(struct mqd_partition *partition)
     mqd_partition_normalise_mark(partition, &partition->durable);
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
     if (!partition->writing) /* a write that may be undone has not ended any transaction */
-        mqd_partition_decide_transactions(partition);
+        mqd_partition_settle_transactions(partition);
 }
 
-void mqd_partition_decide_transactions(struct mqd_partition *partition)
+void mqd_partition_settle_transactions(struct mqd_partition *partition)
 {
     mqd_transactions_forget_decided(&partition->producers.transactions, partition->high_watermark.offset);
     if (partition->dedup)

@@ -71,7 +71,7 @@ static void move(struct mqd_partition *partition, const struct mqd_mark *mark)
 {
     partition->high_watermark = *mark;
     mqd_partition_normalise_mark(partition, &partition->high_watermark);
-    mqd_partition_decide_transactions(partition);
+    mqd_partition_settle_transactions(partition);
 }
 
 bool mqd_partition_raise_high_watermark(struct mqd_partition *partition, int64_t offset)

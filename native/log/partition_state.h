@@ -190,7 +190,7 @@ void mqd_partition_stage_free(struct mqd_partition *partition);
 
 /* Forgets transactions whose markers are below the high watermark, and makes their deduplication
  * ids final. */
-void mqd_partition_decide_transactions(struct mqd_partition *partition);
+void mqd_partition_settle_transactions(struct mqd_partition *partition);
 struct mqd_mark mqd_partition_end_mark(const struct mqd_partition *partition);
 /* One replica: moves the high watermark to durable_offset or log end. A mark at the end of a
  * deleted segment moves to the beginning of the next one. */

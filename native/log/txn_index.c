@@ -413,7 +413,7 @@ int mqd_txn_index_flush(const char *directory, int64_t segment_base, bool rewrit
                : flush_kind(directory, segment_base, MQD_FILE_TXN_SUM);
 }
 
-/* ---- look-up ---- */
+/* ---- lookup ---- */
 
 /* Index of the first entry whose marker is at or after `offset`; -1 with errno. */
 static int64_t first_at_or_after(const struct files *files, int64_t offset)

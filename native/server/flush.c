@@ -34,7 +34,7 @@ static int64_t background_bytes(const struct mqd_log_directory *dir, const struc
 {
     if (options->queue_memory_bytes)
         return options->queue_memory_bytes;
-    return dir->busy_count > MQD_BUSY_FEW ? MQD_BACKGROUND_FLUSH_BYTES_OF_MANY : MQD_BACKGROUND_FLUSH_BYTES;
+    return dir->busy_count > MQD_BUSY_COUNT_FEW ? MQD_BACKGROUND_FLUSH_BYTES_BUSY : MQD_BACKGROUND_FLUSH_BYTES;
 }
 
 void mqd_flush_request(struct mqd_reactor *r, struct mqd_owned *owned)

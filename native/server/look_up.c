@@ -1,15 +1,15 @@
-/* Look-ups that wait for a flush: ListOffsets (latest) right after an acknowledgement that did not
+/* Lookups that wait for a flush: ListOffsets (latest) right after an acknowledgement that did not
  * wait for the disk (acks=1).
  *
  * With flush.on.ack the high watermark follows the flush, which begins in the turn of the append. A
- * look-up therefore waits until everything that the log held when it arrived is flushed; then its
+ * lookup therefore waits until everything that the log held when it arrived is flushed; then its
  * client sees the records that it has written, and no offset is returned that a power failure could
  * undo. It waits only for the local flush, never for followers, and for at most MQD_LOOK_UP_MS_MAX:
  * if the disk hangs, the response has the offset known so far.
  *
- * A look-up waits for one partition at a time, in r->look_ups by slot. All end offsets that it
+ * A lookup waits for one partition at a time, in r->look_ups by slot. All end offsets that it
  * waits for were taken at its arrival, so flushes of different partitions can complete in parallel.
- * The look-up sets flush_awaited in the slot, then checks the positions again; the owner publishes
+ * The lookup sets flush_awaited in the slot, then checks the positions again; the owner publishes
  * them, then checks the flag. At least one side sees the other.
  */
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static struct mqd_node *bucket_of(struct mqd_reactor *r, uint32_t slot)
     return &r->look_ups[slot % MQD_LOOK_UP_BUCKET_COUNT];
 }
 
-/* Parks the look-up on the next partition that is not flushed yet, or answers it when there is
+/* Parks the lookup on the next partition that is not flushed yet, or answers it when there is
  * none. On return the connection may have been closed. */
 static void advance(struct mqd_reactor *r, struct mqd_look_up *look_up)
 {
@@ -96,7 +96,7 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
     struct mqd_node due, *node;
     mqd_list_init(&due);
     mqd_list_move_all(&due, bucket_of(r, slot));
-    /* answering a look-up may close its connection and free other look-ups in the list */
+    /* answering a lookup may close its connection and free other lookups in the list */
     while ((node = mqd_list_pop(&due))) {
         struct mqd_look_up *look_up = MQD_CONTAINER(node, struct mqd_look_up, node);
         if (look_up->awaited[look_up->at].slot == slot)
@@ -107,7 +107,7 @@ void mqd_look_ups_wake(struct mqd_reactor *r, uint32_t slot)
 }
 
 /* Owner's side: a flush has ended and is published, or the slot is no longer served. If a worker's
- * ring is full, it gets no notification: its look-ups are answered when they time out. */
+ * ring is full, it gets no notification: its lookups are answered when they time out. */
 void mqd_look_ups_notify(struct mqd_reactor *r, uint32_t slot)
 {
     struct mqd_partition_slot *shared = mqd_control_partition(r->options.control, slot);

@@ -66,12 +66,12 @@
 #define MQD_SYNCFS_PARTITION_COUNT 24
 /* When to flush data that no acknowledgement waits for. Writing back pages costs CPU that the
  * reactor needs too: a flush of 64 MiB delayed acknowledgements by 20 ms, so flushes are small. But
- * when more than MQD_BUSY_FEW partitions of a directory are busy, small flushes coincide and delay
+ * when more than MQD_BUSY_COUNT_FEW partitions of a directory are busy, small flushes coincide and delay
  * acknowledgements longer than a few large ones (measured: small flushes are better with 12
  * partitions and worse with 24). */
 #define MQD_BACKGROUND_FLUSH_BYTES (8ll << 20)
-#define MQD_BACKGROUND_FLUSH_BYTES_OF_MANY (64ll << 20)
-#define MQD_BUSY_FEW 12
+#define MQD_BACKGROUND_FLUSH_BYTES_BUSY (64ll << 20)
+#define MQD_BUSY_COUNT_FEW 12
 /* a partition with at least this much unflushed data is busy */
 #define MQD_BUSY_BYTES (1ll << 20)
 #define MQD_BACKGROUND_FLUSH_MS 5000

@@ -172,7 +172,7 @@ def last_run(history: Path) -> dict:
 
 
 class Run:
-    """A history line, with look-ups by peer and step."""
+    """A history line, with lookups by peer and step."""
 
     def __init__(self, line: dict) -> None:
         self.line = line

@@ -433,7 +433,7 @@ def test_an_empty_cleanup_policy_keeps_everything(shared_broker: Broker) -> None
 
 def test_only_a_consumers_look_up_waits_for_transactions(shared_broker: Broker, topic: str) -> None:
     with KafkaConnection(port=shared_broker.port) as kafka:
-        side, world = Side("mqd", shared_broker.port), World("judge-look-up-")
+        side, world = Side("mqd", shared_broker.port), World("judge-lookup-")
         side.until(world, Step(10, 3, m.FindCoordinatorRequest("¤t", 1)), lambda body: body.error_code == 0)
         made = side.until(world, Step(22, 4, m.InitProducerIdRequest("¤t", 60_000)), lambda body: body.error_code == 0)
         side.close()

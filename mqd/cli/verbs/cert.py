@@ -102,7 +102,7 @@ def require(data_dir: Path | None) -> int:
     places = _secured_files(data_dir)
     if not places.host.exists():
         raise CliError(f"{places.host} is missing; start the broker or run `mqd cert host` to create it")
-    places.allowed.unlink(missing_ok=True)
+    places.plaintext_allowed.unlink(missing_ok=True)
     click.echo("from its next start on, this broker refuses hosts that do not encrypt (cluster.tls=required)")
     return 0
 

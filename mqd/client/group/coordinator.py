@@ -1,8 +1,8 @@
 """Looks up a group's coordinator. Over shared memory, requests always go to this broker, but the
-look-up is needed: a broker that never had a group creates the offsets topic only for a look-up.
+lookup is needed: a broker that never had a group creates the offsets topic only for a lookup.
 
-The look-up is done when the consumer is created, and again after an error that says that the
-coordinator is unavailable. when_known() delays requests until the first look-up has succeeded, but
+The lookup is done when the consumer is created, and again after an error that says that the
+coordinator is unavailable. when_known() delays requests until the first lookup has succeeded, but
 not for longer than WAIT_MAX_S.
 Concurrency: with the attachment's lock held, except for look_up() and when_known(), which take it.
 """
@@ -18,7 +18,7 @@ from mqd.client.messages import KafkaError, KafkaException
 from mqd.protocol.messages import FindCoordinatorRequest
 
 RETRY_S = 0.1
-WAIT_MAX_S = 5.0  # from the consumer's creation; then requests are sent without a successful look-up
+WAIT_MAX_S = 5.0  # from the consumer's creation; then requests are sent without a successful lookup
 _VERSION_MAX = 6
 
 
@@ -33,7 +33,7 @@ class Coordinator:
         self.look_up()
 
     def look_up(self) -> None:
-        """Starts a look-up; does not wait for it."""
+        """Starts a lookup; does not wait for it."""
         with self._attachment.lock:
             if not self._is_under_way and self._retry_at is None:
                 self._retry_at = time.monotonic()

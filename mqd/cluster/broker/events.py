@@ -82,7 +82,7 @@ class LeadershipsLost(msgspec.Struct, frozen=True):
 
 
 class ReplicaMoved(msgspec.Struct, frozen=True):
-    """HostCore's RecordMove."""
+    """HostCore's ReportReplicaMoved."""
 
     topic_id: bytes
     index: int

@@ -7,7 +7,16 @@ from collections.abc import Hashable
 import msgspec
 
 from mqd.cluster.host import messages
-from mqd.cluster.host.events import Action, CommandEnded, CommandRequested, MoveEnded, Partition, RecordMove, Send, Tick
+from mqd.cluster.host.events import (
+    Action,
+    CommandEnded,
+    CommandRequested,
+    MoveEnded,
+    Partition,
+    ReportReplicaMoved,
+    Send,
+    Tick,
+)
 from mqd.protocol.errors import ErrorCode
 
 OWNER_NONE = 65535
@@ -113,7 +122,7 @@ class HostCommands:
             or directory is None
         ):
             return []
-        return [RecordMove(event.moved.topic_id, event.moved.index, directory)]
+        return [ReportReplicaMoved(event.moved.topic_id, event.moved.index, directory)]
 
     def _on_command_ended(self, event: CommandEnded, now_ms: int) -> list[Action]:
         command = self._commands.get(event.done.command_id)

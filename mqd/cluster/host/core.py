@@ -50,8 +50,8 @@ from mqd.cluster.host.events import DirectoriesMeasured as DirectoriesMeasured
 from mqd.cluster.host.events import Event as Event
 from mqd.cluster.host.events import MoveEnded as MoveEnded
 from mqd.cluster.host.events import RaiseEpochs as RaiseEpochs
-from mqd.cluster.host.events import RecordMove as RecordMove
 from mqd.cluster.host.events import Report as Report
+from mqd.cluster.host.events import ReportReplicaMoved as ReportReplicaMoved
 from mqd.cluster.host.events import Send as Send
 from mqd.cluster.host.events import SlotSeen as SlotSeen
 from mqd.cluster.host.events import Started as Started
@@ -184,7 +184,7 @@ class HostCore(TopicImages):
             put = [(acl.acl_id, acl.binding) for acl in event.acls_put]
             parts.append(messages.AclsPut(event.version, put, list(event.acls_removed)))
         if parts:  # H7
-            actions += self._broadcast(parts[0] if len(parts) == 1 else messages.Several(self._version, parts))
+            actions += self._broadcast(parts[0] if len(parts) == 1 else messages.MessageList(self._version, parts))
         for group_id in event.groups:
             config = self._state.group_configs.get(group_id, {})
             actions += self._broadcast(messages.GroupConfigPut(self._version, group_id, config), role="acceptor")

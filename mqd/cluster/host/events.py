@@ -144,7 +144,7 @@ class RaiseEpochs(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...]
 
 
-class RecordMove(msgspec.Struct, frozen=True):
+class ReportReplicaMoved(msgspec.Struct, frozen=True):
     """This host's replica is in `directory`. Goes to the broker core (ReplicaMoved)."""
 
     topic_id: bytes
@@ -161,4 +161,4 @@ class Report(msgspec.Struct, frozen=True):
     partitions: tuple[Partition, ...] = ()
 
 
-Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | RecordMove | Report
+Action = AssignSlot | ClearSlot | Send | AppliedEverywhere | RaiseEpochs | ReportReplicaMoved | Report

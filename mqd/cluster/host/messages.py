@@ -204,7 +204,7 @@ class BrokersPut(msgspec.Struct, tag=True, frozen=True):
     controller_id: int = -1
 
 
-class Several(msgspec.Struct, tag=True, frozen=True):
+class MessageList(msgspec.Struct, tag=True, frozen=True):
     """The changes of one version: applied in order, with one Applied for all."""
 
     version: int
@@ -569,7 +569,7 @@ FromController = (
     | AclsPut
     | CredentialsPut
     | TokensPut
-    | Several
+    | MessageList
     | InSyncResponse
     | Command
     | Response

@@ -32,7 +32,6 @@ from mqd.cluster.metadata.active_controller import ActiveController
 from mqd.cluster.metadata.events import Action as Action
 from mqd.cluster.metadata.events import AppliedByHost as AppliedByHost
 from mqd.cluster.metadata.events import BecameActive as BecameActive
-from mqd.cluster.metadata.events import BrokerStarted as BrokerStarted
 from mqd.cluster.metadata.events import ChangeRequested as ChangeRequested
 from mqd.cluster.metadata.events import ClientGone as ClientGone
 from mqd.cluster.metadata.events import ClusterFounded as ClusterFounded
@@ -45,6 +44,7 @@ from mqd.cluster.metadata.events import PeerReceived as PeerReceived
 from mqd.cluster.metadata.events import Persist as Persist
 from mqd.cluster.metadata.events import Persisted as Persisted
 from mqd.cluster.metadata.events import PersistFailed as PersistFailed
+from mqd.cluster.metadata.events import ProcessStarted as ProcessStarted
 from mqd.cluster.metadata.events import Publish as Publish
 from mqd.cluster.metadata.events import Reply as Reply
 from mqd.cluster.metadata.events import Resigned as Resigned
@@ -103,7 +103,7 @@ class MetadataCore(LogTail):
 
     # -- this host ---------------------------------------------------------------------------------
 
-    def _on_broker_started(self, event: BrokerStarted, now_ms: int) -> list[Action]:
+    def _on_process_started(self, event: ProcessStarted, now_ms: int) -> list[Action]:
         records: list[Record] = []
         if not self.tail.cluster_id:
             records.append(ClusterCreated(cluster_id=event.new_cluster_id, created_ms=now_ms))
@@ -484,7 +484,7 @@ class MetadataCore(LogTail):
 
 
 _HANDLERS: dict[type, Callable[[MetadataCore, Any, int], list[Action]]] = {
-    BrokerStarted: MetadataCore._on_broker_started,
+    ProcessStarted: MetadataCore._on_process_started,
     DirectoriesSeen: MetadataCore._on_directories_seen,
     ChangeRequested: MetadataCore._on_change_requested,
     Persisted: MetadataCore._on_persisted,

@@ -13,7 +13,7 @@ from mqd.cluster.metadata.state import MetadataState
 # -- events ----------------------------------------------------------------------------------------
 
 
-class BrokerStarted(msgspec.Struct, frozen=True):
+class ProcessStarted(msgspec.Struct, frozen=True):
     """This host's controller process has started. If the incarnation is not the registered one, the
     whole host was restarted.
     """
@@ -61,8 +61,8 @@ class Tick(msgspec.Struct, frozen=True):
 
 class Committed(msgspec.Struct, frozen=True):
     """The quorum has committed these records; `version` is the offset after them and after any control
-    records of the quorum that follow. On the active controller they are the oldest of its pending
-    proposals (treated like Persisted); on other hosts they are applied and published.
+    records of the quorum that follow. On the active controller these are the oldest of its own
+    pending proposals (treated like Persisted); on other hosts they are applied and published.
     """
 
     records: tuple[Record, ...]
@@ -126,7 +126,7 @@ class PeerReceived(msgspec.Struct, frozen=True):
 
 
 Event = (
-    BrokerStarted
+    ProcessStarted
     | DirectoriesSeen
     | ChangeRequested
     | Persisted

@@ -199,7 +199,7 @@ class PartitionChange(msgspec.Struct, frozen=True, omit_defaults=True, gc=False)
 
 class PartitionsChanged(msgspec.Struct, frozen=True, tag="partitions_changed/1"):
     topic_id: bytes
-    changes: tuple[PartitionChange, ...]  # at most one per partition
+    changes: tuple[PartitionChange, ...]  # applied in this order; a partition can have several
 
 
 class BrokerChanged(msgspec.Struct, frozen=True, tag="broker_changed/1"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from mqd.cluster.metadata.records import PartitionChange, PartitionsChanged, PartitionState, Record, TopicState
 from mqd.cluster.metadata.rules.partitions import Target, compose_change, configured_min_in_sync
-from mqd.cluster.metadata.rules.redirects import would_separate
+from mqd.cluster.metadata.rules.redirects import would_break_colocation
 from mqd.cluster.metadata.state import MetadataState
 
 # whether the node is alive but cannot serve its replica, because its disk failed
@@ -74,7 +74,7 @@ class View:
         """
         leader = target.old.leader
         leaving = -1 if target.keeps_leader else leaving
-        target.keeps_reassignment = would_separate(topic, target)
+        target.keeps_reassignment = would_break_colocation(topic, target)
 
         def able(node: int) -> bool:
             return node == leader or not self.unable(topic, target.old, node)

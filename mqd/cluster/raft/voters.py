@@ -19,7 +19,7 @@ from mqd.cluster.raft.replica import QuorumReplica
 from mqd.protocol.errors import ErrorCode
 
 # a new voter may take this many times the duration of a promise (settings.promise_ns) to catch up
-CATCH_UP_PROMISES = 15
+CATCH_UP_PROMISE_COUNT = 15
 
 
 class _Change(NamedTuple):
@@ -97,7 +97,7 @@ class VoterChanges:
                 " safety.",
             )
         else:
-            deadline = now_ns + CATCH_UP_PROMISES * self._core.settings.promise_ns
+            deadline = now_ns + CATCH_UP_PROMISE_COUNT * self._core.settings.promise_ns
             self._change = _Change(event.token, event.voter, self._core.log.end_offset, deadline, -1)
             replica = self._leading.replicas.get(key)
             if replica is not None:

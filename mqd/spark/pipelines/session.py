@@ -183,7 +183,7 @@ def _silence_query_errors() -> None:
 
 
 def _register(spark: SparkSession) -> None:
-    """Registers format("mqd"): Spark's own look-up does not find an editable install."""
+    """Registers format("mqd"): Spark's own lookup does not find an editable install."""
     from mqd.spark.source import MqdDataSource
 
     spark.dataSource.register(MqdDataSource)

@@ -2,7 +2,7 @@
  *
  * Two structures: a queue of (hash, offset) in the order of the log, whose head expires, and a
  * table from hash to place in the queue (open addressing, linear probing). The hash is SipHash
- * under a random key, cut to 80 bits: among three million ids, one look-up in 4 * 10^17 mistakes a
+ * under a random key, cut to 80 bits: among three million ids, one lookup in 4 * 10^17 mistakes a
  * new id for one of them.
  *
  * Transactions: the ids of a transaction are undecided while it is open, and then until its marker

@@ -1,5 +1,5 @@
 /* The segment files of a partition, and which of them this process has open. The lower layer of
- * mqd_reader; the look-ups are in log/reader/reader.c.
+ * mqd_reader; the lookups are in log/reader/reader.c.
  *
  * Owns: per slot the directory's path and a sorted list of segment base offsets (from a directory
  * listing), and a least-recently-used list of open segments.
@@ -57,7 +57,7 @@ struct mqd_reader_slot {
     uint32_t segment_count;
     uint32_t open_count;
     bool listed;
-    bool seen; /* the next two fields are the high watermark at the first look-up: mqd_range_just_written */
+    bool seen; /* the next two fields are the high watermark at the first lookup: mqd_range_just_written */
     int64_t seen_segment;
     uint32_t seen_position;
     /* compaction is replacing files: mqd_reader_is_swapping */
@@ -84,7 +84,7 @@ struct mqd_reader {
     struct mqd_node detached;
     struct mqd_node known; /* slots with a path */
     struct mqd_reader_slot *slots[MQD_PARTITION_SLOT_COUNT];
-    int64_t chunk_position; /* the part of a .log in `chunk`, for the current look-up */
+    int64_t chunk_position; /* the part of a .log in `chunk`, for the current lookup */
     uint32_t chunk_bytes;
     uint8_t chunk[MQD_READER_CHUNK_BYTES];
     uint8_t index_chunk[MQD_READER_INDEX_CHUNK_BYTES];

@@ -1,4 +1,4 @@
-/* Look-ups of the reader: from an offset to a byte range. See log/reader/reader.h; files and
+/* Lookups of the reader: from an offset to a byte range. See log/reader/reader.h; files and
  * descriptors are in log/reader/files.c.
  *
  * A segment may be read up to its limit: the high watermark's position in the high watermark's
@@ -13,7 +13,7 @@
  *   F1  every range begins and ends at a batch boundary at or below the segment's limit. (An end
  *       taken from an index entry is not verified; if it is wrong, the client gets a truncated last
  *       batch, which it drops, and the cursor does not match the client's next offset.)
- *   F2  for the beginning of a look-up the index is a hint: an entry that does not name a batch
+ *   F2  for the beginning of a lookup the index is a hint: an entry that does not name a batch
  *       with its offset is skipped, and the previous one, or finally the segment's beginning, is
  *       used.
  */

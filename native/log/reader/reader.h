@@ -7,7 +7,7 @@
  *
  * Bounds: fd_count_max descriptors (a segment takes two, .log and .index); the least recently used
  * are closed first, except those referenced by a range that is being sent, which are not counted.
- * Allocates only to open a segment or list a directory. Cost of a sequential look-up: none when the
+ * Allocates only to open a segment or list a directory. Cost of a sequential lookup: none when the
  * high watermark is within size_bytes_max, otherwise one pread of 4 KiB of index. Data bytes are
  * read only to find an offset without a cursor (batch headers after an index entry) and where the
  * index has no entry within size_bytes_max. Concurrency: one thread.
@@ -21,7 +21,7 @@
 struct mqd_reader;
 struct mqd_segment_ref; /* an open segment, reference counted */
 
-struct mqd_cursor {  /* position of a sequential reader: makes the next look-up free. Zero-initialise. */
+struct mqd_cursor {  /* position of a sequential reader: makes the next lookup free. Zero-initialise. */
     int64_t offset;  /* a fetch at this offset begins with the batch at `position` */
     int64_t segment; /* base offset of its segment */
     uint32_t position;
@@ -58,7 +58,7 @@ int16_t mqd_reader_find(struct mqd_reader *reader, uint32_t slot, const struct m
                         uint64_t segments_generation, int64_t offset, uint32_t size_bytes_max, bool min_one_batch,
                         struct mqd_cursor *cursor, struct mqd_range *out);
 /* Bytes between `offset` and the high watermark, for min_bytes. Free with a cursor in the high
- * watermark's segment; otherwise a look-up, which also moves the cursor to `offset`. UINT64_MAX
+ * watermark's segment; otherwise a lookup, which also moves the cursor to `offset`. UINT64_MAX
  * when unknown (nothing was listed yet, or any error): mqd_reader_find then returns the reason. */
 uint64_t mqd_reader_available_bytes(struct mqd_reader *reader, uint32_t slot, const struct mqd_positions *positions,
                                     int64_t offset, struct mqd_cursor *cursor);
@@ -70,7 +70,7 @@ int16_t mqd_reader_bound(struct mqd_reader *reader, uint32_t slot, uint64_t segm
 /* While compaction puts new files in the place of old ones, a .txnindex may be of another version
  * than the .log that was found: aborted records would be returned, or committed ones left out,
  * because the marker that an old entry refers to no longer exists. True while that is possible; the
- * directory is listed again at the next look-up. */
+ * directory is listed again at the next lookup. */
 bool mqd_reader_is_swapping(struct mqd_reader *reader, uint32_t slot);
 /* Finds the aborted transactions that overlap [from_offset, to_offset), in order of first_offset.
  * Pass the published `positions`, not those that mqd_reader_bound has limited: a transaction's

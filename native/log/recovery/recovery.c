@@ -310,7 +310,7 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     if (parameters->replicated && !recovery->cutting &&
         restore_high_watermark(partition, parameters->high_watermark) < 0)
         return -1;
-    mqd_partition_decide_transactions(partition);
+    mqd_partition_settle_transactions(partition);
     parameters->log_start_offset = partition->log_start_offset;
     parameters->log_end_offset = partition->log_end_offset;
     parameters->segment_count = (int32_t)partition->segment_count;

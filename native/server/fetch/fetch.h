@@ -56,7 +56,7 @@ struct mqd_fetch_entry {
 };
 
 /* Positions of sequential readers without a session: their next request finds its place without a
- * search. Direct-mapped; a collision costs a look-up. */
+ * search. Direct-mapped; a collision costs a lookup. */
 #define MQD_CURSOR_CACHE_COUNT 1024
 struct mqd_cached_cursor {
     uint8_t topic_id[16];

@@ -167,7 +167,7 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
     mqd_request_complete(r, request);
 }
 
-/* Collects the partitions whose flush the look-up awaits. */
+/* Collects the partitions whose flush the lookup awaits. */
 static void collect_awaited(struct mqd_reactor *r, struct mqd_look_up *look_up, int16_t version)
 {
     struct mqd_list_offsets_request walk;

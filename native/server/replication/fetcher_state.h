@@ -76,8 +76,8 @@ struct mqd_fetchers {
     struct mqd_followed *buckets[MQD_FOLLOWED_BUCKET_COUNT];
     struct mqd_fetch_item *items; /* of the request being built */
     uint32_t item_capacity;
-    int64_t rate;            /* bytes per second of all throttled lanes; 0 = no bound */
-    int64_t allowance_bytes; /* bytes that the throttled lanes may receive now; negative: debt */
+    int64_t rate;            /* bytes per second of all throttled fetchers; 0 = no bound */
+    int64_t allowance_bytes; /* bytes that the throttled fetchers may receive now; negative: debt */
     int64_t allowance_parts; /* fraction of allowance_bytes, in thousandths of a byte */
     int64_t allowance_ms;    /* when it was last filled */
 };

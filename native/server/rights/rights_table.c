@@ -1,4 +1,4 @@
-/* See server/rights/rights_table.h. Nothing here allocates; a look-up is two binary searches. */
+/* See server/rights/rights_table.h. Nothing here allocates; a lookup is two binary searches. */
 #include "server/rights/rights_table.h"
 
 #include <string.h>

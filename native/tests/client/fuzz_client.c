@@ -5,7 +5,7 @@
  *   byte 0   bits 0-2 batches that are sent, bit 3 idempotent, bits 4-7 how large the pieces are in
  *            which the replies come
  *   rest     what the worker writes into the reply ring; correlation ids of the batches are
- *            0x40100000 + index; of the topic look-up 7
+ *            0x40100000 + index; of the topic lookup 7
  */
 #include <stdlib.h>
 #include <string.h>

@@ -23,7 +23,7 @@ TEST(random_offsets_agree_with_the_model)
                 TEST_FAIL("seed %" PRIu64 ": %s", begin, mqd_error_message());
             else if (check_range(m, &positions, offset, size_max, min_one_batch, &range) == UINT32_MAX ||
                      !cursor_good(m, &positions, &range, &cursor))
-                TEST_FAIL("seed %" PRIu64 " look-up %d", begin, i);
+                TEST_FAIL("seed %" PRIu64 " lookup %d", begin, i);
             mqd_range_release(reader, &range);
         }
         mqd_reader_destroy(reader);

@@ -1,4 +1,4 @@
-/* Tables of rights: the look-up against a search through all entries, and invalid tables. */
+/* Tables of rights: the lookup against a search through all entries, and invalid tables. */
 #include "mqd_rights_test.h"
 
 /* Literal name, otherwise longest prefix, otherwise the default. */
@@ -98,7 +98,7 @@ TEST(ten_thousand_rules_are_decided_by_two_searches)
     free(rights);
 }
 
-/* Every byte of a table changed: refused, or the look-up ends inside it (ASan sees the rest). */
+/* Every byte of a table changed: refused, or the lookup ends inside it (ASan sees the rest). */
 TEST(a_damaged_table_is_refused_or_read_within_its_bounds)
 {
     struct right literals[] = {{"ab", 1, 0}, {"b", 2, 0}}, prefixes[] = {{"a", 4, 0}, {"ab", 8, 1}, {"abb", 16, 2}};

@@ -345,7 +345,7 @@ class ControllerProcess:
                     self.host.metadata_version = action.version
                     self.on_metadata(metadata_core.AppliedByHost(action.version))
                     self.on_broker(broker_core.MetadataApplied(action.version))
-                case host_core.RecordMove():
+                case host_core.ReportReplicaMoved():
                     self.on_broker(broker_core.ReplicaMoved(action.topic_id, action.index, action.directory))
                 case host_core.Report():
                     self.on_broker(broker_core.ReplicasFailed(action.worker, action.partitions))

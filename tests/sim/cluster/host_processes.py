@@ -10,10 +10,10 @@ from mqd.cluster.host.messages import (
     BrokersPut,
     Image,
     InSyncResponse,
+    MessageList,
     PartitionsPut,
     Request,
     Response,
-    Several,
     Subscribe,
     TopicPut,
     TopicRemoved,
@@ -107,7 +107,7 @@ class ClusterWorker(BatchWorker, Subscriber):
                     self._set_aside({topic.topic_id for topic in message.topics})
                 self._carry_out(self.catalog.on_image(message))
                 self._applied(message.version)
-            case Several():
+            case MessageList():
                 self._carry_out(self.catalog.apply_updates(message.parts))
                 self._applied(message.version)
             case InSyncResponse():
@@ -277,7 +277,7 @@ class Acceptor(Subscriber):
                 self._learn(message.topic_id, message.partitions)
             case TopicRemoved():
                 self.leaders = {key: leader for key, leader in self.leaders.items() if key[0] != message.topic_id}
-            case Several():
+            case MessageList():
                 for part in message.parts:
                     self._apply(part)
             case BrokersPut():

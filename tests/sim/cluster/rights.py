@@ -24,11 +24,11 @@ from mqd.cluster.host.messages import (
     DeleteAcls,
     FeatureUpdate,
     Image,
+    MessageList,
     QuotaOperation,
     Response,
     SettingsPut,
     SetTokenExpiry,
-    Several,
     TokensPut,
     UpdateFeatures,
 )
@@ -99,7 +99,7 @@ class Known(Model):
                 self.passwords = {(one.user, one.mechanism): one for one in message.scram_credentials}
                 self.tokens = {one.token_id: one for one in message.delegation_tokens}
                 self.quotas = {one.entity: one.quotas for one in message.client_quotas}
-            case Several():
+            case MessageList():
                 for part in message.parts:
                     self.receive(part)
             case SettingsPut(client_quotas=list(quotas)):

@@ -24,10 +24,10 @@ DAY = datetime.timedelta(days=1)
 
 def test_certificates_and_keys_are_created_once(tmp_path):
     places = secure.prepare(tmp_path, 1, HOSTS, NOW)
-    made = [file for file in places[1:] if file != places.allowed]
+    made = [file for file in places[1:] if file != places.plaintext_allowed]
     before = {file: file.read_bytes() for file in made}
     assert not secure.is_secured(tmp_path / "other") and secure.is_secured(tmp_path)
-    assert secure.prepare(tmp_path, 1, HOSTS, NOW + 30 * DAY) == places and not places.allowed.exists()
+    assert secure.prepare(tmp_path, 1, HOSTS, NOW + 30 * DAY) == places and not places.plaintext_allowed.exists()
     assert {file: file.read_bytes() for file in made} == before
     for file in made:
         assert stat.S_IMODE(file.stat().st_mode) == 0o600, file

@@ -211,7 +211,7 @@ def test_an_unavailable_coordinator_causes_no_busy_loop(attachment: Attachment, 
 def test_requests_wait_no_longer_than_they_should_for_a_coordinator(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, is_gone: bool
 ) -> None:
-    """They were held until the look-up without a response timed out."""
+    """They were held until the lookup without a response timed out."""
     monkeypatch.setattr(coordinator_module, "WAIT_MAX_S", 0.2)
     broker.answers[requests.FIND_COORDINATOR] = lambda _request: None
     attachment = Attachment(broker.attach, client_id="test", request_timeout_s=600)

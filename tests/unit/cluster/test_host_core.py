@@ -91,7 +91,7 @@ class Host:
             part
             for to, message in self.sent
             if to == client
-            for part in (message.parts if isinstance(message, messages.Several) else [message])
+            for part in (message.parts if isinstance(message, messages.MessageList) else [message])
         ]
         self.sent = [(to, message) for to, message in self.sent if to != client]
         return found
@@ -152,14 +152,14 @@ def test_a_new_replica_chooses_a_directory_before_it_has_a_slot(host: Host) -> N
     host.commit(topic(partition(0, (1, 3))))
     change = PartitionChange(0, replicas=(1, 3, 2), directories=("d1", "d3", ""), adding_replicas=(2,))
     actions = host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
-    assert [action for action in actions if isinstance(action, host_core.RecordMove)] == [
-        host_core.RecordMove(TOPIC, 0, DIRECTORY)
+    assert [action for action in actions if isinstance(action, host_core.ReportReplicaMoved)] == [
+        host_core.ReportReplicaMoved(TOPIC, 0, DIRECTORY)
     ]
     assert not host.slots and host.report()[-1].partitions[0].slot == -1
     host.commit(ReplicaMoved(TOPIC, 0, NODE, DIRECTORY), partitions=(("t", (0,)),))
     image = host.report()[-1].partitions[0]
     assert image.slot in host.slots and image.owner != OWNER_NONE and image.adding == [2]
-    assert not any(isinstance(action, host_core.RecordMove) for action in host.actions)
+    assert not any(isinstance(action, host_core.ReportReplicaMoved) for action in host.actions)
 
 
 def test_a_new_leader_epoch_reaches_the_slot_of_a_follower_too(host: Host) -> None:
@@ -265,7 +265,7 @@ def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> No
     )
     for client in ("acceptor", "w0", "w1"):
         (message,) = [message for to, message in host.sent if to == client]
-        assert isinstance(message, messages.Several) and message.version == host.state.version
+        assert isinstance(message, messages.MessageList) and message.version == host.state.version
         brokers, put = message.parts
         assert [(broker.node_id, broker.fenced, broker.worker_count) for broker in brokers.brokers] == [
             (1, True, 2),
@@ -331,7 +331,7 @@ def test_random_moves_leave_exactly_the_slots_of_the_replicas_here(seed: int) ->
             leader=replicas[0],
         )
         host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (index,)),))
-        for action in [action for action in host.actions if isinstance(action, host_core.RecordMove)]:
+        for action in [action for action in host.actions if isinstance(action, host_core.ReportReplicaMoved)]:
             if dice.random() < 0.7:
                 host.commit(
                     ReplicaMoved(action.topic_id, action.index, NODE, action.directory),
@@ -358,6 +358,6 @@ def test_the_directory_with_the_fewest_replicas_that_is_not_nearly_full_is_chose
     chosen = [
         action.directory
         for action in host.commit(TopicCreated(TopicState("t", TOPIC, partitions, {})))
-        if isinstance(action, host_core.RecordMove)
+        if isinstance(action, host_core.ReportReplicaMoved)
     ]
     assert chosen == ["f2", "e2", "f2", "e2"]

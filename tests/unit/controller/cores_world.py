@@ -61,7 +61,7 @@ class World:
         self.raising: dict[tuple[bytes, int], int] = {}  # led by dead workers -> the epoch that has ended
         directories = (Directory("directory-a", "/a", 1000, True), Directory("directory-b", "/b", 900, True))
         self.metadata(metadata_core.DirectoriesSeen(directories))
-        self.metadata(metadata_core.BrokerStarted("127.0.0.1", 9092, None, self.incarnation, "cluster"), started=False)
+        self.metadata(metadata_core.ProcessStarted("127.0.0.1", 9092, None, self.incarnation, "cluster"), started=False)
         self.flush_log(started=False)
         seen = tuple(
             host_core.SlotSeen(slot, entry[0], entry[1], entry[4], entry[2], self.is_stale(slot), entry[3])
@@ -136,7 +136,7 @@ class World:
                     epochs = self.committed_epochs()
                     self.raising.update({key: epochs[key] for key in action.partitions if key in epochs})
                     self.repeat()
-                case host_core.RecordMove():
+                case host_core.ReportReplicaMoved():
                     place = action.topic_id, action.index, action.directory
                     self.from_broker(broker_messages.ReplicaPlaced(NODE, self.broker_epoch, *place))
 
@@ -164,7 +164,7 @@ class World:
     def check_epochs(self, send: host_core.Send) -> None:
         """No worker gets a partition in the epoch that ended with its predecessor."""
         message = send.message
-        parts = message.parts if isinstance(message, messages.Several) else [message]
+        parts = message.parts if isinstance(message, messages.MessageList) else [message]
         topics = (
             message.topics
             if isinstance(message, messages.Image)
@@ -235,7 +235,7 @@ class World:
         flat = [
             part
             for message in self.inbox.pop(client, [])
-            for part in (message.parts if isinstance(message, messages.Several) else [message])
+            for part in (message.parts if isinstance(message, messages.MessageList) else [message])
         ]
         for message in flat:
             match message:

@@ -217,7 +217,7 @@ def led_by(broker: HandlerBroker, leader: int, epochs: int = 1) -> messages.Part
     )
 
 
-def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.Several) -> None:
+def lead(broker: HandlerBroker, message: messages.PartitionsPut | messages.MessageList) -> None:
     """The worker publishes the newest epoch first, and the controller notifies the acceptor then."""
     image = (message if isinstance(message, messages.PartitionsPut) else message.parts[-1]).partitions[0]
     broker.table.positions.setdefault(image.slot, {})["leader_epoch"] = image.leader_epoch
@@ -264,7 +264,9 @@ def test_offsets_that_another_host_coordinated_are_kept_however_it_is_reported(t
         if reported == "after":
             broker._deliver(ACCEPTOR, led_by(broker, OTHER))
         if reported == "at once":
-            lead(broker, messages.Several(broker.metadata.version, [led_by(broker, OTHER), led_by(broker, NODE, 2)]))
+            lead(
+                broker, messages.MessageList(broker.metadata.version, [led_by(broker, OTHER), led_by(broker, NODE, 2)])
+            )
         else:
             lead(broker, led_by(broker, NODE, 2 if reported == "skipped" else 1))
         await until(lambda: shard_of(broker, "g") is not None)

@@ -30,7 +30,7 @@ def allow(operation: int, name: str, pattern_type: int = LITERAL, principal: str
 
 
 def mask_in_bytes(table: bytes, name: bytes) -> int:
-    """The look-up as described in rights_table.py, using only the bytes."""
+    """The lookup as described in rights_table.py, using only the bytes."""
     size, literal_count, prefix_count, default, _ = struct.unpack_from("<IIIHH", table)
     assert size == len(table)
 

@@ -10,9 +10,9 @@ from mqd.cluster.host.messages import (
     BrokerImage,
     BrokersPut,
     Image,
+    MessageList,
     PartitionImage,
     PartitionsPut,
-    Several,
     TopicImage,
     TopicPut,
     TopicRemoved,
@@ -184,7 +184,7 @@ def test_several_messages_are_one_change() -> None:
     made, _ = catalog(topic(partition()))
     other = TopicImage("u", b"u" * 16, [partition(0, 6)], {}, partition_count=1)
     parts = [BrokersPut(2, [broker(2), broker(3)]), TopicRemoved(2, "t", TOPIC, [5]), TopicPut(2, other)]
-    changes = made.apply_updates(Several(2, parts).parts)
+    changes = made.apply_updates(MessageList(2, parts).parts)
     assert [owned.slot for owned in changes.delete] == [5] and [owned.slot for owned in changes.open] == [6]
     assert [gone.name for gone in changes.forget_topics] == ["t"] and len(changes.brokers) == 2
     assert [owned.topic for owned, _ in changes.assign] == ["u"]

@@ -2,7 +2,7 @@
 here) are led by the same host. These rules keep them together while replicas move
 (docs/decisions/cluster/2026-11-21-retired-partitions.md).
 
-    * no reassignment of either ends while no host would be in sync for both (would_separate())
+    * no reassignment of either ends while no host would be in sync for both (would_break_colocation())
     * the best leader of a successor is the host that is in sync for the largest number of its
       retired partitions (better_leader()); a leadership does not return to a preferred replica that
       is in sync for fewer of them
@@ -40,7 +40,7 @@ def retired_into(topic: TopicState, successor: int) -> Sequence[PartitionState]:
     return topic.partitions[first + successor :: first] if successor < first < len(topic.partitions) else ()
 
 
-def would_separate(topic: TopicState, target: Target) -> bool:
+def would_break_colocation(topic: TopicState, target: Target) -> bool:
     """Whether the end of the partition's reassignment would separate it from its successor or from a
     partition retired into it.
     """

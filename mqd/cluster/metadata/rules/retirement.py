@@ -147,7 +147,7 @@ def colocate(view: View, topic: TopicState, directories: Directories) -> list[tu
 
 
 def _end_reassignment(view: View, topic: TopicState, successor: PartitionState) -> PartitionChange | None:
-    """Ends a reassignment that waited for the retired partitions (redirects.would_separate)."""
+    """Ends a reassignment that waited for the retired partitions (redirects.would_break_colocation)."""
     return view.change_to(topic, Target(successor)) if in_progress(successor) else None
 
 
