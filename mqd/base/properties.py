@@ -694,7 +694,8 @@ schedule.to: string dynamic =
     mqd-delay-ms (docs/schedules.md). Retention by age and size does not apply: records are deleted when they
     have been delivered. Empty: none.
 schedule.delay.ms: long >=0 <=31622400000 dynamic = 0
-    (mqd) With schedule.to: how long after its timestamp a record without such a header is delivered.
+    (mqd) With schedule.to: how long after its timestamp a record without such a header is delivered. A
+    change applies to the records that mqd-timer has not read yet; earlier ones keep their delay.
 queue.delete.on.ack: bool dynamic = false
     (mqd) Records are deleted as soon as every share group of the topic has finished with them: they were accepted,
     rejected, or delivered group.share.delivery.count.limit times. A group without members keeps the records that it has

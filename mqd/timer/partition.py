@@ -25,8 +25,9 @@ from mqd.client.producer import Producer
 from mqd.log import schedule_headers
 from mqd.protocol.messages import DeleteRecordsRequest
 from mqd.protocol.records import read_headers
-from mqd.timer.core import START, Progress, Row, Schedule, Tick, take_over
+from mqd.timer.core import Row, Schedule, Tick, take_over
 from mqd.timer.index import Entry
+from mqd.timer.progress import Delays, parse_progress, progress_text
 from mqd.timer.storage import Directory
 
 READ_COUNT_MAX = 8192
@@ -52,19 +53,6 @@ Record = tuple[bytes | None, bytes | None, bytes | None]
 
 class Deferred(Exception):
     """Nothing can be delivered now; the text says why, and what to do."""
-
-
-def progress_text(topic_id: bytes, last: Entry) -> str:
-    """The metadata of the committed offset."""
-    return f"1 {topic_id.hex()} {last.due_ms} {last.offset}"
-
-
-def parse_progress(offset: int, text: str | None, topic_id: bytes) -> Progress:
-    """`last` is START if nothing was committed, or only for another topic of this name."""
-    fields = (text or "").split()
-    if offset < 0 or len(fields) != 4 or fields[:2] != ["1", topic_id.hex()]:
-        return Progress(0, START)
-    return Progress(offset, Entry(int(fields[2]), int(fields[3])))
 
 
 class PartitionTimer:
@@ -93,6 +81,7 @@ class PartitionTimer:
         self._reading: Any = None
         self._clients: list[Any] = []
         self._delivered = 0
+        self._delays = Delays([])
         self._kept: dict[int, Record] = {}
         self._kept_bytes, self._kept_bytes_max = 0, kept_bytes_max
         self._thread = threading.Thread(target=self._run, name=f"timer-{schedule.topic}-{partition}", daemon=True)
@@ -180,7 +169,15 @@ class PartitionTimer:
         if committed.error is not None:
             raise KafkaException(committed.error)
         log_start = self._log_start()
-        progress = parse_progress(committed.offset, committed.metadata, self.topic.topic_id)
+        progress, delays = parse_progress(committed.offset, committed.metadata, self.topic.topic_id)
+        self._delays = delays.changed(self.topic.delay_ms, progress.end_offset, log_start)
+        if self._delays.of(progress.end_offset) != self.topic.delay_ms:
+            log.warning(
+                "schedule.delay.ms was changed too often while a record was pending; an earlier value stays in use",
+                topic=self.topic.topic,
+                partition=self.index,
+                delay_ms=self._delays.of(progress.end_offset),
+            )
         schedule = take_over(Directory(self._directory), log_start, progress)
         self._reading.assign([TopicPartition(self.topic.topic, self.index, schedule.end_offset)])
         self._looking_up.assign([TopicPartition(self.topic.topic, self.index, log_start)])
@@ -286,8 +283,8 @@ class PartitionTimer:
         sections = batch.header_sections
         offsets, timestamps = batch.offsets.tolist(), batch.timestamps.tolist()
         headers = [None] * len(offsets) if sections is None else sections.to_list()
-        delay_ms = self.topic.delay_ms
         for offset, timestamp, section in zip(offsets, timestamps, headers, strict=True):
+            delay_ms = self._delays.of(offset)
             try:
                 plan = schedule_headers.plan(section, timestamp, delay_ms)
             except schedule_headers.Unreadable:
@@ -336,7 +333,7 @@ class PartitionTimer:
             self.topic.topic,
             self.index,
             tick.progress.end_offset,
-            progress_text(self.topic.topic_id, tick.progress.last),
+            progress_text(self.topic.topic_id, tick.progress.last, self._delays),
         )
         producer.send_offsets_to_transaction([position], self._group, TIMEOUT_S)
         producer.commit_transaction(TIMEOUT_S)

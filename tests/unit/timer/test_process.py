@@ -16,7 +16,7 @@ from mqd.timer import partition
 from mqd.timer.__main__ import IDLE_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
 from mqd.timer.index import Entry, Index
-from mqd.timer.partition import parse_progress, progress_text
+from mqd.timer.progress import CHANGE_COUNT_MAX, Change, Delays, parse_progress, progress_text
 from mqd.timer.storage import Directory
 from tests.polling import PATIENCE_S
 
@@ -128,16 +128,34 @@ def test_indexes_of_deleted_topics_are_removed(places: paths.Layout) -> None:
 
 
 def test_progress_as_metadata() -> None:
-    last = Entry(1_800_000_000_000, 17)
-    text = progress_text(TOPIC, last)
-    assert parse_progress(20, text, TOPIC) == Progress(20, last)
+    last, changes = Entry(1_800_000_000_000, 17), [Change(0, 5), Change(12, 0)]
+    text = progress_text(TOPIC, last, Delays(changes))
+    progress, delays = parse_progress(20, text, TOPIC)
+    assert progress == Progress(20, last) and delays.changes == changes
     for offset, wrong, topic_id in (
         (-1001, "", TOPIC),
         (20, "", TOPIC),
         (20, text, OTHER),
         (20, f"2{text[1:]}", TOPIC),
     ):
-        assert parse_progress(offset, wrong, topic_id) == Progress(0, START)
+        progress, delays = parse_progress(offset, wrong, topic_id)
+        assert progress == Progress(0, START) and not delays.changes
+
+
+def test_each_record_has_the_delay_with_which_it_was_first_read() -> None:
+    delays = Delays([]).changed(5, 0, 0).changed(7, 10, 0).changed(7, 15, 0).changed(9, 20, 0)
+    assert [delays.of(offset) for offset in (0, 9, 10, 19, 20, 1_000)] == [5, 5, 7, 7, 9, 9]
+    assert delays.changed(6, 20, 0).changes[-2:] == [Change(10, 7), Change(20, 6)], "nothing was read with the 9"
+    assert delays.changed(9, 30, 15).changes == [Change(10, 7), Change(20, 9)], "older records are deleted"
+
+
+def test_the_text_of_the_delays_is_bounded() -> None:
+    delays, begin, year_ms = Delays([]), 10**15, 31_622_400_000
+    for number in range(3 * CHANGE_COUNT_MAX):
+        delays = delays.changed(year_ms - number, begin + number, 0)
+    assert len(progress_text(TOPIC, Entry(begin, begin), delays)) < 4096
+    assert delays.of(begin + CHANGE_COUNT_MAX) == delays.of(2 * begin)
+    assert delays.changed(1, 2 * begin, begin + 10).of(2 * begin) == 1
 
 
 def test_an_index_on_disk(tmp_path: Path) -> None:
