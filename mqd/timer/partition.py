@@ -25,7 +25,7 @@ from mqd.client.producer import Producer
 from mqd.log import schedule_headers
 from mqd.protocol.messages import DeleteRecordsRequest
 from mqd.protocol.records import read_headers
-from mqd.timer.core import Row, Schedule, Tick, take_over
+from mqd.timer.core import Progress, Row, Schedule, Tick, take_over
 from mqd.timer.index import Entry
 from mqd.timer.progress import Delays, parse_progress, progress_text
 from mqd.timer.storage import Directory
@@ -245,7 +245,7 @@ class PartitionTimer:
         if batch is None:
             return True
         rows = list(self._rows(batch))
-        self._keep(rows, batch)
+        self._keep(rows, batch, schedule.progress)
         by_offset = {row.offset: row for row in rows}
 
         def due_of(offset: int) -> int | None:
@@ -260,12 +260,15 @@ class PartitionTimer:
         self._reading.seek(TopicPartition(self.topic.topic, self.index, schedule.end_offset))
         return False
 
-    def _keep(self, rows: list[Row], batch: Any) -> None:
+    def _keep(self, rows: list[Row], batch: Any, progress: Progress) -> None:
         if self._kept_bytes >= self._kept_bytes_max:
             return
         soon_ms = _now_ms() + KEPT_MS
         for row, (offset, record) in zip(rows, _records(batch), strict=True):
-            if 0 <= row.due_ms < soon_ms and self._kept_bytes < self._kept_bytes_max and offset not in self._kept:
+            # after a takeover without an index, delivered records are read again
+            if not 0 <= row.due_ms < soon_ms or progress.is_delivered(Entry(row.due_ms, offset)):
+                continue
+            if self._kept_bytes < self._kept_bytes_max and offset not in self._kept:
                 self._kept[offset] = record
                 self._kept_bytes += _size_bytes(record)
 

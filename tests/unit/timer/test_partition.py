@@ -153,3 +153,12 @@ def test_a_record_can_be_cancelled_after_the_delay_has_changed(log: Log, tmp_pat
     log.write("cancellation", mqd_cancel=cancelled)
     assert log.serve(tmp_path, 3 * DAY, NOON + MINUTE) == []
     assert log.serve(tmp_path, 3 * DAY, NOON + 4 * DAY) == []
+
+
+def test_delivered_records_are_not_kept_when_the_log_is_read_again(log: Log, tmp_path: Path) -> None:
+    log.write("pending", mqd_delay_ms=DAY)  # it holds the log's start
+    log.write("delivered")
+    assert log.serve(tmp_path / "one", 0, NOON) == ["delivered"]
+    soon = log.write("soon", mqd_delay_ms=2 * MINUTE)
+    assert log.serve(tmp_path / "two", 0, NOON + MINUTE + 1) == ["delivered"]
+    assert list(log.kept) == [soon]
