@@ -43,8 +43,9 @@ class Timer:
     def __init__(self, layout: paths.Layout, wake: Callable[[], None] = lambda: None) -> None:
         self._layout = layout
         self._wake = wake
+        self._wanted: dict[tuple[bytes, int], ScheduleTopic] = {}
         self._timers: dict[tuple[bytes, int], PartitionTimer] = {}
-        self._ending: list[PartitionTimer] = []
+        self._ending: dict[tuple[bytes, int], PartitionTimer] = {}
         self._seen: tuple[int, int] | None = None
         self._wanted_at = time.monotonic()
         self._status_at = 0.0
@@ -63,7 +64,8 @@ class Timer:
             self._seen = seen
             self._follow(schedule_files.read_schedules(self._layout.run_dir).topics)
         now = time.monotonic()
-        self._ending = [timer for timer in self._ending if not timer.join(0)]
+        self._ending = {key: timer for key, timer in self._ending.items() if not timer.join(0)}
+        self._start()
         if self._status_changed and now - self._status_at >= STATUS_S:
             self._status_at, self._status_changed = now, False
             self._publish()
@@ -87,27 +89,34 @@ class Timer:
             self._wake()
 
     def _follow(self, topics: list[ScheduleTopic]) -> None:
-        from mqd.timer.partition import PartitionTimer  # the client library: only where there are schedules
-
-        wanted = {(topic.topic_id, index): topic for topic in topics for index in topic.led}
+        wanted = self._wanted = {(topic.topic_id, index): topic for topic in topics for index in topic.led}
         self._remove_indexes(topics)
         for key, timer in list(self._timers.items()):
             if wanted.get(key) is None or _must_restart(wanted[key], timer.topic, key[1]):
                 timer.stop()
-                self._ending.append(self._timers.pop(key))
-        for key, topic in wanted.items():
-            if key not in self._timers:
-                timer = PartitionTimer(
-                    topic,
-                    key[1],
-                    self._layout.client_socket,
-                    self._layout.data_dir,
-                    KEPT_BYTES_MAX // len(wanted),
-                    self._on_status,
-                )
-                self._timers[key] = timer
-                timer.start()
+                self._ending[key] = self._timers.pop(key)
         self._status_changed = True
+
+    def _start(self) -> None:
+        """Starts the partitions that are wanted. One whose earlier timer has not ended waits: both
+        would write the same files.
+        """
+        for key, topic in self._wanted.items():
+            if key in self._timers or key in self._ending:
+                continue
+            from mqd.timer.partition import PartitionTimer  # the client library: only where there are schedules
+
+            timer = PartitionTimer(
+                topic,
+                key[1],
+                self._layout.client_socket,
+                self._layout.data_dir,
+                KEPT_BYTES_MAX // len(self._wanted),
+                self._on_status,
+            )
+            self._timers[key] = timer
+            self._status_changed = True
+            timer.start()
 
     def _remove_indexes(self, topics: list[ScheduleTopic]) -> None:
         """Removes the indexes of deleted topics. The rest stay: this host may lead a partition again."""
@@ -125,7 +134,7 @@ class Timer:
             pass  # with a full disk the metrics page stays outdated
 
     def stop(self) -> None:
-        timers = [*self._timers.values(), *self._ending]
+        timers = [*self._timers.values(), *self._ending.values()]
         for timer in timers:
             timer.stop()
         until = time.monotonic() + JOIN_S

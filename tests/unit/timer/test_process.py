@@ -13,7 +13,7 @@ import pytest
 from mqd.base import paths, schedule_files
 from mqd.base.schedule_files import PartitionStatus, Schedules, ScheduleTopic
 from mqd.timer import partition
-from mqd.timer.__main__ import IDLE_S, STATUS_S, Timer
+from mqd.timer.__main__ import ENDING_S, IDLE_S, STATUS_S, Timer
 from mqd.timer.core import START, Progress
 from mqd.timer.index import Entry, Index
 from mqd.timer.progress import CHANGE_COUNT_MAX, Change, Delays, parse_progress, progress_text
@@ -32,15 +32,17 @@ class FakeTimer:
         self.topic, self.index = schedule, index
         self.on_status: Callable[[], None] = others[-1]
         self.status = PartitionStatus(schedule.topic, index)
+        self.ends = True  # as soon as it is stopped
 
     def start(self) -> None:
         self.alive.append(self)
 
     def stop(self) -> None:
-        self.alive.remove(self)
+        if self in self.alive:
+            self.alive.remove(self)
 
     def join(self, timeout_s: float) -> bool:
-        return True
+        return self.ends
 
 
 def schedule(topic_id: bytes, led: dict[int, int], target: str = "orders") -> ScheduleTopic:
@@ -81,6 +83,27 @@ def test_served_partitions(places: paths.Layout, monkeypatch: pytest.MonkeyPatch
     assert look() == []
     now += IDLE_S
     assert not timer.update(), "there was no schedule for a minute"
+
+
+def test_a_timer_starts_when_the_earlier_one_of_its_partition_has_ended(places: paths.Layout) -> None:
+    """Both use the same files."""
+    timer = Timer(places)
+
+    def look(*topics: ScheduleTopic) -> list[tuple[int, int]]:
+        schedule_files.write(places.run_dir, schedule_files.SCHEDULES, Schedules({}, list(topics)))
+        assert timer.update()
+        return sorted((one.index, one.topic.led[one.index]) for one in FakeTimer.alive)
+
+    assert look(schedule(TOPIC, {0: 5, 1: 5})) == [(0, 5), (1, 5)]
+    first = next(one for one in FakeTimer.alive if one.index == 0)
+    first.ends = False
+    assert look(schedule(TOPIC, {0: 6, 1: 6})) == [(1, 6)]
+    assert look(schedule(TOPIC, {})) == [] and look(schedule(TOPIC, {0: 7})) == []
+    assert timer.wait_s() == ENDING_S
+    first.ends = True
+    assert timer.update() and [one.topic.led for one in FakeTimer.alive] == [{0: 7}]
+    timer.stop()
+    assert not FakeTimer.alive
 
 
 def test_it_sleeps_until_there_is_something_to_do(places: paths.Layout, monkeypatch: pytest.MonkeyPatch) -> None:
