@@ -330,6 +330,8 @@ class PartitionTimer:
                     producer.produce(target, value, key, headers=headers or None)
                     break
                 except BufferError:
+                    if self._stopping.is_set():
+                        raise Deferred(f"it is stopped while {target} accepts no records") from None
                     producer.poll(0.1)
             sent += 1
         position = TopicPartition(

@@ -1,5 +1,5 @@
 """One partition's timer on a log in memory: what it delivers when schedule.delay.ms has changed,
-and which records it keeps in memory.
+which records it keeps in memory, and how it ends.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class Log:
         self.committed = TopicPartition("later", 0, -1001)
         self.delivered: list[str] = []
         self.kept: dict[int, Any] = {}
+        self.is_full = False  # the producer's queue
+        self.poll_count = 0
 
     def write(self, value: str, **headers: int) -> int:
         """Returns the record's offset."""
@@ -55,6 +57,7 @@ class Log:
 class Consumer:
     def __init__(self, log: Log) -> None:
         self._log, self._at = log, 0
+        self._implementation = self
 
     def consumer_group_metadata(self) -> object:
         return None
@@ -76,10 +79,13 @@ class Consumer:
         if not found:
             self._log.idle += 1
             if self._log.idle == IDLE_COUNT:
-                self._log.timer._stopping.set()
+                self._log.timer.stop()
             return None
         self._at = found[-1].offset() + 1
         return RecordBatchView.from_messages("later", 0, found)
+
+    def interrupt(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -97,7 +103,14 @@ class Producer:
         self._sent = []
 
     def produce(self, topic: str, value: bytes, key: bytes | None, headers: object) -> None:
+        if self._log.is_full:
+            self._log.timer.stop()
+            raise BufferError
         self._sent.append(value.decode())
+
+    def poll(self, timeout: float) -> None:
+        self._log.poll_count += 1
+        self._log.is_full = self._log.poll_count < 10
 
     def send_offsets_to_transaction(self, positions: list[TopicPartition], group: object, timeout: float) -> None:
         self._position = positions[0]
@@ -162,3 +175,12 @@ def test_delivered_records_are_not_kept_when_the_log_is_read_again(log: Log, tmp
     soon = log.write("soon", mqd_delay_ms=2 * MINUTE)
     assert log.serve(tmp_path / "two", 0, NOON + MINUTE + 1) == ["delivered"]
     assert list(log.kept) == [soon]
+
+
+def test_a_timer_that_is_stopped_does_not_wait_for_its_target(log: Log, tmp_path: Path) -> None:
+    """Its successor waits for it, maybe with another target."""
+    log.write("due")
+    log.is_full = True
+    assert log.serve(tmp_path, 0, NOON) == []
+    log.is_full = False
+    assert log.serve(tmp_path, 0, NOON) == ["due"]
