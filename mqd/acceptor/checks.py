@@ -141,9 +141,9 @@ def _check_schedules(header: BatchHeader, records: bytes) -> CheckResult | None:
     """The refusal of the records whose scheduling headers are invalid, with the problem of the
     first. None: all headers are valid. The caller has already parsed `records` without an error.
     """
-    if b"mqd-" not in records:
-        return None
     now_ms, count, reason = time.time_ns() // 1_000_000, 0, ""
+    if b"mqd-" not in records and header.max_timestamp_ms <= now_ms + schedule_headers.DELAY_MS_MAX:
+        return None
     indexes: list[int] = []
     for index, (timestamp_delta, section) in enumerate(schedule_headers.header_sections(records, header.record_count)):
         try:

@@ -39,13 +39,7 @@ def plan(section: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms
     """`section`: the record's headers as the log has them. `now_ms`: nothing may be due more than
     DELAY_MS_MAX after it; None: not checked. Raises Unreadable.
     """
-    if section is None or _MARK not in section:
-        return Plan(max(timestamp_ms, 0) + default_delay_ms)
-    try:
-        headers, _ = read_headers(section, 0, len(section), "replace")
-    except (ValueError, IndexError) as error:
-        raise Unreadable(f"its headers cannot be read: {error}") from None
-    found = {name: value for name, value in headers if name in HEADERS}
+    found = _find(section)
     cancels = -1
     if CANCEL in found:
         if len(found) > 1:
@@ -65,6 +59,16 @@ def plan(section: bytes | None, timestamp_ms: int, default_delay_ms: int, now_ms
     if now_ms is not None and due_ms > now_ms + DELAY_MS_MAX:
         raise Unreadable("it would be delivered more than a year from now")
     return Plan(due_ms, cancels)
+
+
+def _find(section: bytes | None) -> dict[str, bytes | None]:
+    if section is None or _MARK not in section:
+        return {}
+    try:
+        headers, _ = read_headers(section, 0, len(section), "replace")
+    except (ValueError, IndexError) as error:
+        raise Unreadable(f"its headers cannot be read: {error}") from None
+    return {name: value for name, value in headers if name in HEADERS}
 
 
 def header_sections(records: bytes, count: int) -> Iterator[tuple[int, bytes]]:

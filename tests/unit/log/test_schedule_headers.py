@@ -62,6 +62,13 @@ def test_invalid_values(headers: dict[str, str | None], word: str) -> None:
         plan(section(**headers), NOW_MS, 0, NOW_MS)
 
 
+@pytest.mark.parametrize("headers", [{}, {"mqd_delay_ms": "0"}, {"mqd_other": "5"}])
+def test_a_timestamp_far_in_the_future(headers: dict[str, str]) -> None:
+    assert plan(section(**headers), NOW_MS + YEAR, 0, NOW_MS) == Plan(NOW_MS + YEAR)
+    with pytest.raises(Unreadable, match="more than a year"):
+        plan(section(**headers), NOW_MS + YEAR + 1, 0, NOW_MS)
+
+
 def test_invalid_header_sections() -> None:
     with pytest.raises(Unreadable, match="cannot be read"):
         plan(b"\x7fmqd-", NOW_MS, 0)

@@ -17,6 +17,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.acceptor.schedules import TimerStarter, start_by_supervisord
 from mqd.base import blocking_pool, schedule_files
 from mqd.cluster.host import messages
+from mqd.log.schedule_headers import DELAY_MS_MAX
 from mqd.protocol import messages as m
 from mqd.protocol.errors import ErrorCode as E
 from mqd.protocol.records import Record, encode_batch
@@ -49,6 +50,15 @@ def test_records_that_cannot_be_scheduled(compression: str) -> None:
     assert len(message) == message_bytes and "record 1 of the batch cannot be scheduled: mqd-delay-ms is not" in message
     error, payload = check(*[b"x"] * 100)
     assert struct.unpack_from("=IH", payload) == (100, 64)
+
+
+def test_records_whose_timestamp_is_more_than_a_year_ahead() -> None:
+    now_ms = int(time.time() * 1000)
+    for headers in ([], [("mqd-delay-ms", b"0")]):
+        records = [Record(b"v", None, stamp, headers) for stamp in (now_ms, now_ms + 2 * DELAY_MS_MAX)]
+        assert check_records(encode_batch(records[:1]), native.CHECK_SCHEDULES) == CheckResult(0)
+        error, payload = check_records(encode_batch(records), native.CHECK_SCHEDULES)
+        assert error == E.INVALID_RECORD and struct.unpack_from("=i", payload, 8) == (1,)
 
 
 # -- rights ----------------------------------------------------------------------------------------
