@@ -58,12 +58,8 @@ def test_the_pages_claims_match_its_figures() -> None:
     for one in (*result["failures"], *result["at_once"]):
         assert one["false_deaths"] == 0 and one["most_per_s"] <= 100
     single = [ms for one in result["failures"] for ms in one["dead_for_all_ms"]]
-    late = sorted(ms for ms in single if ms > 5_000)
-    assert len(late) == 2, "the page says that two took longer"
-    assert f"Two of these {len(single)} single failures took longer than the target, 5.3 and 7.4 s" in " ".join(
-        scale.PAGE.read_text().split()
-    )
-    assert [round(ms / 1000, 1) for ms in late] == [5.3, 7.4]
+    assert f"two of the {len(single)} single failures took" in " ".join(scale.PAGE.read_text().split())
+    assert max(single) <= 5_000, "the page says that all are known within the target"
     assert all(max(one["dead_for_all_ms"]) <= 5_000 for one in result["at_once"]), "a rack fails"
     assert {one["hosts"] for one in result["failures"]} >= {10, 100, 1000}
 
