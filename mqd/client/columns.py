@@ -110,12 +110,17 @@ def pack(values: Any, what: str) -> Column:
 def _pack_list(values: Sequence[Any], what: str) -> Column:
     try:
         data = b"".join(values)
-        return Column(len(values), data, np.fromiter(map(len, values), np.int32, len(values)))
+        sizes = np.fromiter(map(len, values), np.int32, len(values))
+        if sizes.sum() == len(data):  # otherwise some have items larger than a byte
+            return Column(len(values), data, sizes)
     except TypeError:
         pass  # str or None among them
-    items = [value.encode() if isinstance(value, str) else value for value in values]
+    items = [
+        value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, memoryview) else value
+        for value in values
+    ]
     for item in items:
-        if item is not None and not isinstance(item, (bytes, bytearray, memoryview)):
+        if item is not None and not isinstance(item, (bytes, bytearray)):
             raise TypeError(f"expected {what} to be bytes, str or None, not {type(item).__name__}")
     sizes = np.fromiter((-1 if item is None else len(item) for item in items), np.int32, len(items))
     return Column(len(items), b"".join(item for item in items if item is not None), sizes)

@@ -375,6 +375,7 @@ def encode_headers(headers: object) -> bytes:
             value = value.encode()
         if not isinstance(value, (bytes, bytearray, memoryview)):
             raise TypeError(f"expected header value to be None, binary, or unicode string, not {type(value).__name__}")
+        value = bytes(value)  # a memoryview's length counts items, which may be larger than a byte
         _append_varint(out, len(value))
         out += value
     return bytes(out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import random
 
 import confluent_kafka
@@ -90,6 +91,17 @@ def test_other_types_of_columns_are_a_type_error(wrong) -> None:
         columns.pack(wrong, "values")
 
 
+def test_items_larger_than_a_byte() -> None:
+    """Their number is not the number of bytes."""
+    numbers = np.arange(6, dtype=np.int16)
+    views = [numbers.data, numbers[::2].data, np.array(7, np.int32).data]
+    assert columns.pack(views, "values").items() == [bytes(view) for view in views]
+    assert columns.pack([*views, None, "a"], "values").items() == [*(bytes(view) for view in views), None, b"a"]
+    for wrong in ([numbers], list(np.ones((10, 4), np.float32)), [array.array("i", [1, 2])], [b"a", numbers]):
+        with pytest.raises(TypeError, match="expected values to be bytes"):
+            columns.pack(wrong, "values")
+
+
 def test_headers_are_the_protocols() -> None:
     rng = random.Random(4)
     for _ in range(200):
@@ -109,6 +121,8 @@ def test_headers_are_the_protocols() -> None:
             with pytest.raises(ValueError):
                 decode_headers(encoded[:cut])
     assert encode_headers({"a": "b"}) == encode_headers([("a", b"b")])
+    numbers = np.arange(3, dtype=np.int32).data
+    assert decode_headers(encode_headers({"a": numbers, "b": b"c"})) == [("a", bytes(numbers)), ("b", b"c")]
 
 
 def test_a_message_has_confluent_kafkas_methods() -> None:
