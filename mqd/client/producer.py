@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -116,15 +117,17 @@ class Producer:
 
         confluent_kafka's form, a list of dicts with value, key, partition, timestamp, callback, works
         too: record by record as in produce(), without waiting; records that do not fit have
-        "_error" set. The keywords messages and callback are accepted as well.
+        "_error" set. The keywords messages and callback are accepted as well, and its partition and
+        callback as the third and fourth argument.
         """
         on_delivery = on_delivery if callback is None else callback
         if messages is not None:
             values = messages
-        if isinstance(values, list) and values and isinstance(values[0], dict):
-            return self._produce_dicts(
-                topic, values, -1 if keys is None and not isinstance(partition, int) else partition, on_delivery
-            )
+        if isinstance(values, list) and (isinstance(keys, int) or (values and isinstance(values[0], dict))):
+            # confluent_kafka has its partition and callback where the keys and headers are
+            partition = keys if keys is not None else -1 if partition is None else partition
+            on_delivery = on_delivery if headers is None else headers
+            return self._produce_dicts(topic, values, operator.index(partition), on_delivery)
         return self._implementation.produce_batch(
             topic,
             values,
@@ -137,6 +140,8 @@ class Producer:
         )
 
     def _produce_dicts(self, topic: str, messages: list[dict[str, Any]], partition: int, on_delivery: Any) -> int:
+        if on_delivery is not None and not callable(on_delivery):
+            raise TypeError("expected on_delivery to be callable")
         taken = 0
         try:
             for message in messages:

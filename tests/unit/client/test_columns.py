@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import random
+from typing import Any
 
 import confluent_kafka
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from mqd.client import columns, config
 from mqd.client.messages import GroupMetadata, KafkaException, Message, decode_headers, encode_headers
+from mqd.client.producer import Producer
 from mqd.client.shm.staging import Entry, Stage, chunk_of
 from mqd.protocol.records import Record, decode_records, encode_batch
 
@@ -100,6 +102,37 @@ def test_items_larger_than_a_byte() -> None:
     for wrong in ([numbers], list(np.ones((10, 4), np.float32)), [array.array("i", [1, 2])], [b"a", numbers]):
         with pytest.raises(TypeError, match="expected values to be bytes"):
             columns.pack(wrong, "values")
+
+
+class Recorder(Producer):
+    """Notes the calls of produce()."""
+
+    def __init__(self) -> None:
+        super().__init__({"bootstrap.servers": "127.0.0.1:1", "transport": "tcp", "log_level": 0})
+        self.calls: list[tuple[Any, int, Any]] = []
+
+    def produce(  # type: ignore[override]
+        self, _topic: str, value: Any, _key: Any, partition: int, *, on_delivery: Any, **_more: Any
+    ) -> None:
+        self.calls.append((value, partition, on_delivery))
+
+
+def test_confluent_kafkas_batch_by_position() -> None:
+    producer, report, own = Recorder(), print, repr
+    messages = [{"value": b"a"}, {"value": b"b", "partition": 2, "callback": own}]
+    assert producer.produce_batch("t", messages, 5, report) == 2
+    assert producer.calls == [(b"a", 5, report), (b"b", 2, own)]
+    producer.calls.clear()
+    assert producer.produce_batch("t", messages, partition=4, on_delivery=report) == 2
+    assert producer.produce_batch("t", messages) == 2
+    assert [partition for _, partition, _ in producer.calls] == [4, 2, -1, 2]
+    assert producer.produce_batch("t", [], 5, report) == 0
+    wrong_arguments: list[tuple[Any, Any]] = [([b"k", b"k"], None), (0, {"a": b"1"}), ("0", report)]
+    for wrong in wrong_arguments:
+        producer.calls.clear()
+        with pytest.raises(TypeError):
+            producer.produce_batch("t", messages, *wrong)
+        assert not producer.calls
 
 
 def test_headers_are_the_protocols() -> None:
