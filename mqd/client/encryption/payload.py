@@ -133,7 +133,7 @@ class Opener:
         self._topics: dict[str, bytes | None] = {}
         self._ciphers: dict[bytes, AESGCM] = {}
         self._latest: tuple[bytes, AESGCM] | None = None
-        self._failed: dict[bytes, tuple[float, PayloadError]] = {}
+        self._failed: dict[bytes, tuple[float, str]] = {}
         self._lock = threading.Lock()
 
     def open(self, topic: str, key: bytes | None, data: bytes) -> bytes:
@@ -166,16 +166,16 @@ class Opener:
             found = self._ciphers.get(key_name)
             if found is not None:
                 return found
-            until, problem = self._failed.get(key_name, (0.0, None))
-            if problem is not None and self._now() < until:
-                raise problem
+            until, problem = self._failed.get(key_name, (0.0, ""))
+            if problem and self._now() < until:
+                raise PayloadError(problem)  # each its own: an exception keeps the frames that it has passed
             key_id, wrapped = envelope.key_of(key_name)
             try:
                 found = AESGCM(self._provider.unwrap(key_id, wrapped))
             except Exception as error:  # providers raise exceptions of their own
-                problem = PayloadError(f"its key {key_id!r} cannot be obtained: {error}")
+                problem = f"its key {key_id!r} cannot be obtained: {error}"
                 _remember(self._failed, key_name, (self._now() + FAILED_S, problem))
-                raise problem from error
+                raise PayloadError(problem) from error
             _remember(self._ciphers, key_name, found)
             return found
 

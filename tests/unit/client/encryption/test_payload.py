@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import traceback
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,20 @@ def test_a_provider_is_asked_once_for_a_data_key(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(payload, "DATA_KEYS_MAX", 2)
     opener = Opener(Encryption(provider), provider, clock)
     assert [opener.open("t", None, one) for one in data] == [b"v"] * 15 and len(opener._ciphers) == 2
+
+
+def test_errors_about_the_same_key_do_not_keep_each_others_values() -> None:
+    """A raised exception keeps the frames that it has passed through, and so their values."""
+    sealing, other = Provider("a"), Provider("b")
+    data = Sealer(Encryption(sealing), sealing).seal("t", None, b"v")
+    opener = Opener(Encryption(other), other)
+    frames = []
+    for _ in range(5):
+        try:
+            opener.open("t", None, data)
+        except PayloadError as error:
+            frames.append(len(list(traceback.walk_tb(error.__traceback__))))
+    assert len(frames) == 5 and len(set(frames)) == 1
 
 
 def test_a_key_that_cannot_be_obtained_is_requested_again_later() -> None:
