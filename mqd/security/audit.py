@@ -71,13 +71,17 @@ class SharedFile:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, MODE)
 
     def _rename(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # other processes hold it only while they rename
-        if self._is_current():
-            for number in range(KEPT_FILES, 0, -1):
-                older = self._numbered(number - 1) if number > 1 else self._path
-                if older.exists():
-                    older.replace(self._numbered(number))
-        self.close()
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._is_current():
+                for number in range(KEPT_FILES, 0, -1):
+                    older = self._numbered(number - 1) if number > 1 else self._path
+                    if older.exists():
+                        older.replace(self._numbered(number))
+        except BlockingIOError:
+            pass  # another process holds the lock, and so renames the file
+        finally:
+            self.close()  # gives up the lock, even if renaming fails
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")

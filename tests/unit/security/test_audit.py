@@ -1,6 +1,8 @@
+import fcntl
 import json
 import resource
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,31 @@ def test_a_file_that_another_process_has_just_renamed_is_not_renamed_again(tmp_p
     second.append(b"c\n")
     assert path.read_bytes() == b"b\nc\n"
     assert not (tmp_path / "audit.log.2").exists()
+
+
+def test_a_file_that_cannot_be_renamed_is_not_left_locked(tmp_path):
+    path = tmp_path / "audit.log"
+    (tmp_path / f"audit.log.{KEPT_FILES}").mkdir()
+    (tmp_path / f"audit.log.{KEPT_FILES - 1}").touch()
+    first = SharedFile(path, 10)
+    with pytest.raises(IsADirectoryError):
+        first.append(b"0123456789\n")
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_process_does_not_wait_for_another_that_renames(tmp_path):
+    path = tmp_path / "audit.log"
+    one = SharedFile(path, 10)
+    with path.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        appending = threading.Thread(target=one.append, args=(b"0123456789\n",), daemon=True)
+        appending.start()
+        appending.join(5)
+        assert not appending.is_alive()
+    assert path.read_bytes() == b"0123456789\n"
+    one.append(b"a\n")
+    assert lines_of(path) == [b"0123456789", b"a"] and not path.exists()
 
 
 def test_a_disk_that_refuses_does_not_stop_the_process(tmp_path, caplog):
