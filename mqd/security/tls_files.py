@@ -46,7 +46,7 @@ CIPHERS_12 = {
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256": "ECDHE-RSA-CHACHA20-POLY1305",
 }
 CIPHERS_13 = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
+_BLOCK = re.compile(rb"-----BEGIN ([A-Z0-9 ]*(?:PRIVATE KEY|CERTIFICATE))-----.*?-----END \1-----", re.DOTALL)
 _JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")  # JKS, JCEKS
 # Tickets of one epoch are not accepted in the next: the client does a full handshake.
 TICKET_EPOCH_S = 12 * 3600
@@ -269,7 +269,8 @@ def _pem(text: str) -> bytes:
 
 def split(content: bytes) -> Iterator[tuple[bytes, bytes]]:
     """(certificates, key) for each private key in a PEM file. A key's certificates follow it, or
-    precede it if the file begins with a certificate.
+    precede it if the file begins with a certificate. Other blocks, such as EC PARAMETERS, are
+    ignored.
     """
     blocks = [(found[1].endswith(b"PRIVATE KEY"), found[0] + b"\n") for found in _BLOCK.finditer(content)]
     if blocks and not blocks[0][0]:

@@ -132,6 +132,16 @@ def test_several_keys_in_one_file(tmp_path: Path, ca: Authority) -> None:
     TlsContext(settings)
 
 
+def test_other_blocks_beside_key_and_certificate(tmp_path: Path, broker: Identity) -> None:
+    """Such as `openssl ecparam -genkey` writes before the key."""
+    parameters = b"-----BEGIN EC PARAMETERS-----\nBggqhkjOPQMBBw==\n-----END EC PARAMETERS-----\n"
+    key, chain = broker.key_pem(), broker.chain_pem()
+    for content in (parameters + key + chain, chain + parameters + key, key + parameters + chain):
+        assert list(tls_files.split(content)) == [(chain, key)]
+    (tmp_path / "a.pem").write_bytes(parameters + key + chain)
+    TlsContext(tls_files.read(config(ssl_keystore_location=tmp_path / "a.pem"), SECURE))
+
+
 def test_versions_follow_the_named_suites(tmp_path: Path, broker: Identity) -> None:
     pem = broker.write(tmp_path / "a.pem")
 
