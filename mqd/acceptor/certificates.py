@@ -15,7 +15,7 @@ from mqd.base import listeners, logging
 from mqd.base.property_values import ConfigError
 from mqd.native.tls import TlsIdentity
 from mqd.security import host_identity, tls_files
-from mqd.security.python_tls import file_state, pem_of_pkcs12
+from mqd.security.python_tls import pem_of_pkcs12
 
 POLL_S = 60.0
 WARN_DAYS = (30, 14, 7, 1)
@@ -70,7 +70,7 @@ class Certificates:
             await asyncio.sleep(POLL_S)
 
     def check(self, now: datetime.datetime) -> None:
-        seen = [file_state(path) for path in self._files]
+        seen = [tls_files.file_state(path) for path in self._files]
         if seen != self._seen or not self._found:
             self._seen = seen
             self._read()

@@ -121,13 +121,4 @@ class ServerTls:
             log.info("certificate reloaded", listener=self._listener.name)
 
     def _state(self) -> list[tuple[int, int, int]]:
-        return [file_state(path) for path in tls_files.files(self._config, self._listener)]
-
-
-def file_state(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """A different result means that the file has changed."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return (0, 0, 0)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
+        return [tls_files.file_state(path) for path in tls_files.files(self._config, self._listener)]

@@ -73,6 +73,15 @@ def files(config: Mapping[str, str], listener: Listener) -> list[Path]:
     return [Path(own[name]) for name in LOCATIONS if own.get(name, "").strip()]
 
 
+def file_state(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    """A different result means that the file, or who may read it, has changed."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_ino, status.st_size, status.st_ctime_ns)
+
+
 def check(config: Mapping[str, str]) -> None:
     """Checks that all TLS listeners could start with this configuration. Raises ConfigError."""
     for _, listener in listeners_with_tls(config):

@@ -9,7 +9,6 @@ once. Files are read by a thread, never on the event loop.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -34,7 +33,7 @@ class _State(NamedTuple):
     """Identifies the files' contents: if it changes, the TLS context is created again."""
 
     ticket_epoch: int
-    files: tuple[tuple[int, int, int], ...]  # (inode, size, mtime in ns); zeros: it is missing
+    files: tuple[tuple[int, int, int], ...]  # tls_files.file_state()
 
 
 class TlsListeners:
@@ -133,14 +132,7 @@ class TlsListeners:
         return tls_files.context(self._config, listener, self._secret, time.time())
 
     def _state(self, listener: Listener) -> _State:
-        def identity(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-            try:
-                status = os.stat(path)
-            except OSError:
-                return 0, 0, 0
-            return status.st_ino, status.st_size, status.st_mtime_ns
-
-        files = tuple(identity(path) for path in tls_files.files(self._config, listener))
+        files = tuple(tls_files.file_state(path) for path in tls_files.files(self._config, listener))
         return _State(int(time.time()) // tls_files.TICKET_EPOCH_S, files)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqd.base import logging
 from mqd.base.property_values import ConfigError
-from mqd.security.python_tls import file_state
+from mqd.security.tls_files import file_state
 
 NAME = "metrics.token.file"
 POLL_S = 2.0

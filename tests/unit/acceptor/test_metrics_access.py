@@ -103,6 +103,15 @@ def test_a_scrape_without_the_token_is_refused(serve, token_file) -> None:
     assert send_request(address, None, "Authorization: Bearer fedcba9876543210").endswith(PAGE)
 
 
+def test_a_token_file_whose_mode_is_corrected_is_read_again(serve, token_file) -> None:
+    address = serve(metrics_token_file=str(token_file))
+    new = "Authorization: Bearer fedcba9876543210"
+    written(token_file, "fedcba9876543210", 0o644)
+    assert send_request(address, None, new).startswith(b"HTTP/1.1 401 ")
+    token_file.chmod(0o600)
+    assert send_request(address, None, new).endswith(PAGE)
+
+
 def test_a_probe_needs_no_token(serve, token_file) -> None:
     address = serve(metrics_token_file=str(token_file))
     assert send_request(address, None, request=GET.replace(b"/metrics", b"/health/ready")).startswith(b"HTTP/1.1 503 ")

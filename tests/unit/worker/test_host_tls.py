@@ -1,4 +1,4 @@
-"""The host certificate of a worker: what the reactor gets of it at the start and after a change."""
+"""The certificates of a worker: what the reactor gets of them at the start and after a change."""
 
 import asyncio
 from pathlib import Path
@@ -9,7 +9,9 @@ from mqd.cluster.membership import credentials
 from mqd.cluster.membership.credentials import Credentials
 from mqd.native.tls import LISTENER_HOSTS, TlsContext
 from mqd.security import pki
+from mqd.worker import tls
 from mqd.worker.tls import TlsListeners
+from tests.certificates import Authority
 from tests.unit.security.host_files import NOW, authority, host, write
 from tests.unit.worker.test_replication import SECRET, FakeCommands, run, until
 
@@ -22,8 +24,9 @@ class FakeReactor:
         self.given.append((listener_id, context))
 
 
-def made(proofs: Credentials) -> tuple[TlsListeners, FakeReactor]:
+def made(proofs: Credentials, **more: str) -> tuple[TlsListeners, FakeReactor]:
     reactor, config = FakeReactor(), {"listeners": "PLAINTEXT://127.0.0.1:9092"}
+    config |= {name.replace("_", "."): value for name, value in more.items()}
     return TlsListeners(config, reactor, FakeCommands(), b"", proofs), reactor  # type: ignore[arg-type]
 
 
@@ -47,3 +50,20 @@ def test_a_changed_host_certificate_reaches_the_reactor(tmp_path: Path, monkeypa
     subject.load()
     run(scenario())
     assert [listener for listener, _ in reactor.given] == [LISTENER_HOSTS] * 2
+
+
+def test_a_certificate_whose_mode_is_corrected_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "POLL_S", 0.01)
+    file = Authority().issue("broker").write(tmp_path / "broker.pem")
+    subject, reactor = made(
+        Credentials([SECRET]), listeners="SSL://127.0.0.1:9093", ssl_keystore_location=str(file), ssl_client_auth="none"
+    )
+
+    async def scenario() -> None:
+        watching = asyncio.create_task(subject.run())
+        file.chmod(0o640)
+        await until(lambda: len(reactor.given) == 2)
+        watching.cancel()
+
+    subject.load()
+    run(scenario())
