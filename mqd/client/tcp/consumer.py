@@ -17,7 +17,8 @@ from mqd.client.messages import KafkaError, KafkaException, failure
 
 CHUNK_MAX = 10_000
 SLICE_S = 0.1  # an interruptible wait checks for an interrupt this often
-STORE_RECORDS, STORE_S = 100, 0.5  # the offsets of returned records are stored at least this often
+# while records arrive, the offsets of returned ones are stored this often; also before each wait
+STORE_RECORDS, STORE_S = 100, 0.5
 _METHODS = (
     "memberid",
     "consumer_group_metadata",
@@ -79,16 +80,32 @@ class TcpConsumer:
         if self._held:
             message = self._held.pop(0)
         else:
-            message = self._poll_one(-1 if timeout is None else timeout)
-        if message is None or message.error() is not None:
-            self._store()
-        elif self._auto_store:
-            self._note_returned(message)
+            message = self._next(-1 if timeout is None else timeout)
+        if message is not None:
+            if message.error() is not None:
+                self._store()
+            elif self._auto_store:
+                self._note_returned(message)
         return message
 
+    def _next(self, timeout: float) -> Any:
+        """librdkafka's next record or event. Offsets are stored before a wait, which may be long."""
+        if self._unstored:
+            message = self._poll_one(0)
+            if message is not None:
+                return message
+            self._store()
+        return self._poll_one(timeout)
+
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Any]:
-        held, self._held = self._held[:num_messages], self._held[num_messages:]
-        found = held if held else self._consumer.consume(num_messages, timeout)
+        if not self._held:
+            self._held = self._consumer.consume(num_messages, 0)
+            missing = num_messages - len(self._held)
+            if missing > 0:
+                self._store()  # before a wait, which may be long
+                more = self._consumer.consume(missing, timeout)  # which may raise, or drop held records
+                self._held += more
+        found, self._held = self._held[:num_messages], self._held[num_messages:]
         for message in found:
             if self._auto_store and message.error() is None:
                 self._note_returned(message)
@@ -158,7 +175,6 @@ class TcpConsumer:
                 self._fill(max_records, deadline - time.monotonic() if deadline < float("inf") else -1)
             messages = self._held
             if not messages:
-                self._store()
                 if time.monotonic() >= deadline:
                     return None
                 continue  # for example, a rebalance has dropped the messages with their partition
@@ -184,7 +200,7 @@ class TcpConsumer:
 
     def _fill(self, count: int, timeout: float) -> None:
         """Waits for the first message, and takes all that are available with it."""
-        first = self._poll_one(max(timeout, 0) if timeout != -1 else -1)
+        first = self._next(max(timeout, 0) if timeout != -1 else -1)
         if first is None:
             return
         self._held.append(first)  # before consume(), which may raise, or drop `first` with its partition

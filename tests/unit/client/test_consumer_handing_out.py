@@ -321,7 +321,7 @@ def test_an_interrupt_ends_one_wait_for_a_batch() -> None:
 
 class Librdkafka:
     """The part of confluent_kafka.Consumer that TcpConsumer uses. `there`: results of poll() and
-    consume(); on_consume() is called within consume().
+    consume(); on_consume() is called within consume(), on_wait() where a call would wait.
     """
 
     def __init__(self, *there: tuple[int, int]) -> None:
@@ -329,12 +329,17 @@ class Librdkafka:
         self.all = list(self.there)
         self.stored: dict[int, int] = {}
         self.on_consume: Callable[[], None] = lambda: None
+        self.on_wait: Callable[[], None] = lambda: None
 
-    def poll(self, _timeout: float) -> Message | None:
+    def poll(self, timeout: float) -> Message | None:
+        if not self.there and timeout:
+            self.on_wait()
         return self.there.pop(0) if self.there else None
 
-    def consume(self, count: int, _timeout: float) -> list[Message]:
+    def consume(self, count: int, timeout: float) -> list[Message]:
         self.on_consume()
+        if len(self.there) < count and timeout:
+            self.on_wait()
         found, self.there = self.there[:count], self.there[count:]
         return found
 
@@ -384,6 +389,51 @@ def test_over_tcp_returned_records_are_not_stored_and_are_delivered_again() -> N
     found = consumer.gather(10)
     assert places(found) == [(0, 1), (0, 2)] and fake.stored == {0: 1}
     assert consumer.take(1, 0) == [] and consumer.commit() == {0: 3}
+
+
+def _waits() -> None:
+    raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    "read_more",
+    [
+        lambda consumer: consumer.poll(),
+        lambda consumer: consumer.consume(100),
+        lambda consumer: consumer.take(100, None),
+        lambda consumer: consumer.gather(100),
+        lambda consumer: consumer.consume_batch(),
+    ],
+    ids=["poll", "consume", "take", "gather", "consume_batch"],
+)
+def test_over_tcp_offsets_of_returned_records_are_stored_before_a_wait(
+    read_more: Callable[[TcpConsumer], object],
+) -> None:
+    """While the topic was idle, the group's lag stayed, and after a kill the records were read again."""
+    fake = Librdkafka(*((0, offset) for offset in range(10)))
+    consumer = over_tcp(fake)
+    assert [consumer.poll().offset() for _ in range(10)] == list(range(10)) and fake.stored == {0: 1}
+    fake.on_wait = _waits
+    with pytest.raises(InterruptedError):
+        read_more(consumer)
+    assert fake.stored == {0: 10}
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_over_tcp_offsets_are_stored_by_a_consume_that_finds_nothing(count: int) -> None:
+    fake = Librdkafka((0, 0), (0, 1))
+    consumer = over_tcp(fake)
+    assert places(consumer.consume(2, 0)) == [(0, 0), (0, 1)] and fake.stored == {0: 1}
+    assert consumer.consume(count, 0) == [] and fake.stored == {0: 2}
+
+
+def test_over_tcp_an_interrupted_consume_stores_and_loses_none_of_its_records() -> None:
+    fake = Librdkafka((0, 0), (0, 1))
+    consumer = over_tcp(fake)
+    fake.on_wait = _waits
+    with pytest.raises(InterruptedError):
+        consumer.consume(3)
+    assert fake.stored == {} and places(consumer.consume(3)) == [(0, 0), (0, 1)]
 
 
 def test_over_tcp_the_first_of_several_records_is_dropped_with_its_partition() -> None:
