@@ -38,6 +38,12 @@ class _Calls:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._has_ended = False
+        self._put = self._done = 0  # calls; each number is changed by one thread only
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call is in the queue or under way, even if its caller was cancelled."""
+        return self._done != self._put
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         """Runs the call in the thread. Returns a future of the running loop. Raises RuntimeError
@@ -52,28 +58,28 @@ class _Calls:
             if not outcome.done():
                 setter(found)
 
-        def notify(setter: Callable[[Any], None], found: Any) -> None:
+        def finish(setter: Callable[[Any], None], found: Any) -> None:
+            self._done += 1  # first: the caller, when it continues, may use the consumer itself
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 loop.call_soon_threadsafe(complete, setter, found)
 
         def work() -> None:
-            if outcome.cancelled():
-                return
             try:
-                found = function(*arguments)
+                found = function(*arguments) if not outcome.cancelled() else None
             except StopIteration as error:  # raised by a callback; a future does not accept it
                 stopped = RuntimeError("a callback has raised StopIteration")
                 stopped.__cause__ = error
-                notify(outcome.set_exception, stopped)
+                finish(outcome.set_exception, stopped)
             except BaseException as error:
-                notify(outcome.set_exception, error)
+                finish(outcome.set_exception, error)
             else:
-                notify(outcome.set_result, found)
+                finish(outcome.set_result, found)
 
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="mqd-async-consumer", daemon=True)
             thread.start()
             self._thread = thread
+        self._put += 1
         self._queue.put(work)
         return outcome
 
@@ -110,8 +116,7 @@ class AsyncConsumer:
         self._lock = asyncio.Lock()
         self._waiting: asyncio.Future[list[Message]] | None = None
         self._left: list[Message] = []  # records that a wait has read and no call has returned yet
-        self._ready = self._take_ready = getattr(self._implementation, "take_ready", _nothing)
-        self._given_back: asyncio.Future[None] | None = None  # the last call of give_back()
+        self._take_ready = getattr(self._implementation, "take_ready", _nothing)
         _all.add(self)
         weakref.finalize(self, self._calls.end).atexit = False
 
@@ -129,8 +134,9 @@ class AsyncConsumer:
 
     async def poll(self, timeout: float = -1) -> Message | None:
         """Like Consumer.poll."""
-        if self._waiting is None and not self._left and not self._lock.locked():
-            message = self._ready()
+        # a cancelled call may still be under way in the thread
+        if self._waiting is None and not self._left and not self._lock.locked() and not self._calls.is_busy:
+            message = self._take_ready()
             if message is not None:
                 return message
         found = await self._take(1, timeout)
@@ -226,14 +232,7 @@ class AsyncConsumer:
         """
         left, self._left = self._left, []
         if left:
-            self._ready = _nothing  # no buffered record is returned until give_back() is done
-            self._given_back = self._calls.call(self._implementation.give_back, left)
-            self._given_back.add_done_callback(self._on_given_back)
-
-    def _on_given_back(self, outcome: asyncio.Future[None]) -> None:
-        if outcome is self._given_back:
-            self._ready, self._given_back = self._take_ready, None
-        outcome.result()
+            self._calls.call(self._implementation.give_back, left)
 
     # -- everything else, in the thread ------------------------------------------------------------
 
@@ -378,7 +377,7 @@ class AsyncConsumer:
 
 
 def _nothing() -> None:
-    """Replaces the function that returns a buffered record, and returns none."""
+    """The take_ready() of an implementation that has none."""
 
 
 async def _raised_by(work: Awaitable[Any]) -> Exception | None:

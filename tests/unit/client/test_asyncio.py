@@ -19,7 +19,7 @@ import pytest
 from mqd.client import async_consumer, async_producer
 from mqd.client.async_consumer import AsyncConsumer
 from mqd.client.async_producer import AsyncProducer
-from mqd.client.messages import KafkaError, KafkaException, local_error
+from mqd.client.messages import KafkaError, KafkaException, TopicPartition, local_error
 
 
 class FullProducer:
@@ -400,3 +400,61 @@ def test_a_callback_that_raises_stop_iteration_ends_the_wait(
     (thread,) = implementation.threads
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_a_buffered_record_waits_for_a_cancelled_call(
+    monkeypatch: pytest.MonkeyPatch, implementation: Implementation
+) -> None:
+    """The consumer's thread is still in that call, and a Consumer is for one thread at a time: a record
+    from before a cancelled seek() was returned after it.
+    """
+    buffered: list[object] = ["before the seek", "more"]
+    may_seek = threading.Event()
+
+    def seek(_partition: object) -> None:
+        assert may_seek.wait(30)
+        buffered[0] = "after the seek"
+
+    implementation.take = lambda _count, _timeout: [buffered.pop(0)]  # type: ignore[method-assign]
+    implementation.take_ready = lambda: buffered.pop(0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        async_consumer, "Consumer", lambda _config, **_more: SimpleNamespace(_implementation=implementation, seek=seek)
+    )
+
+    async def main() -> None:
+        consumer = AsyncConsumer()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(consumer.seek(TopicPartition("events", 0, 5)), 0.05)
+        asyncio.get_running_loop().call_later(0.05, may_seek.set)
+        assert await asyncio.wait_for(consumer.poll(), 10) == "after the seek"
+        implementation.take = None  # type: ignore[assignment,method-assign]  # the next needs no thread
+        assert await asyncio.wait_for(consumer.poll(), 10) == "more"
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_that_has_not_begun_does_not_slow_later_ones(
+    monkeypatch: pytest.MonkeyPatch, implementation: Implementation
+) -> None:
+    called: list[str] = []
+    may_seek = threading.Event()
+    implementation.take_ready = object  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        async_consumer,
+        "Consumer",
+        lambda _config, **_more: SimpleNamespace(
+            _implementation=implementation, seek=lambda _: may_seek.wait(30), commit=lambda *_: called.append("commit")
+        ),
+    )
+
+    async def main() -> None:
+        consumer = AsyncConsumer()
+        for call in (consumer.seek(TopicPartition("events", 0, 5)), consumer.commit()):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(call, 0.05)
+        may_seek.set()
+        assert await asyncio.wait_for(consumer.getmany(1), 10) and not called
+        implementation.take = None  # type: ignore[assignment,method-assign]  # the next needs no thread
+        assert await asyncio.wait_for(consumer.poll(), 10)
+
+    asyncio.run(main())
