@@ -67,6 +67,11 @@ class ClientSecurity(msgspec.Struct, frozen=True):
     def has_sasl(self) -> bool:
         return self.protocol.startswith("SASL_")
 
+    def check(self) -> None:
+        """Raises ConfigError for certificates that cannot be used. secure() reads them again."""
+        if self.has_tls:
+            self._context()
+
     def secure(self, connection: socket.socket, host: str) -> socket.socket:
         """The connection to use: with TLS where the protocol requires it. Raises OSError, also for
         a failed handshake (ssl.SSLError), and ConfigError.
@@ -113,9 +118,15 @@ class ClientSecurity(msgspec.Struct, frozen=True):
                 " ssl.certificate.location and ssl.key.location",
                 "ssl.certificate.pem",
             )
+        location = get("ssl.ca.location") or None
+        if location == "probe":  # librdkafka's name for the system's certificates
+            location = None
         try:
+            is_directory = location is not None and Path(location).is_dir()
             context = ssl.create_default_context(
-                cafile=get("ssl.ca.location") or None, cadata=get("ssl.ca.pem") or None
+                cafile=None if is_directory else location,
+                capath=location if is_directory else None,
+                cadata=get("ssl.ca.pem") or None,
             )
             if get("ssl.certificate.location"):
                 context.load_cert_chain(

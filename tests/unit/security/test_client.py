@@ -57,8 +57,14 @@ def test_a_file(tmp_path):
         client.of_properties({"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "none")}).secure(None, "a")
 
 
+def test_the_certificates_of_authorities_may_be_a_directory_or_the_systems(tmp_path):
+    for location in (str(tmp_path), "probe"):
+        client.of_properties({"security.protocol": "SSL", "ssl.ca.location": location}).check()
+
+
 def test_an_unusable_certificate_is_an_error():
     settings = {"security.protocol": "SSL", "ssl.keystore.certificate.chain": "-----BEGIN", "ssl.keystore.key": "-----"}
+    client.of_properties({**settings, "security.protocol": "PLAINTEXT"}).check()
     with pytest.raises(ConfigError, match="ssl.certificate.location"):
         client.of_properties(settings).secure(None, "a")
 
