@@ -6,11 +6,13 @@ send() raises or the channel is closed first.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from mqd.base.property_values import ConfigError
 from mqd.client.messages import KafkaError, KafkaException, failure, local_error
 from mqd.client.requests import FIND_COORDINATOR
 from mqd.client.share.events import Send
@@ -20,6 +22,7 @@ from mqd.protocol.errors import ProtocolError
 from mqd.protocol.headers import KNOWN
 from mqd.security.client import ClientSecurity, NotAuthenticated
 
+_log = logging.getLogger("mqd.client")
 OnResponse = Callable[[Any, KafkaError | None], None]
 Addresses = Callable[[], list[tuple[str, int]]]
 
@@ -96,7 +99,9 @@ class TcpChannel:
                 response = self._request(request.send)
             except KafkaException as problem:
                 request.on_response(None, problem.args[0])
-            except (OSError, ProtocolError) as problem:
+            except Exception as problem:
+                if not isinstance(problem, (OSError, ProtocolError)):  # a bug in mqd; the request ends nevertheless
+                    _log.exception("a share consumer's request has failed")
                 self._lose()
                 request.on_response(None, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             else:
@@ -127,7 +132,7 @@ class TcpChannel:
         self._next_address += 1
         try:
             connection = Connection(host, port, self._client_id, self._timeout_s, self._security())
-        except NotAuthenticated as error:
+        except (NotAuthenticated, ConfigError) as error:  # ConfigError: unusable certificates
             raise failure(KafkaError._AUTHENTICATION, str(error)) from None
         with self._lock:
             if not self._is_closed:

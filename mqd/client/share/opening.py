@@ -82,7 +82,7 @@ def _opener_over_tcp(
         return of_properties({**properties, **credentials})
 
     try:
-        security()
+        security().check()
     except ConfigError as error:
         raise failure(KafkaError._INVALID_ARG, str(error)) from error
 
