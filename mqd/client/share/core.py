@@ -57,6 +57,8 @@ _MOVED = frozenset(
         ErrorCode.KAFKA_STORAGE_ERROR,
     }
 )
+# errors of a topic that metadata requested soon would contain again
+_LASTING = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION})
 _REPORTED = frozenset(
     {
         ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -130,6 +132,8 @@ class ShareCore:
     def subscribe(self, topics: tuple[str, ...], now_ms: int) -> None:
         self.subscription = topics
         self.membership.subscribe(topics, now_ms)
+        # topics with errors are requested again, and their errors are reported again
+        self.topics = {name: topic for name, topic in self.topics.items() if not topic.error}
         if any(name not in self.topics for name in topics):
             self._metadata_due_ms = now_ms
         self.advance(now_ms)
@@ -372,10 +376,11 @@ class ShareCore:
         self.has_metadata = True
         self.nodes.update(cluster.brokers)
         for topic in topics:
+            before = self.topics.get(topic.name)
             self.topics[topic.name] = topic
             if topic.topic_id != requests.NO_TOPIC_ID:
                 self.names[topic.topic_id] = topic.name
-            if topic.error in (ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION):
+            if topic.error in _LASTING and (before is None or before.error != topic.error):
                 self._report(_problem(topic.error, f"topic {topic.name}"))
         if self._lacks_leaders():
             self._back_off("metadata", now_ms)
@@ -387,7 +392,7 @@ class ShareCore:
     def _lacks_leaders(self) -> bool:
         known = sum(len(keys) for keys in self._by_leader().values())
         return known < len(self.membership.assigned) or any(
-            name not in self.topics or self.topics[name].error for name in self.subscription
+            name not in self.topics or self.topics[name].error not in (0, *_LASTING) for name in self.subscription
         )
 
     def _request_metadata(self, now_ms: int) -> None:

@@ -101,18 +101,64 @@ def test_a_group_that_may_not_be_read_ends_the_consumer() -> None:
     assert scene.core.fatal is not None and scene.core.fatal.code == ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
-def test_a_topic_that_may_not_be_read_is_reported_once_until_it_is_taken() -> None:
+def metadata_request(scene: Scene) -> Send | None:
+    """The metadata request that is due. Other requests are responded to."""
+    scene.core.advance(scene.now_ms)
+    found = None
+    for send in scene.core.take_sends():
+        if send.api_key == requests.METADATA:
+            found = send
+        else:
+            scene.respond(send)
+    return found
+
+
+def respond_with_error(scene: Scene, metadata: Send | None, code: int) -> list[int]:
+    """Responds with this error of the topic (0: none). Returns the errors that poll() raises."""
+    assert metadata is not None
+    response = scene.world.metadata()
+    if code:
+        response.topics[0].error_code, response.topics[0].partitions = code, []
+    scene.respond(metadata, response)
+    raised = [problem.code for problem in scene.core.problems]
+    scene.core.problems.clear()
+    return raised
+
+
+@pytest.mark.parametrize("code", [ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.INVALID_TOPIC_EXCEPTION])
+def test_the_error_of_a_topic_is_reported_once_until_it_changes(code: int) -> None:
+    """As in librdkafka. poll() raised it every second, because metadata was requested that often."""
     scene = Scene()
-    (metadata,) = [send for send in scene.core.take_sends() if send.api_key == requests.METADATA]
-    for _ in range(2):
-        response = scene.world.metadata()
-        response.topics[0].error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-        scene.respond(metadata, response)
-        scene.now_ms += 5_000
-        scene.core.advance(scene.now_ms)
-        (metadata,) = [send for send in scene.core.take_sends() if send.api_key == requests.METADATA]
-    assert [problem.code for problem in scene.core.problems] == [ErrorCode.TOPIC_AUTHORIZATION_FAILED]
-    assert scene.core.fatal is None
+    scene.core.settings = scene.core.settings._replace(metadata_max_age_ms=10_000)
+    assert respond_with_error(scene, metadata_request(scene), code) == [code] and scene.core.fatal is None
+    scene.now_ms += 5_000
+    assert metadata_request(scene) is None
+    for reported, expected in ((code, []), (0, []), (code, [code])):
+        scene.now_ms += 10_000
+        assert respond_with_error(scene, metadata_request(scene), reported) == expected
+
+
+def test_a_new_subscription_reports_the_error_of_its_topic_again() -> None:
+    scene, code = Scene(), ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert respond_with_error(scene, metadata_request(scene), code) == [code]
+    scene.core.subscribe((TOPIC,), scene.now_ms)
+    assert respond_with_error(scene, metadata_request(scene), code) == [code]
+
+
+def test_a_topic_that_does_not_exist_is_looked_for_often() -> None:
+    scene = Scene()
+    assert respond_with_error(scene, metadata_request(scene), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION) == []
+    scene.now_ms += 1_000
+    assert metadata_request(scene) is not None
+
+
+def test_an_assigned_topic_that_may_be_read_now_is_looked_up_at_once() -> None:
+    scene, code = Scene(), ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert respond_with_error(scene, metadata_request(scene), code) == [code]
+    (heartbeat,) = scene.sent(SHARE_GROUP_HEARTBEAT)
+    assert metadata_request(scene) is None
+    scene.respond(heartbeat)
+    assert scene.core.membership.assigned and metadata_request(scene) is not None
 
 
 def test_a_leader_named_in_the_response_gets_the_next_request() -> None:
