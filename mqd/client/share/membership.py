@@ -57,6 +57,7 @@ class Membership:
         self._due_ms: int | None = None
         self._interval_ms = INTERVAL_FIRST_MS
         self._failures = 0
+        self._reported = 0  # the error that the application knows, until a heartbeat succeeds or the topics change
         self._polled_ms = 0
         self._has_left = True  # or has never joined
 
@@ -64,7 +65,7 @@ class Membership:
 
     def subscribe(self, topics: tuple[str, ...], now_ms: int) -> None:
         """Joins, or changes the subscription. () leaves."""
-        self._topics = topics
+        self._topics, self._reported = topics, 0
         if self.state is State.FATAL:
             return
         if not topics:
@@ -141,7 +142,7 @@ class Membership:
             return self._on_error(code, response.error_message, now_ms)
         if epoch_sent != self.epoch:
             return None  # the member has started to rejoin in the meantime
-        self.state, self.epoch, self._failures = State.MEMBER, response.member_epoch, 0
+        self.state, self.epoch, self._failures, self._reported = State.MEMBER, response.member_epoch, 0, 0
         self._interval_ms = max(1, response.heartbeat_interval_ms)
         self._due_ms = now_ms if self._sent != self._topics else now_ms + self._interval_ms
         if response.assignment is not None:
@@ -161,7 +162,8 @@ class Membership:
         if code in _REPORTED:
             self._retry_later(now_ms)
             self._due_ms = now_ms + self._interval_ms
-            return Problem(code, problem)
+            before, self._reported = self._reported, code
+            return Problem(code, problem) if code != before else None
         self.state, self.assigned, self._due_ms = State.FATAL, frozenset(), None
         return Problem(code, problem, is_fatal=True)
 

@@ -106,6 +106,21 @@ def test_a_refusal_of_the_group_is_final_and_one_of_a_topic_is_not() -> None:
     assert member.request(3_000) is None
 
 
+def test_the_refusal_of_a_topic_is_reported_once_until_a_heartbeat_succeeds_or_the_topics_change() -> None:
+    """poll() raised it once in each heartbeat interval."""
+    member = joined()
+
+    def is_reported(error: int, now_ms: int) -> bool:
+        assert member.request(now_ms) is not None
+        return member.on_response(response_of(error=error), 5, now_ms) is not None
+
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    found = [is_reported(error, 1_000 * turn) for turn, error in enumerate((refused, refused, 0, refused, refused), 1)]
+    assert found == [True, False, False, True, False]
+    member.subscribe(("more",), 6_000)
+    assert is_reported(refused, 6_000)
+
+
 def test_a_member_repeats_its_leave_until_it_is_acknowledged() -> None:
     member = joined()
     member.subscribe((), 100)
