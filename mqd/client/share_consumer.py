@@ -22,6 +22,7 @@ from mqd.client.share.core import ShareCore
 from mqd.client.share.events import ACCEPT, REJECT, RELEASE, RENEW, Limits, Outcome, Problem, TopicPartitionKey
 from mqd.client.share.opening import open_share_runner
 from mqd.client.share.records import ShareMessage
+from mqd.client.share.runner import ShareRunner
 from mqd.client.share.share_config import ShareConfig
 
 CLOSE_S = 10.0
@@ -67,7 +68,7 @@ class ShareConsumer:
         self._calling_thread: int | None = None  # id of the thread that is in a call
         self._is_in_callback = self._is_closed = False
         self._pid = os.getpid()
-        self._finalizer = weakref.finalize(self, self._runner.stop)
+        self._finalizer = weakref.finalize(self, _stop, self._runner, self._pid)
 
     # -- records -----------------------------------------------------------------------------------
 
@@ -354,6 +355,12 @@ class ShareConsumer:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+
+def _stop(runner: ShareRunner, pid: int) -> None:
+    """Not in a child of fork(), which would shut down the connections that the parent uses."""
+    if os.getpid() == pid:
+        runner.stop()
 
 
 def _deadline(timeout: float) -> float:
