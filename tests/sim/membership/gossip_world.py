@@ -73,6 +73,9 @@ class Host:
     drift: float = 0.0
     offset_ms: int = 0
     life: int = 0
+    latest_life: int = 0
+    # since when the host runs in a life that it has had before, restored from an old copy of its disk
+    repeats_since: int | None = None
     core: GossipCore | None = None
     paused_until: int = 0
     waiting: list[bytes] = field(default_factory=list)
@@ -110,7 +113,7 @@ class World:
         self.now = 0
         self.weather = Weather()
         self.cut: dict[tuple[int, int], int] = {}  # (from, to) -> the number of faults that cut it
-        self.captured: list[tuple[int, bytes]] = []
+        self.captured: list[tuple[int, bytes]] = []  # (when, datagram)
         self.trace: list[tuple] = []
         # (when, observer, before, after, member)
         self.changes: list[tuple[int, int, str | None, str, tuple[int, bytes]]] = []
@@ -147,6 +150,8 @@ class World:
     def start(self, host: Host) -> None:
         assert host.core is None
         host.life += 1
+        host.repeats_since = self.now if host.life <= host.latest_life else None
+        host.latest_life = max(host.latest_life, host.life)
         host.leaving = False
         host.paused_until = 0
         host.waiting.clear()
@@ -172,6 +177,7 @@ class World:
         """The machine returns with an empty disk: another member."""
         assert host.core is None
         host.directory_id, host.life, host.incarnation_seen = self._directory(), 0, 0
+        host.latest_life = 0
 
     def pause(self, host: Host, until: int) -> None:
         host.paused_until = until
@@ -239,9 +245,9 @@ class World:
             return
         self.give(host, events.DatagramReceived(data))
         if len(self.captured) < CAPTURED_MAX:
-            self.captured.append((host.number, data))
+            self.captured.append((self.now, data))
         elif self.rng.random() < 0.02:
-            self.captured[self.rng.randrange(CAPTURED_MAX)] = (host.number, data)
+            self.captured[self.rng.randrange(CAPTURED_MAX)] = (self.now, data)
 
     def connected(self, a: Host, b: Host) -> bool:
         return (
@@ -435,7 +441,7 @@ class World:
         if core is None:
             return
         # unchanged: a repetition, or meant for another host or an earlier incarnation
-        data = rng.choice(self.captured)[1]
+        when, data = rng.choice(self.captured)
         match rng.randrange(6):
             case 0:
                 data = self._damaged(data)
@@ -445,6 +451,8 @@ class World:
                 data = Seal(b"other", "cluster").seal(self.seal().open(data))
             case 3:
                 data = Seal(b"secret", "other").seal(self.seal().open(data))
+            case _ if host.repeats_since is not None and when < host.repeats_since:
+                return  # if no host remembers the later life, a datagram to the earlier one counts as new
         before = digest(core)
         effects = core.handle(events.DatagramReceived(data), host.local(self.now))
         if digest(core) != before:
