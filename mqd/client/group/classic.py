@@ -11,6 +11,7 @@ Invariants (check())
     C3  eager: a member that joins owns no partitions. Cooperative: it reports its partitions, and joins
         again when it has released some
     C4  next_ms is never later than the time when the core has something to do
+    C5  a member sends heartbeats only with a valid generation
 
 Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).
 """
@@ -118,7 +119,8 @@ class ClassicCore:
         # the partition counts from which this member, as the leader, has made this generation's assignment
         self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
-        self._due_ms = 0
+        self._due_ms = 0  # of JoinGroup and LeaveGroup
+        self._heartbeat_ms = 0
         self._refresh_due_ms: int | None = None
         self._failures = 0
         self._polled_ms = 0
@@ -164,7 +166,7 @@ class ClassicCore:
                 if number == self.under_way:
                     self.under_way = None
                     if self.state in (State.LEADING, State.SYNCING):
-                        self._rejoin()
+                        self._rejoin(now_ms)
                     self._retry_later(now_ms)
             case Done():
                 self._on_done(now_ms)
@@ -192,15 +194,15 @@ class ClassicCore:
             self._polled_ms = now_ms
             self._begin(now_ms)
         elif self.state in (State.STABLE, State.SYNCING, State.LEADING):
-            self._rejoin()
+            self._rejoin(now_ms)
 
     def _begin(self, now_ms: int) -> None:
         self.state, self.epoch, self.target, self.under_way = State.JOINING, -1, None, None
         self._must_join, self._due_ms, self._failures = True, now_ms, 0
 
-    def _rejoin(self) -> None:
+    def _rejoin(self, now_ms: int) -> None:
         """Joins again with the same member id; eager members release all partitions first."""
-        self.state, self._must_join, self.target = State.JOINING, True, None
+        self.state, self._must_join, self.target, self._due_ms = State.JOINING, True, None, now_ms
 
     def _on_leave(self, actions: list[Action]) -> None:
         self.subscription, self._refresh_due_ms = None, None
@@ -260,7 +262,7 @@ class ClassicCore:
                 counts.get(topic, 0) != count for topic, count in self._assigned_counts.items()
             )
             if has_changed or self._topics() != self._joined_topics:
-                self._rejoin()
+                self._rejoin(now_ms)
 
     def _topics(self) -> frozenset[str]:
         subscription = self.subscription
@@ -278,7 +280,7 @@ class ClassicCore:
     # -- responses ---------------------------------------------------------------------------------
 
     def _retry_later(self, now_ms: int) -> None:
-        self._due_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
+        self._due_ms = self._heartbeat_ms = now_ms + min(BACKOFF_MAX_MS, BACKOFF_FIRST_MS << min(self._failures, 10))
         self._failures += 1
         self._must_join = self._must_join or self.state is State.JOINING
 
@@ -293,7 +295,8 @@ class ClassicCore:
         elif sent is JoinGroupRequest:
             self._on_joined(message, now_ms, actions)
         elif sent is SyncGroupRequest:
-            self._failures, self.state, self._due_ms = 0, State.STABLE, now_ms + self.settings.heartbeat_interval_ms
+            self._failures, self.state = 0, State.STABLE
+            self._heartbeat_ms = now_ms + self.settings.heartbeat_interval_ms
             try:
                 self.target = set(decode_assignment(message.assignment))
             except ValueError as error:
@@ -303,18 +306,17 @@ class ClassicCore:
                     actions,
                 )
         elif sent is HeartbeatRequest:
-            self._failures, self._due_ms = 0, now_ms + self.settings.heartbeat_interval_ms
+            self._failures, self._heartbeat_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
         if code in _COORDINATOR_MOVED:
             if self.state is State.SYNCING:
-                self._rejoin()
+                self._rejoin(now_ms)
             self._retry_later(now_ms)
         elif code == ErrorCode.MEMBER_ID_REQUIRED:
             self.member_id, self._must_join, self._due_ms = message.member_id, True, now_ms
         elif code == ErrorCode.REBALANCE_IN_PROGRESS:
-            self._rejoin()
-            self._due_ms = now_ms
+            self._rejoin(now_ms)
         elif code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             if code == ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = ""
@@ -344,7 +346,7 @@ class ClassicCore:
                 int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions
             )
             return
-        self.state, self._due_ms = State.LEADING, now_ms + self.settings.heartbeat_interval_ms
+        self.state = State.LEADING
         actions.append(Resolve((), tuple(sorted({topic for one in self._members.values() for topic in one.topics}))))
 
     def _assign(self, actions: list[Action]) -> None:
@@ -384,9 +386,21 @@ class ClassicCore:
     def _advance(self, now_ms: int, actions: list[Action]) -> None:
         if self.callback is None:
             self._reconcile(now_ms, actions)
-        if self.under_way is not None or self.callback is not None and self.state is not State.STABLE:
+        if self.under_way is not None:
             return
-        if self.state is State.LEAVING and not self.owned and now_ms >= (self._due_ms if self._failures else 0):
+        if self._sends_heartbeats:
+            if now_ms >= self._heartbeat_ms:
+                request = HeartbeatRequest(
+                    group_id=self.settings.group_id,
+                    generation_id=self.epoch,
+                    member_id=self.member_id,
+                    group_instance_id=self.settings.instance_id,
+                )
+                self._send(HEARTBEAT, request, actions)
+                self._heartbeat_ms = now_ms + self.settings.heartbeat_interval_ms
+        elif self.callback is not None:
+            return
+        elif self.state is State.LEAVING and not self.owned and now_ms >= (self._due_ms if self._failures else 0):
             if self.member_id and self.settings.instance_id is None:
                 self._send(LEAVE, self._leave_request(), actions)
             else:
@@ -398,15 +412,13 @@ class ClassicCore:
             and (self.is_cooperative or not self.owned)
         ):
             self._send(JOIN, self._join_request(), actions)
-        elif self.state is State.STABLE and now_ms >= self._due_ms:
-            request = HeartbeatRequest(
-                group_id=self.settings.group_id,
-                generation_id=self.epoch,
-                member_id=self.member_id,
-                group_instance_id=self.settings.instance_id,
-            )
-            self._send(HEARTBEAT, request, actions)
-            self._due_ms = now_ms + self.settings.heartbeat_interval_ms
+
+    @property
+    def _sends_heartbeats(self) -> bool:
+        """A member that joins sends them while the application carries out Revoke or Assign, which
+        may take longer than the session timeout.
+        """
+        return self.state is State.STABLE or (self.state is State.JOINING and self.callback is not None)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:
         if self.has_lost:
@@ -426,8 +438,8 @@ class ClassicCore:
                 self.owned |= added
                 self._start_callback(Assign, added, actions)
             elif self._must_join and self.state is State.STABLE:
-                self._rejoin()
-                self.under_way, self._due_ms = None, now_ms
+                self._rejoin(now_ms)
+                self.under_way = None
 
     def _start_callback(
         self, kind: type[Assign | Revoke | Lost], partitions: set[TopicPartition], actions: list[Action]
@@ -471,12 +483,13 @@ class ClassicCore:
         times = [self._refresh_due_ms] if self._refresh_due_ms is not None else []
         if self.state in (State.JOINING, State.LEADING, State.SYNCING, State.STABLE):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
-        if self.under_way is None and (
-            self.state is State.STABLE or (self.state is State.JOINING and self._must_join and self.callback is None)
-        ):
-            times.append(self._due_ms)
-        if self.under_way is None and self.state is State.LEAVING and self.callback is None:
-            times.append(self._due_ms)
+        if self.under_way is None:
+            if self._sends_heartbeats:
+                times.append(self._heartbeat_ms)
+            elif self.callback is None and (
+                self.state is State.LEAVING or (self.state is State.JOINING and self._must_join)
+            ):
+                times.append(self._due_ms)
         self.next_ms = min(times) if times else None
 
     def check(self) -> None:
@@ -486,5 +499,7 @@ class ClassicCore:
             assert not self.owned, "C3"
         if self.state is State.IDLE:
             assert not self.owned and self.callback is None, "C2"
-        if self.state is State.STABLE and self.under_way is None:
-            assert self.next_ms is not None and self.next_ms <= self._due_ms, "C4"
+        if self._sends_heartbeats:
+            assert self.epoch >= 0 and self.member_id, "C5"
+            if self.under_way is None:
+                assert self.next_ms is not None and self.next_ms <= self._heartbeat_ms, "C4"

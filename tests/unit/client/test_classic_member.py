@@ -1,0 +1,132 @@
+"""The client's membership core of the classic protocol: what it sends, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mqd.client.group.assignors import Subscription, encode_assignment, encode_subscription
+from mqd.client.group.classic import ClassicCore, ClassicSettings, State
+from mqd.client.group.events import Assign, Done, Partition, ResponseReceived, Revoke, Send, Subscribe, Tick
+from mqd.protocol.errors import ErrorCode
+from mqd.protocol.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    JoinGroupRequest,
+    JoinGroupResponse,
+    SyncGroupResponse,
+)
+
+INTERVAL_MS = 3_000
+EAGER, COOPERATIVE = ("range", "roundrobin"), ("cooperative-sticky",)
+T0, T1 = Partition("t", 0), Partition("t", 1)
+
+
+class Member:
+    """A core and its clock. Its member id is m."""
+
+    def __init__(self, assignors: tuple[str, ...] = EAGER, **settings: Any) -> None:
+        self.core = ClassicCore(ClassicSettings("g", assignors=assignors, **settings))
+        self.protocol = assignors[0]
+        self.now_ms = 0
+        self.number = 0
+
+    def give(self, event: object) -> list:
+        actions = self.core.handle(event, self.now_ms)
+        self.core.check()
+        for action in actions:
+            if isinstance(action, Send):
+                self.number = action.number
+        return actions
+
+    def answered(self, response: object) -> list:
+        return self.give(ResponseReceived(self.number, response))
+
+    def at(self, now_ms: int) -> list:
+        self.now_ms = now_ms
+        return self.give(Tick())
+
+    def joined(self, leader: str = "other", subscriptions: dict[str, set[str]] | None = None, **fields: Any) -> list:
+        members = [
+            JoinGroupResponse.Member(member_id=name, metadata=encode_subscription(Subscription(frozenset(topics))))
+            for name, topics in (subscriptions or {}).items()
+        ]
+        return self.answered(
+            JoinGroupResponse(
+                generation_id=1, protocol_name=self.protocol, leader=leader, member_id="m", members=members, **fields
+            )
+        )
+
+    def synced(self, *partitions: Partition) -> list:
+        return self.answered(
+            SyncGroupResponse(assignment=encode_assignment((one.topic, one.index) for one in partitions))
+        )
+
+    def with_assignment(self, *partitions: Partition) -> None:
+        self.give(Subscribe(("t",)))
+        self.joined()
+        assert self.synced(*partitions) == [Assign(partitions)]
+        self.give(Done())
+        assert self.core.state is State.STABLE and self.core.under_way is None
+
+    def heartbeat(self, code: int = 0) -> list:
+        """Sends the next one; returns what follows from its response."""
+        assert sent(self.at(self.core.next_ms)) == [HeartbeatRequest]
+        return self.answered(HeartbeatResponse(error_code=int(code)))
+
+
+def sent(actions: list) -> list[type]:
+    return [type(action.message) for action in actions if isinstance(action, Send)]
+
+
+def message(actions: list) -> Any:
+    (send,) = [action for action in actions if isinstance(action, Send)]
+    return send.message
+
+
+def test_an_eager_member_sends_heartbeats_while_its_application_releases_partitions() -> None:
+    member = Member()
+    member.with_assignment(T0)
+    assert member.heartbeat(ErrorCode.REBALANCE_IN_PROGRESS) == [Revoke((T0,))]
+    for _ in range(20):  # longer than session.timeout.ms
+        before_ms = member.now_ms
+        assert member.heartbeat(ErrorCode.REBALANCE_IN_PROGRESS) == []
+        assert member.now_ms == before_ms + INTERVAL_MS
+    assert sent(member.give(Done())) == [JoinGroupRequest]
+
+
+def test_a_cooperative_member_sends_heartbeats_while_its_application_takes_partitions() -> None:
+    member = Member(COOPERATIVE)
+    member.give(Subscribe(("t",)))
+    member.joined()
+    assert member.synced(T0) == [Assign((T0,))]
+    member.heartbeat(ErrorCode.REBALANCE_IN_PROGRESS)
+    assert member.core.state is State.JOINING
+    assert sent(member.at(member.core.next_ms)) == [HeartbeatRequest]
+    assert sent(member.give(Done())) == []  # one request at a time
+    assert sent(member.answered(HeartbeatResponse())) == [JoinGroupRequest]
+
+
+def test_a_member_that_is_removed_while_it_releases_partitions_loses_them() -> None:
+    member = Member()
+    member.with_assignment(T0)
+    member.heartbeat(ErrorCode.REBALANCE_IN_PROGRESS)
+    member.heartbeat(ErrorCode.UNKNOWN_MEMBER_ID)
+    assert member.core.has_lost
+    assert sent(member.give(Done())) == [JoinGroupRequest]
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_changed_subscription_is_sent_at_once(is_answered: bool) -> None:
+    """Also if a heartbeat is under way when it changes."""
+    member = Member(COOPERATIVE)
+    member.with_assignment(T0)
+    assert sent(member.at(INTERVAL_MS)) == [HeartbeatRequest]
+    member.now_ms += 10
+    if is_answered:
+        member.answered(HeartbeatResponse())
+        assert sent(member.give(Subscribe(("t", "u")))) == [JoinGroupRequest]
+    else:
+        assert sent(member.give(Subscribe(("t", "u")))) == []
+        assert sent(member.answered(HeartbeatResponse())) == [JoinGroupRequest]
