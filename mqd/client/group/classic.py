@@ -257,12 +257,15 @@ class ClassicCore:
         self.counts = counts
         if self.state is State.LEADING:
             self._assign(actions)
-        elif self.state is State.STABLE:
-            has_changed = self._assigned_counts is not None and any(
-                counts.get(topic, 0) != count for topic, count in self._assigned_counts.items()
-            )
-            if has_changed or self._topics() != self._joined_topics:
-                self._rejoin(now_ms)
+        elif self.state is State.STABLE and self._is_outdated:
+            self._rejoin(now_ms)
+
+    @property
+    def _is_outdated(self) -> bool:
+        """Whether this generation's subscription or assignment would be another one now."""
+        return self._topics() != self._joined_topics or any(
+            self.counts.get(topic, 0) != count for topic, count in (self._assigned_counts or {}).items()
+        )
 
     def _topics(self) -> frozenset[str]:
         subscription = self.subscription
@@ -297,6 +300,8 @@ class ClassicCore:
         elif sent is SyncGroupRequest:
             self._failures, self.state = 0, State.STABLE
             self._heartbeat_ms = now_ms + self.settings.heartbeat_interval_ms
+            # since JoinGroup was sent the subscription or the topics may have changed
+            self._must_join = self._must_join or self._is_outdated
             try:
                 self.target = set(decode_assignment(message.assignment))
             except ValueError as error:

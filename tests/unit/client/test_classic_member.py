@@ -8,13 +8,24 @@ import pytest
 
 from mqd.client.group.assignors import Subscription, encode_assignment, encode_subscription
 from mqd.client.group.classic import ClassicCore, ClassicSettings, State
-from mqd.client.group.events import Assign, Done, Partition, ResponseReceived, Revoke, Send, Subscribe, Tick
+from mqd.client.group.events import (
+    Assign,
+    Done,
+    Partition,
+    ResponseReceived,
+    Revoke,
+    Send,
+    Subscribe,
+    Tick,
+    TopicsKnown,
+)
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     HeartbeatRequest,
     HeartbeatResponse,
     JoinGroupRequest,
     JoinGroupResponse,
+    SyncGroupRequest,
     SyncGroupResponse,
 )
 
@@ -130,3 +141,24 @@ def test_a_changed_subscription_is_sent_at_once(is_answered: bool) -> None:
     else:
         assert sent(member.give(Subscribe(("t", "u")))) == []
         assert sent(member.answered(HeartbeatResponse())) == [JoinGroupRequest]
+
+
+def test_more_partitions_that_become_known_while_the_leader_joins_are_assigned() -> None:
+    member = Member(COOPERATIVE)
+    member.give(Subscribe(("t",)))
+    member.joined("m", {"m": {"t"}})
+    assert sent(member.give(TopicsKnown(counts={"t": 1}))) == [SyncGroupRequest]
+    assert member.give(TopicsKnown(counts={"t": 2})) == []  # SYNCING
+    member.synced(T0)
+    assert sent(member.give(Done())) == [JoinGroupRequest]
+
+
+def test_a_subscription_that_changes_while_the_member_joins_leads_to_another_join() -> None:
+    member = Member(COOPERATIVE)
+    member.give(Subscribe(("t",)))
+    member.give(Subscribe(("u",)))
+    member.give(TopicsKnown(counts={"t": 1, "u": 1}))
+    member.joined()
+    member.synced(T0)
+    join = message(member.give(Done()))
+    assert join.protocols[0].metadata == encode_subscription(Subscription(frozenset({"u"}), frozenset({("t", 0)})))
