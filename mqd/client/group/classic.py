@@ -34,7 +34,7 @@ from mqd.client.group.assignors import (
     encode_assignment,
     encode_subscription,
 )
-from mqd.client.group.consumer_protocol import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED
+from mqd.client.group.consumer_protocol import BACKOFF_FIRST_MS, BACKOFF_MAX_MS, MAX_POLL_EXCEEDED, RESOLVE_AGAIN_MS
 from mqd.client.group.events import (
     Action,
     Assign,
@@ -76,7 +76,7 @@ _COORDINATOR_MOVED = frozenset(
 class State(enum.Enum):
     IDLE = "not a member, and not joining"
     JOINING = "joins, or is about to"
-    LEADING = "leads this generation; waits for partition counts"
+    LEADING = "leads this generation; waits until the topics of all members are known"
     SYNCING = "waits for its assignment"
     STABLE = "in the group"
     LOST = "not in the group any more; the application releases everything, then the member joins again"
@@ -119,7 +119,7 @@ class ClassicCore:
         # the partition counts from which this member, as the leader, has made this generation's assignment
         self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
-        self._due_ms = 0  # of JoinGroup and LeaveGroup
+        self._due_ms = 0  # of JoinGroup, LeaveGroup and, in LEADING, Resolve
         self._heartbeat_ms = 0
         self._refresh_due_ms: int | None = None
         self._failures = 0
@@ -256,7 +256,9 @@ class ClassicCore:
     def _on_topics(self, counts: dict[str, int], now_ms: int, actions: list[Action]) -> None:
         self.counts = counts
         if self.state is State.LEADING:
-            self._assign(actions)
+            # otherwise they are from a response to an earlier request, or the request has failed
+            if counts.keys() >= self._members_topics:
+                self._assign(actions)
         elif self.state is State.STABLE and self._is_outdated:
             self._rejoin(now_ms)
 
@@ -277,8 +279,12 @@ class ClassicCore:
                 matches = re.compile(subscription.regex).fullmatch
             except re.error:
                 return frozenset(matched)
-            matched.update(topic for topic in self.counts if matches(topic))
+            matched.update(topic for topic, count in self.counts.items() if count and matches(topic))
         return frozenset(matched)
+
+    @property
+    def _members_topics(self) -> set[str]:
+        return {topic for one in self._members.values() for topic in one.topics}
 
     # -- responses ---------------------------------------------------------------------------------
 
@@ -351,12 +357,10 @@ class ClassicCore:
                 int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions
             )
             return
-        self.state = State.LEADING
-        actions.append(Resolve((), tuple(sorted({topic for one in self._members.values() for topic in one.topics}))))
+        self.state, self._due_ms = State.LEADING, now_ms
 
     def _assign(self, actions: list[Action]) -> None:
-        topics = {topic for one in self._members.values() for topic in one.topics}
-        self._assigned_counts = {topic: self.counts.get(topic, 0) for topic in topics}
+        self._assigned_counts = {topic: self.counts[topic] for topic in self._members_topics}
         known = {topic: count for topic, count in self._assigned_counts.items() if count}
         found = ASSIGNORS[self._protocol or ""](self._members, known)
         self._sync(
@@ -417,6 +421,10 @@ class ClassicCore:
             and (self.is_cooperative or not self.owned)
         ):
             self._send(JOIN, self._join_request(), actions)
+        elif self.state is State.LEADING and now_ms >= self._due_ms:
+            self._due_ms = now_ms + RESOLVE_AGAIN_MS
+            # without names: all topics, because a look-up of no topics might send no request
+            actions.append(Resolve((), tuple(sorted(self._members_topics)) or None))
 
     @property
     def _sends_heartbeats(self) -> bool:
@@ -492,7 +500,7 @@ class ClassicCore:
             if self._sends_heartbeats:
                 times.append(self._heartbeat_ms)
             elif self.callback is None and (
-                self.state is State.LEAVING or (self.state is State.JOINING and self._must_join)
+                self.state in (State.LEAVING, State.LEADING) or (self.state is State.JOINING and self._must_join)
             ):
                 times.append(self._due_ms)
         self.next_ms = min(times) if times else None

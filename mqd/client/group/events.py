@@ -56,8 +56,8 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class TopicsKnown(msgspec.Struct, frozen=True):
-    """The topics of Resolve, and all other known topics. KIP-848: `names` by id. Classic: `counts` of
-    partitions by name.
+    """The topics of Resolve that are known by now, and all other known topics. KIP-848: `names` by
+    id. Classic: `counts` of partitions by name; 0: the topic does not exist, or cannot be read.
     """
 
     names: dict[bytes, str] = {}

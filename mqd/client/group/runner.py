@@ -166,9 +166,8 @@ class GroupRunner:
         attachment = self._attachment
         if self._known_version != attachment.metadata.version:
             counts = {
-                name: topic.partition_count
+                name: 0 if topic.error or topic.is_internal else topic.partition_count
                 for name, topic in attachment.metadata.topics.items()
-                if not topic.error and not topic.is_internal
             }
             self._events.append(TopicsKnown(dict(attachment.metadata.names), counts))
             if 0 <= self._resolve_version != attachment.metadata.version:

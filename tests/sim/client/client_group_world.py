@@ -92,12 +92,13 @@ class Consumer:
                     if isinstance(action, Assign):
                         self.works_on |= places(partitions)
                     self.callback = now_ms + self.rng.randrange(150), action
-                case Resolve(topic_ids):
+                case Resolve(topic_ids, topics):
                     cluster = self.world.cluster
                     known = {
                         topic_id: name for topic_id in topic_ids if (name := cluster.topic_name(topic_id)) is not None
                     }
-                    counts = {name: topic.partition_count for name, topic in cluster.topics.items()}
+                    counts = dict.fromkeys(topics or (), 0)
+                    counts.update({name: topic.partition_count for name, topic in cluster.topics.items()})
                     self.names.append(
                         (
                             now_ms + self.world.delay_ms() + self.rng.choice((0, 0, 0, 600, 900)),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mqd.client.group.assignors import Subscription, encode_assignment, encode_subscription
+from mqd.client.group.assignors import Subscription, decode_assignment, encode_assignment, encode_subscription
 from mqd.client.group.classic import ClassicCore, ClassicSettings, State
 from mqd.client.group.events import (
     Assign,
     Done,
     Partition,
+    Resolve,
     ResponseReceived,
     Revoke,
     Send,
@@ -19,6 +21,8 @@ from mqd.client.group.events import (
     Tick,
     TopicsKnown,
 )
+from mqd.client.group.runner import GroupRunner
+from mqd.client.requests import TopicInfo
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     HeartbeatRequest,
@@ -31,7 +35,7 @@ from mqd.protocol.messages import (
 
 INTERVAL_MS = 3_000
 EAGER, COOPERATIVE = ("range", "roundrobin"), ("cooperative-sticky",)
-T0, T1 = Partition("t", 0), Partition("t", 1)
+T, T0 = b"t" * 16, Partition("t", 0)
 
 
 class Member:
@@ -162,3 +166,51 @@ def test_a_subscription_that_changes_while_the_member_joins_leads_to_another_joi
     member.synced(T0)
     join = message(member.give(Done()))
     assert join.protocols[0].metadata == encode_subscription(Subscription(frozenset({"u"}), frozenset({("t", 0)})))
+
+
+def test_the_leader_assigns_when_it_knows_the_topics_of_all_members() -> None:
+    member = Member()
+    member.give(Subscribe(("t",)))
+    assert member.joined("m", {"m": {"t"}, "other": {"u", "gone"}}) == [Resolve((), ("gone", "t", "u"))]
+    # responses to requests that were sent before
+    assert member.give(TopicsKnown(counts={"t": 1})) == []
+    assert member.give(TopicsKnown(counts={"t": 1, "gone": 0})) == []
+    assert member.at(member.core.next_ms) == [Resolve((), ("gone", "t", "u"))]  # the request may have failed
+    assert member.core.next_ms > member.now_ms
+    sync = message(member.give(TopicsKnown(counts={"t": 1, "u": 1, "gone": 0})))
+    assert {one.member_id: decode_assignment(one.assignment) for one in sync.assignments} == {
+        "m": {("t", 0)},
+        "other": {("u", 0)},
+    }
+
+
+def test_the_leader_of_members_without_topics_assigns_nothing() -> None:
+    """Their expressions match no topic."""
+    member = Member()
+    member.give(Subscribe((), "x.*"))
+    assert member.joined("m", {"m": set()}) == [Resolve((), None)]
+    (assignment,) = message(member.give(TopicsKnown())).assignments
+    assert decode_assignment(assignment.assignment) == set()
+
+
+def test_an_expression_matches_only_topics_that_exist() -> None:
+    member = Member()
+    member.give(Subscribe((), "t.*"))
+    member.give(TopicsKnown(counts={"t1": 1, "t2": 0, "u": 1}))
+    assert member.core._topics() == {"t1"}
+
+
+def test_topics_with_an_error_are_known_to_have_no_partitions() -> None:
+    """So that a leader does not wait for them."""
+    topics = {
+        name: TopicInfo(name, T, error, False, (0, 0), (0, 0), ((), ()), ((), ()))
+        for name, error in {"t": 0, "gone": int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)}.items()
+    }
+    attachment = SimpleNamespace(
+        subscribe=lambda _: None, metadata=SimpleNamespace(version=1, topics=topics, names={T: "t"})
+    )
+    events: list = []
+    core = SimpleNamespace(handle=lambda event, _: events.append(event) or [], next_ms=None)
+    runner = GroupRunner(attachment, SimpleNamespace(when_known=lambda _: None), core, lambda _: None)
+    runner.on_turn(0.0)
+    assert events == [TopicsKnown({T: "t"}, {"t": 2, "gone": 0})]
