@@ -13,7 +13,8 @@ Invariants (check())
     C4  next_ms is never later than the time when the core has something to do
     C5  a member sends heartbeats only with a valid generation
 
-Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative).
+Sources: KIP-62, KIP-345 (static members), KIP-394 (member ids), KIP-429 (cooperative), KIP-814
+(skip_assignment: a static leader that comes back only compares partition counts).
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class ClassicCore:
         self._must_join = False
         self._members: dict[str, Subscription] = {}
         self._protocol: str | None = None
-        # the partition counts from which this member, as the leader, has made this generation's assignment
+        self._skips_assignment = False
+        # the partition counts that this member, as the leader, knew when it last sent SyncGroup
         self._assigned_counts: dict[str, int] | None = None
         self._joined_topics: frozenset[str] = frozenset()
         self._due_ms = 0  # of JoinGroup, LeaveGroup and, in LEADING, Resolve
@@ -347,7 +349,7 @@ class ClassicCore:
         self._failures = 0
         self.member_id, self.epoch, self._protocol = message.member_id, message.generation_id, message.protocol_name
         self._assigned_counts = None
-        if message.leader != message.member_id or message.skip_assignment:
+        if message.leader != message.member_id:
             self._sync([], actions)
             return
         try:
@@ -357,10 +359,13 @@ class ClassicCore:
                 int(ErrorCode.INCONSISTENT_GROUP_PROTOCOL), f"a member's subscription cannot be read: {error}", actions
             )
             return
-        self.state, self._due_ms = State.LEADING, now_ms
+        self.state, self._due_ms, self._skips_assignment = State.LEADING, now_ms, message.skip_assignment
 
     def _assign(self, actions: list[Action]) -> None:
         self._assigned_counts = {topic: self.counts[topic] for topic in self._members_topics}
+        if self._skips_assignment:
+            self._sync([], actions)
+            return
         known = {topic: count for topic, count in self._assigned_counts.items() if count}
         found = ASSIGNORS[self._protocol or ""](self._members, known)
         self._sync(

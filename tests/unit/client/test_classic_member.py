@@ -193,6 +193,18 @@ def test_the_leader_of_members_without_topics_assigns_nothing() -> None:
     assert decode_assignment(assignment.assignment) == set()
 
 
+def test_a_static_leader_that_comes_back_notices_more_partitions() -> None:
+    """With KIP-814 it gets its assignment without making one."""
+    member = Member(instance_id="i")
+    member.give(Subscribe(("t",)))
+    member.joined("m", {"m": {"t"}, "other": {"u"}}, skip_assignment=True)
+    assert message(member.give(TopicsKnown(counts={"t": 1, "u": 1}))).assignments == []
+    member.synced(T0)
+    member.give(Done())
+    assert member.give(TopicsKnown(counts={"t": 1, "u": 2})) == [Revoke((T0,))]
+    assert sent(member.give(Done())) == [JoinGroupRequest]
+
+
 def test_an_expression_matches_only_topics_that_exist() -> None:
     member = Member()
     member.give(Subscribe((), "t.*"))
