@@ -71,6 +71,8 @@ _RETRIED = frozenset(
     }
 )
 _FENCED = frozenset({ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID})
+# and retried: permission may be granted later
+_REPORTED = frozenset({ErrorCode.TOPIC_AUTHORIZATION_FAILED})
 
 Owned = set[tuple[bytes, int]]
 
@@ -328,6 +330,10 @@ class GroupCore:
             self._due_ms = now_ms + self._interval_ms
             if self.state is State.JOINING:
                 self.state, self.subscription = State.IDLE, None
+        elif code in _REPORTED:
+            self._retry_later(now_ms)
+            self._due_ms = now_ms + self._interval_ms
+            actions.append(Problem(code, f"{error_name(code)}: {text or error_message(code)}"))
         else:
             self.state = State.FATAL
             actions.append(Problem(code, f"{error_name(code)}: {text or error_message(code)}", is_fatal=True))

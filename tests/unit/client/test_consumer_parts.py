@@ -12,7 +12,14 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
 
 from mqd.client import offsets
 from mqd.client.config import read
-from mqd.client.group.consumer_protocol import MAX_POLL_EXCEEDED, RELEASE_WAIT_MS, GroupCore, Settings, State
+from mqd.client.group.consumer_protocol import (
+    INTERVAL_FIRST_MS,
+    MAX_POLL_EXCEEDED,
+    RELEASE_WAIT_MS,
+    GroupCore,
+    Settings,
+    State,
+)
 from mqd.client.group.events import (
     Assign,
     Done,
@@ -220,6 +227,28 @@ def test_an_instance_id_that_is_still_taken() -> None:
         actions = member.answered(taken)
     assert actions[0].is_fatal and member.core.state is State.FATAL
     assert member.give(Leave()) == [Left()]
+
+
+def test_a_member_stays_in_its_group_when_a_topic_is_not_authorized() -> None:
+    """The permission may be granted later."""
+    denied = answer(0, error=int(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+    member = Member()
+    member.with_assignment([0])
+    for _ in range(3):
+        member.now_ms = before_ms = member.core.next_ms
+        member.give(Tick(is_polling=True))
+        (problem,) = member.answered(denied)
+        assert problem.code == ErrorCode.TOPIC_AUTHORIZATION_FAILED and not problem.is_fatal
+        assert member.core.is_member and member.core.owned and member.core.next_ms == before_ms + 1000
+    member.now_ms = member.core.next_ms
+    assert member.sent(member.give(Tick())).subscribed_topic_names == ["t"]
+    member.answered(answer(1))
+    joining = Member()
+    joining.give(Subscribe(("t",)))
+    (problem,) = joining.answered(denied)
+    assert not problem.is_fatal and joining.core.next_ms == INTERVAL_FIRST_MS
+    joining.now_ms = INTERVAL_FIRST_MS
+    assert joining.sent(joining.give(Tick())).member_epoch == 0
 
 
 # -- small things ----------------------------------------------------------------------------------
