@@ -116,17 +116,16 @@ class Commits:
         return commit
 
     def advance(self) -> None:
-        if self._under_way is not None or not self._waiting or time.monotonic() < self._retry_at:
-            return
-        while self._waiting and not self._waiting[0].remaining():
+        while self._under_way is None and self._waiting and time.monotonic() >= self._retry_at:
             commit = self._waiting.popleft()
-            error = broker_error(_DROPPED_CODE, "commit")
-            self.finish(commit, error, _results(commit, error))
-        if not self._waiting:
-            return
-        commit = self._under_way = self._waiting.popleft()
+            if left := commit.remaining():
+                self._send(commit, left)
+            else:
+                self._end(commit, broker_error(_DROPPED_CODE, "commit"))
+
+    def _send(self, commit: Commit, left: dict[Key, Committed]) -> None:
+        self._under_way = commit
         member_id, generation = self._identity()
-        left = commit.remaining()
         message = commit_request(self._group_id, member_id, generation, self._instance_id, left)
         try:
             version = self._attachment.api.pick(requests.OFFSET_COMMIT, commit_version_max(left))
@@ -152,8 +151,11 @@ class Commits:
         return [*self._waiting, *([self._under_way] if self._under_way is not None else ())]
 
     def _on_response(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
-        if commit is not self._under_way:
-            return
+        if commit is self._under_way:
+            self._take(commit, response, error)
+            self.advance()
+
+    def _take(self, commit: Commit, response: Any, error: KafkaError | None) -> None:
         if error is not None:
             self._retry_or_end(commit, error, error.code() in _RETRIABLE_LOCAL)
             return
@@ -196,7 +198,6 @@ class Commits:
     def _end(self, commit: Commit, error: KafkaError | None) -> None:
         self._under_way = None
         self.finish(commit, error, _results(commit, error))
-        self.advance()
 
     def finish(self, commit: Commit, error: KafkaError | None, results: list[PartitionResult] | None = None) -> None:
         """Sets the outcome, and queues the callback (C2)."""
@@ -208,10 +209,7 @@ class Commits:
     def give_up(self, error: KafkaError) -> None:
         """Ends all commits with this error, without sending them."""
         while self._under_way is not None or self._waiting:
-            commit, self._under_way = self._under_way or self._waiting.popleft(), None
-            self._waiting, waiting = deque(), self._waiting  # so that _end() does not send the next one
-            self._end(commit, error)
-            self._waiting = waiting
+            self._end(self._under_way or self._waiting.popleft(), error)
 
 
 def _results(commit: Commit, error: KafkaError | None) -> list[PartitionResult]:

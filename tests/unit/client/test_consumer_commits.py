@@ -183,6 +183,20 @@ def test_each_commit_ends_once_with_a_result(monkeypatch: pytest.MonkeyPatch) ->
     assert all(commit.outcome[0].code() == KafkaError._DESTROY for commit in waiting) and not commits.is_busy
 
 
+def test_many_commits_that_cannot_be_sent_each_end_with_a_result() -> None:
+    control = Control()
+    commits, inbox, _ = commits_over(control)
+    waiting = [commits.add({("t", 0): Committed(number)}, lambda *_: None, 60) for number in range(2_000)]
+
+    def fail(*_: object) -> None:
+        raise KafkaException(local_error(KafkaError._DESTROY))
+
+    control.send = fail
+    respond(control, inbox, error=local_error(KafkaError._DESTROY))
+    assert all(commit.outcome[0].code() == KafkaError._DESTROY for commit in waiting) and not commits.is_busy
+    assert list(commits.finished) == waiting
+
+
 # -- rebalances ------------------------------------------------------------------------------------
 
 
