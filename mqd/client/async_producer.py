@@ -88,9 +88,12 @@ class AsyncProducer:
         partition: Any = -1,
         timestamps: Any = None,
     ) -> list[BatchDelivery]:
-        """Writes many records (for their types see Producer.produce_batch); returns when all are
-        written. If a record batch fails, raises the first KafkaException once all have a result.
+        """Writes many records (for their types see Producer.produce_batch, but no dicts: await produce()
+        for each); returns when all are written. If a record batch fails, raises the first
+        KafkaException once all have a result.
         """
+        if isinstance(values, list) and values and isinstance(values[0], dict):
+            raise TypeError("values is a list of dicts; await produce() for each of them")
         finished: asyncio.Future[list[BatchDelivery]] = self._loop.create_future()
         deliveries: list[BatchDelivery] = []
         state = _BatchState()

@@ -177,6 +177,19 @@ def test_errors_of_every_turn_are_logged_with_growing_pauses(monkeypatch: pytest
     assert pauses[:3] == [1, 2, 3]
 
 
+def test_a_batch_of_dicts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reports come record by record, so the call never returned."""
+    monkeypatch.setattr(async_producer, "Producer", FullProducer)
+    monkeypatch.setattr(FullProducer, "produce_batch", lambda *_arguments, **_named: 1, raising=False)
+
+    async def main() -> None:
+        producer = AsyncProducer({})
+        with pytest.raises(TypeError, match="await produce"):
+            await asyncio.wait_for(producer.produce_batch("t", [{"value": b"x"}]), 0.5)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("turns", range(5))
 def test_a_cancellation_is_met_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
     """Also in the turns of the loop in which reports are delivered."""
