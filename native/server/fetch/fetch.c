@@ -513,7 +513,9 @@ void mqd_fetch_evaluate(struct mqd_reactor *r, struct mqd_request *request, bool
         return;
     }
     int64_t bytes_min = request->bytes_min > 0 && set->replica_id < 0 ? request->bytes_min : 1;
-    if (!expired && request->wait_ms > 0 && request->bytes_min > 0 && survey(r, request) < bytes_min) {
+    /* without partitions there is nothing to wait for: a client that closes its session waits for the response */
+    bool may_wait = !expired && set->entry_count && request->wait_ms > 0 && request->bytes_min > 0;
+    if (may_wait && survey(r, request) < bytes_min) {
         park(r, request);
         return;
     }

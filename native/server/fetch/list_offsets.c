@@ -136,8 +136,8 @@ void mqd_list_offsets_respond(struct mqd_reactor *r, struct mqd_request *request
     struct mqd_buffer *out = &r->scratch;
     out->size_bytes = 0;
     mqd_list_offsets_parse(body, size_bytes, version, &walk);
-    /* Only a consumer waits for transactions to end: as in Kafka, a request with any other replica
-     * id gets the high watermark, not the last stable offset. */
+    /* Only a consumer waits for transactions to end, as in Kafka. Any other replica id gets the
+     * high watermark here; Kafka returns the log end. */
     int8_t isolation_level = walk.replica_id == CONSUMER_REPLICA_ID ? walk.isolation_level : 0;
     mqd_response_begin(out, MQD_API_LIST_OFFSETS, version, request->correlation_id);
     mqd_list_offsets_response_begin(out, version, 0, walk.topic_count);

@@ -161,8 +161,11 @@ static struct mqd_fetch_entry *entry_new(struct mqd_reactor *r, struct mqd_fetch
     /* The name of an unknown topic is stored after the entry, for the response. */
     uint32_t name_bytes = topic || key->by_id || key->name.size_bytes < 0 ? 0 : (uint32_t)key->name.size_bytes;
     uint32_t heap_bytes = (uint32_t)sizeof(struct mqd_fetch_entry) + name_bytes + ENTRY_SHARE_BYTES;
-    struct mqd_fetch_entry *entry = mqd_heap_take(r, heap_bytes) ? calloc(1, sizeof *entry + name_bytes) : NULL;
+    bool taken = mqd_heap_take(r, heap_bytes);
+    struct mqd_fetch_entry *entry = taken ? calloc(1, sizeof *entry + name_bytes) : NULL;
     if (!entry) {
+        if (taken)
+            mqd_heap_release(r, heap_bytes);
         mqd_error_set(ENOMEM, "no memory for another fetched partition (queued.max.request.bytes)");
         return NULL;
     }

@@ -104,6 +104,10 @@ static int64_t find_room(struct mqd_reactor *r, struct mqd_connection *c, uint32
         c->run_offset = -1;
         return offset;
     }
+    if (c->run_offset >= 0) { /* the client has shrunk a request that waited for this reservation */
+        mqd_frame_release(r, (uint64_t)c->run_offset);
+        c->run_offset = -1;
+    }
     if (*run)
         return mqd_connection_allocate_run(r, c, size_bytes);
     if (!mqd_connection_ensure_window(r, c,

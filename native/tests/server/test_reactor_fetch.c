@@ -7,6 +7,21 @@ static struct part part(int32_t partition, uint64_t mark, int32_t body_bytes)
     return (struct part){partition, {.mark = mark, .body_bytes = body_bytes}};
 }
 
+/* As a client sends that closes its session; it waits for the response. */
+BOTH(a_fetch_without_partitions_does_not_wait)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct client reader = client_open(b, 0);
+    struct fetched *fetched = calloc(1, sizeof *fetched);
+    struct fetch_position none = {0};
+    fetched->partition_count = -1;
+    client_fetch(&reader, (struct fetch){.wait_ms = 3600000, .bytes_min = 1, .session_epoch = -1}, &none, 0, fetched);
+    CHECK_EQUAL(fetched->partition_count, 0);
+    client_close(&reader);
+    free(fetched);
+    bench_stop(b);
+}
+
 BOTH(a_parked_fetch_wakes_wherever_it_waits)
 {
     struct bench *b = bench_start(backend, NULL);
