@@ -253,15 +253,15 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
     assert users.shapes("SCRAM-SHA-256") == {}
 
 
-@pytest.mark.parametrize("is_authenticated", [False, True])
-def test_without_an_exchange_an_unauthenticated_connection_ends(is_authenticated: bool) -> None:
+@pytest.mark.parametrize(("is_authenticated", "listener"), [(False, SASL), (True, SASL), (False, SASL + 1)])
+def test_without_an_exchange_an_unauthenticated_connection_ends(is_authenticated: bool, listener: int) -> None:
     """A client that sends raw tokens gets no response, so it would wait for its timeout. The exchange was
-    lost with the acceptor's restart.
+    lost with the acceptor's restart. A listener without SASL keeps the connection, as in Kafka.
     """
     kind = PrincipalKind.SASL if is_authenticated else PrincipalKind.ANONYMOUS
     address = Address(
         connection=CONNECTION,
-        listener_id=SASL,
+        listener_id=listener,
         peer_ip="10.0.0.1",
         principal="User:alice" if is_authenticated else "",
         principal_kind=kind,
@@ -269,7 +269,9 @@ def test_without_an_exchange_an_unauthenticated_connection_ends(is_authenticated
     context = Context(SimpleNamespace(authentication=service(), authorizer=None, may_lead=lambda: True), address)
     request = SaslAuthenticateRequest(auth_bytes=b"\0alice\0s3cret")
     response = asyncio.run(sasl.handle(context, None, request))
-    assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE and context.disconnect is not is_authenticated
+    assert response.error_code == ErrorCode.ILLEGAL_SASL_STATE and context.disconnect is (
+        not is_authenticated and listener == SASL
+    )
 
 
 @pytest.mark.parametrize(

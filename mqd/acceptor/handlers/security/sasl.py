@@ -46,7 +46,8 @@ async def _authenticate(context: Context, request: SaslAuthenticateRequest) -> S
             address.connection, address.listener_id, address.peer_ip, current, bytes(request.auth_bytes)
         )
     except IllegalState as error:
-        context.disconnect = not current  # there is no exchange to continue; raw tokens get no response either
+        # as in Kafka; raw tokens, which get no response, would wait for one
+        context.disconnect = not current and bool(authentication.mechanisms(address.listener_id))
         return SaslAuthenticateResponse(error_code=int(ErrorCode.ILLEGAL_SASL_STATE), error_message=str(error))
     except Refused as error:
         _check_lease(context)
