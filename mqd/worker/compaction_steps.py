@@ -25,6 +25,8 @@ def list_stored(path: Path, active_base: int, cache: TimestampCache, dirty_from:
     be dirty. Raises OSError.
     """
     found = segments.list_segments(path, active_base, cache)
+    if not found:
+        return []  # the topic is being deleted
     ends = [one.base_offset for one in found[1:]] + [1 << 63]
     return [
         StoredSegment(

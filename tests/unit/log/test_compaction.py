@@ -7,7 +7,8 @@ import pytest
 
 from mqd.log import cleaner_checkpoint, compaction, compaction_report
 from mqd.log.compaction import CompactionPolicy, LogOffsets, StoredSegment
-from mqd.log.segments import Segment
+from mqd.log.segments import Segment, TimestampCache
+from mqd.worker import compaction_steps
 from mqd.worker.options import compaction_policy, log_options, retention_policy
 
 NOW = 1_000_000_000
@@ -156,3 +157,8 @@ def test_the_active_segment_is_closed_in_time_for_the_lag():
     )
     plain = {"cleanup.policy": "delete", "max.compaction.lag.ms": "60000"}
     assert log_options({}, plain, False)["segment_ms"] == 604800000 and not compaction_policy({}, plain).compact
+
+
+def test_a_directory_whose_segments_have_vanished_has_none(tmp_path: Path) -> None:
+    """The topic is deleted while a partition is chosen for compaction."""
+    assert compaction_steps.list_stored(tmp_path, 0, TimestampCache(lambda path, base, position: (0, -1)), 0) == []
