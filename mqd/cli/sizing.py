@@ -32,6 +32,7 @@ INDEX_INTERVAL_BYTES = 4096  # index.interval.bytes
 SEGMENT_SECONDS = 7 * 86400  # segment.ms
 WIRE = 1.05  # Ethernet, IP and TCP around 1448 bytes
 DAY = 86400
+ROUNDING = 1e-9  # what sums of floats may exceed a whole number by
 
 
 class Unsizable(ValueError):
@@ -147,7 +148,7 @@ def speedup(figures: Figures, workers: int) -> float:
 
 def best_workers(figures: Figures, needed: float, cores: int) -> int | None:
     """The fewest workers with a speedup of `needed`; None: the cores do not suffice."""
-    return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed), None)
+    return next((count for count in range(1, cores + 1) if speedup(figures, count) >= needed - ROUNDING), None)
 
 
 class _Sheet:
@@ -318,7 +319,8 @@ def _add_hosts(sheet: _Sheet, load: Load, host: Host, figures: Figures) -> dict[
     }
     spare = load.failures if load.failures is not None else int(copies > 1)
     hosts_by = {
-        name: max(1, math.ceil(need - 1e-9)) + (spare if name != "replication" else 0) for name, need in needs.items()
+        name: max(1, math.ceil(need - ROUNDING)) + (spare if name != "replication" else 0)
+        for name, need in needs.items()
     }
     hosts = put(
         "hosts", max(hosts_by.values()), "", f"max(replication, what each resource requires + {spare} that may be lost)"

@@ -158,7 +158,7 @@ class Reader:
                 else self.consumer.get_watermark_offsets(TopicPartition(self.topic, index), timeout=self.timeout_s)[1]
             )
             if self._reached.get(index, -1) >= self._stops[index]:
-                self._open.discard(index)
+                self._end(index)
         self._knows_ends = True
 
     def batches(
@@ -195,6 +195,11 @@ class Reader:
             yield batch
             self._find_stops()
 
+    def _end(self, partition: int) -> None:
+        """Its later messages would hide that another partition is silent."""
+        self._open.discard(partition)
+        self.consumer.pause([TopicPartition(self.topic, partition)])
+
     def _keep(self, message: Any, exit_at_end: bool, on_end: Callable[[int, int, bool], None] | None) -> bool:
         error, partition = message.error(), message.partition()
         if error is None:
@@ -203,12 +208,12 @@ class Reader:
                 self._stops[partition] = min(message.offset(), self._stops.get(partition, message.offset()))
             stop = self._stops.get(partition)
             if stop is not None and message.offset() >= stop - 1:
-                self._open.discard(partition)
+                self._end(partition)
             return stop is None or message.offset() < stop
         if error.code() == KafkaError._PARTITION_EOF:
             self._reached[partition] = message.offset()
             if exit_at_end or partition in self._stops:
-                self._open.discard(partition)
+                self._end(partition)
             if on_end is not None:
                 on_end(partition, message.offset(), exit_at_end and not self._open)
             return False

@@ -28,7 +28,8 @@ INIT_PRODUCER_ID, END_TXN, WRITE_TXN_MARKERS, DESCRIBE_PRODUCERS, DESCRIBE_TRANS
     65,
     66,
 )
-OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort")
+DECIDED = ("PrepareCommit", "PrepareAbort")
+OPEN_STATES = ("Ongoing", *DECIDED)
 NOT_FOUND = (ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 _CHUNK = 500
 
@@ -222,7 +223,7 @@ def _is_known(transaction: Transaction | None, one: OpenProducer) -> bool:
 def check_open(found: Transaction) -> None:
     """Raises CliError if there is nothing to abort."""
     name = found.transactional_id
-    if found.state in ("PrepareCommit", "PrepareAbort"):
+    if found.state in DECIDED:
         raise CliError(
             f"the transaction of {name} is decided ({found.state}): its coordinator writes the markers, and nothing can"
             " change that"
@@ -235,7 +236,7 @@ def open_at(
     cluster: Cluster, topic: str, index: int, start_offset: int | None, producer_id: int | None
 ) -> tuple[OpenProducer, Transaction | None]:
     """The transaction that begins at this offset, or belongs to this producer, and the coordinator's
-    view of the producer. Raises CliError if there is none.
+    view of the producer. Raises CliError if there is none, or if its outcome is decided.
     """
     if index not in cluster.topics([topic]).get(topic, {}):
         raise CliError(f"there is no partition {index} of a topic {topic}; mqd topic list shows the topics")
@@ -252,7 +253,10 @@ def open_at(
             f"no open transaction of {topic}-{index} {criterion}; "
             + (f"those open begin at {others}" if others else "none is open there")
         )
-    return found[0], by_producer(cluster, [found[0].producer_id]).get(found[0].producer_id)
+    owner = by_producer(cluster, [found[0].producer_id]).get(found[0].producer_id)
+    if owner is not None and owner.state in DECIDED and index in owner.partitions.get(topic, ()):
+        check_open(owner)
+    return found[0], owner
 
 
 def maybe_committed(owner: Transaction | None, one: OpenProducer) -> bool:

@@ -56,7 +56,8 @@ class PlannedPartition(NamedTuple):
 
 def planned_partitions(broker: Broker, topic: str, plan: Plan) -> list[PlannedPartition]:
     """The state of each partition in the plan (all of this topic), in order. Raises CliError."""
-    moving = moves.ongoing_moves(broker, topic)  # first, so that a move that ends in between is seen as done
+    # first: a move that ends in between then counts as under way, not as not done
+    moving = moves.ongoing_moves(broker, topic)
     response = broker.request(
         moves.METADATA, MetadataRequest(topics=[MetadataRequest.Topic(name=topic)], allow_auto_topic_creation=False)
     )

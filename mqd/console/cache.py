@@ -27,17 +27,20 @@ class Cache:
         # lock, number of callers that hold it or wait for it
         self._key_locks: dict[Hashable, tuple[threading.Lock, int]] = {}
         self._lock = threading.Lock()
+        self._change_count = 0
 
     def get(self, key: Hashable, seconds: float, load: Callable[[], T]) -> T:
         with self._locked(key):
             begun = self._clock()
             with self._lock:
-                found = self._kept.get(key)
+                found, change_count = self._kept.get(key), self._change_count
             if found is not None and begun < found[0]:
                 return found[1]
             value = load()
             now = self._clock()
             with self._lock:
+                if change_count != self._change_count:
+                    return value  # it may be from before the change, so the next page loads again
                 self._kept[key] = (now + max(seconds, KEEP_FACTOR * (now - begun)), value)
                 self._kept.move_to_end(key)
                 while len(self._kept) > ENTRIES_MAX:
@@ -64,3 +67,4 @@ class Cache:
         """Called after a change, so that the next page shows the new state."""
         with self._lock:
             self._kept.clear()
+            self._change_count += 1

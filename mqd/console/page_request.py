@@ -86,10 +86,13 @@ class PageRequest:
         is shown on the new page; its signature prevents links on other sites from showing their own
         text.
         """
+        notice = notice if len(notice) <= TEXT_MAX else f"{notice[: TEXT_MAX - 1]}…"
         signature = self.console.sessions.signature(self.cookie, notice)
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)
 
     def _notice(self) -> str:
-        notice = self.text("notice")
+        """Never raises: the page that explains a refusal has a notice, too."""
+        query = self.http.query_params
+        notice, sent = query.get("notice", "")[:TEXT_MAX], query.get("signature", "")[:TEXT_MAX]
         signature = self.console.sessions.signature(self.cookie, notice)
-        return notice if hmac.compare_digest(signature.encode(), self.text("signature").encode()) else ""
+        return notice if hmac.compare_digest(signature.encode(), sent.encode()) else ""

@@ -246,6 +246,8 @@ def sizes(cluster: Cluster, names: Iterable[str] | None) -> dict[tuple[str, int]
         for directory in response.results:
             for topic in directory.topics:
                 for part in topic.partitions:
+                    if part.is_future_key:  # the part of it that a move has copied
+                        continue
                     found.setdefault((topic.name, part.partition_index), {})[node] = part.partition_size
     return found
 

@@ -35,7 +35,13 @@ def visible(text: str) -> str:
 
 def url(path: str, /, **query: object) -> str:
     """A path with a query; empty values are left out."""
-    words = urlencode([(name, str(value)) for name, value in query.items() if value not in ("", None, False)])
+    words = urlencode(
+        [
+            (name, str(value))
+            for name, value in query.items()
+            if value is not None and value is not False and value != ""
+        ]
+    )
     return f"{path}?{words}" if words else path
 
 

@@ -123,24 +123,30 @@ def search(
     step = Step([], 0, total, whole, 0, 0)
     begun = last_step = last_received = time.monotonic()
     consumer = _consumer(settings)
+
+    def end(index: int) -> None:
+        open_partitions.discard(index)
+        consumer.pause([TopicPartition(query.topic, index)])
+
     try:
         consumer.assign([TopicPartition(query.topic, index, position[index]) for index in sorted(open_partitions)])
         while open_partitions and not stop.is_set():
             for message in consumer.consume(BATCH, timeout=STEP_S):
-                last_received = time.monotonic()
                 index, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+                if index in open_partitions:
+                    last_received = time.monotonic()
                 if error is not None:
                     _raise_unless_transient(error)
                     if error.code() == KafkaError._PARTITION_EOF and not is_live:
                         position[index] = ranges[index][1]
-                        open_partitions.discard(index)
+                        end(index)
                     continue
                 if index not in open_partitions or (ends_by_count and step.matches >= query.count):
                     continue
                 position[index] = offset + 1
                 step.bytes += len(message.value() or b"") + len(message.key() or b"")
                 if not is_live and offset >= ranges[index][1]:
-                    open_partitions.discard(index)
+                    end(index)
                     continue
                 if query.keep.keeps(message):
                     step.matches += 1
@@ -148,7 +154,7 @@ def search(
                     if sorts_at_end and len(step.found) > 2 * query.count:
                         step.found = _newest(step.found, query.count)
                 if not is_live and position[index] >= ranges[index][1]:
-                    open_partitions.discard(index)
+                    end(index)
             now = time.monotonic()
             if ends_by_count and step.matches >= query.count:
                 step.ended = "count"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,8 +25,12 @@ _MODULES = {"PLAIN": "plain.PlainLoginModule"}
 
 
 def _escape(text: str) -> str:
-    """The text as a value in Java's properties syntax."""
-    return text.replace("\\", "\\\\")
+    """The text as a value in Java's properties syntax, which Java reads as ISO-8859-1."""
+    return "".join(char if char.isascii() else _as_utf16(char) for char in text.replace("\\", "\\\\"))
+
+
+def _as_utf16(char: str) -> str:
+    return "".join(f"\\u{unit:04x}" for (unit,) in struct.iter_unpack(">H", char.encode("utf-16-be")))
 
 
 def java(settings: Mapping[str, str]) -> dict[str, str]:
@@ -61,7 +66,7 @@ def format_settings(form: str, bootstrap: str, settings: Mapping[str, str]) -> s
     # TOKEN_AUTH is left out: librdkafka has no such setting, and mqd does not need it for a token
     found = {"bootstrap.servers": bootstrap, **{name: value for name, value in settings.items() if name != TOKEN_AUTH}}
     if form == "python":
-        return f"settings = {json.dumps(found, indent=4)}\n"
+        return f"settings = {json.dumps(found, indent=4, ensure_ascii=False)}\n"
     return "".join(f"{name}={value}\n" for name, value in found.items())
 
 

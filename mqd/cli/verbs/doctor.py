@@ -61,15 +61,18 @@ def host_facts(acceptor: int | None) -> dict[str, Any]:
 
 
 def _last_errors(logs: Path) -> list[Finding]:
-    """The last lines of level error of a broker that does not run."""
-    lines = []
+    """The last lines of level error of a broker that does not run, from the files written last."""
+    texts = []
     for path in logs.glob("*.log"):
         try:
             with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
-                text = file.read().decode(errors="replace")
+                status = os.fstat(file.fileno())
+                file.seek(max(0, status.st_size - LOG_BYTES_MAX))
+                texts.append((status.st_mtime_ns, path, file.read().decode(errors="replace")))
         except OSError:
             continue
+    lines = []
+    for _, path, text in sorted(texts):
         lines += [f"{path.name}: {line}" for line in text.splitlines() if " ERROR " in line or '"error"' in line]
     return [
         Finding(Harm.OUTAGE, f"it logged: {line[:300]}", f"the lines around it in {logs}")

@@ -23,7 +23,7 @@ class Rate(click.ParamType):
     name = "BYTES/S"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]i?)?b?(?:/s)?", str(value).strip(), re.IGNORECASE)
+        match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmg]i?)?b?(?:/s)?", str(value).strip(), re.IGNORECASE)
         rate = round(float(match[1]) * _UNITS[(match[2] or "").lower()]) if match else 0
         if rate < 1:
             self.fail(f"{value!r} is not a rate such as 500000, 500k, 10MB or 10MiB", param, ctx)

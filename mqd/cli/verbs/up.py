@@ -293,7 +293,8 @@ def command(
     settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured, token)
     places = settings.places
     if printed_kind is not None:
-        defaults = secure.settings(places.data_dir) if secured else {}
+        # as they are in force: the file and the environment outrank them
+        defaults = {name: settings.config[name] for name in secure.settings(places.data_dir)} if secured else {}
         _print_supervisord(printed_kind, settings, config_file, {**defaults, **overrides}, port)
         if secure.files(places.data_dir).pending.exists():
             error_line(f"once it serves, create its first user: mqd user admin --data-dir {places.data_dir}")

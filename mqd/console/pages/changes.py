@@ -78,6 +78,9 @@ class Kind:
             reason = error.message if isinstance(error, CliError) else explain(error)[0]
             log(f"failed: {reason}")
             return self._confirm(request, change, reason, 502)
+        except Exception as error:
+            log(f"failed: {error}")
+            raise
         finally:
             console.cache.clear()
         log("done")

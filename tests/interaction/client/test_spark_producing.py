@@ -168,7 +168,7 @@ def test_brokers_that_do_not_know_joint_transactions_are_named(
     joint = Joint(cluster, PREFIX + fresh("query"), 0, "run", 60_000)
     query = joint._request
     monkeypatch.setattr(joint, "_request", lambda request, doing: _without_field(query(request, doing)))
-    with pytest.raises(MqdWriteError, match="delivery to at-least-once"):
+    with pytest.raises(MqdWriteError, match="delivery' to 'at-least-once"):
         joint.enlist()
 
 

@@ -47,6 +47,7 @@ class Consumer:
 
     def __init__(self, logs: dict[int, list[int]], feed: list[Any]) -> None:
         self.logs, self.feed = logs, feed
+        self.paused: list[int] = []
 
     def offsets_for_times(self, requested: list[Any], timeout: float) -> list[Any]:
         found = []
@@ -59,6 +60,9 @@ class Consumer:
         return 0, len(self.logs[partition.partition])
 
     def assign(self, partitions: list[Any]) -> None: ...
+
+    def pause(self, partitions: list[Any]) -> None:
+        self.paused += [one.partition for one in partitions]
 
     def poll(self, timeout: float) -> Any:
         assert self.feed, "it waits for more"
@@ -126,7 +130,9 @@ def test_until_a_time_in_the_past(
     feed: list[Any],
     expected: list[tuple[int, int]],
 ) -> None:
-    assert shown(monkeypatch, Consumer(logs, feed), 1000) == (expected, None), what
+    consumer = Consumer(logs, feed)
+    assert shown(monkeypatch, consumer, 1000) == (expected, None), what
+    assert sorted(set(consumer.paused)) == sorted(logs), "what arrives later would hide another partition's silence"
 
 
 def test_records_written_while_the_end_is_looked_up_are_left_out(
