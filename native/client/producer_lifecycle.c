@@ -148,7 +148,8 @@ uint64_t mqd_client_free_bytes(const struct mqd_client *client)
     if (!producer)
         return client->request_bytes - (client->request_tail - client->request_head);
     uint64_t free_bytes = (uint64_t)producer->memory.free_count * producer->memory.chunk_bytes,
-             left = producer->used_bytes_max - producer->used_bytes;
+             left = producer->used_bytes < producer->used_bytes_max ? producer->used_bytes_max - producer->used_bytes
+                                                                    : 0; /* after a move to larger chunks */
     return free_bytes < left ? free_bytes : left;
 }
 

@@ -148,6 +148,10 @@ static ssize_t receive(int socket_fd, struct mqd_local_segment *response, int *f
                 close(got);
         }
     }
+    if (size >= 0 && *fd < 0 && (message.msg_flags & MSG_CTRUNC)) {
+        errno = EMFILE; /* a descriptor was sent, but this process cannot have more */
+        return -1;
+    }
     return size;
 }
 

@@ -98,7 +98,9 @@ void mqd_partition_truncate_marks(struct mqd_partition *partition)
     struct mqd_mark end = mqd_partition_end_mark(partition);
     while (marks && marks->count && mark_at(marks, marks->count - 1)->offset > end.offset)
         marks->count--;
-    if (partition->high_watermark.offset > end.offset || partition->high_watermark.offset < partition->log_start_offset)
+    bool is_empty = partition->log_start_offset == end.offset;
+    if (partition->high_watermark.offset > end.offset ||
+        (is_empty && partition->high_watermark.offset < partition->log_start_offset))
         partition->high_watermark = end;
     mqd_partition_note_mark(partition);
 }

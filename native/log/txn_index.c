@@ -57,19 +57,30 @@ uint32_t mqd_txn_index_checksum(uint32_t before, int64_t segment_base, const uin
 
 /* ---- the active segment's files ---- */
 
-/* Opens one of the two files and sets it to exactly this size. -1 with errno. */
-static int open_sized(const char *directory, int64_t segment_base, enum mqd_file_kind kind, int64_t size_bytes)
+/* Opens one of the two files. -1 with errno. */
+static int open_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind)
 {
     char path[PATH_MAX];
-    struct stat status;
     if (mqd_segment_path(path, sizeof path, directory, segment_base, kind) < 0) {
         errno = ENAMETOOLONG;
         return -1;
     }
-    int fd = mqd_file_open(path, O_RDWR | O_CREAT, 0644);
+    return mqd_file_open(path, O_RDWR | O_CREAT, 0644);
+}
+
+static int set_size(int fd, int64_t size_bytes)
+{
+    struct stat status;
+    return fstat(fd, &status) < 0 || (status.st_size != size_bytes && mqd_file_truncate(fd, size_bytes) < 0) ? -1 : 0;
+}
+
+/* Opens one of the two files and sets it to exactly this size. -1 with errno. */
+static int open_sized(const char *directory, int64_t segment_base, enum mqd_file_kind kind, int64_t size_bytes)
+{
+    int fd = open_file(directory, segment_base, kind);
     if (fd < 0)
         return -1;
-    if (fstat(fd, &status) < 0 || (status.st_size != size_bytes && mqd_file_truncate(fd, size_bytes) < 0)) {
+    if (set_size(fd, size_bytes) < 0) {
         int error = errno;
         mqd_file_close(fd);
         errno = error;
@@ -130,27 +141,34 @@ static int append_chunk(struct mqd_txn_index *index, int64_t segment_base, const
     return 0;
 }
 
+static int append_all(struct mqd_txn_index *index, int64_t segment_base, const struct mqd_aborted *entries,
+                      uint32_t count)
+{
+    while (count > 0) {
+        uint32_t part = count < CHUNK_COUNT ? count : CHUNK_COUNT;
+        if (append_chunk(index, segment_base, entries, part) < 0)
+            return -1;
+        entries += part;
+        count -= part;
+    }
+    return 0;
+}
+
 int mqd_txn_index_append(struct mqd_txn_index *index, const char *directory, int64_t segment_base,
                          const struct mqd_aborted *entries, uint32_t count)
 {
     if (open_active(index, directory, segment_base) < 0)
         return -1;
     const struct mqd_txn_index old = *index;
-    while (count > 0) {
-        uint32_t part = count < CHUNK_COUNT ? count : CHUNK_COUNT;
-        if (append_chunk(index, segment_base, entries, part) < 0) {
-            int error = errno;
-            *index = old;
-            if (mqd_file_truncate(index->sum_fd, sum_bytes_of(old.file_bytes)) < 0 ||
-                mqd_file_truncate(index->fd, old.file_bytes) < 0)
-                error = errno;
-            errno = error;
-            return -1;
-        }
-        entries += part;
-        count -= part;
-    }
-    return 0;
+    if (append_all(index, segment_base, entries, count) == 0)
+        return 0;
+    int error = errno;
+    *index = old;
+    if (mqd_file_truncate(index->sum_fd, sum_bytes_of(old.file_bytes)) < 0 ||
+        mqd_file_truncate(index->fd, old.file_bytes) < 0)
+        error = errno;
+    errno = error;
+    return -1;
 }
 
 int mqd_txn_index_cut(struct mqd_txn_index *index, const char *directory, int64_t segment_base)
@@ -372,11 +390,17 @@ int mqd_txn_index_replace(const char *directory, int64_t segment_base, const str
         return unlink_kind(directory, segment_base, MQD_FILE_TXN_INDEX) < 0
                    ? -1
                    : unlink_kind(directory, segment_base, MQD_FILE_TXN_SUM);
-    /* Rewrites the existing files: no reader exists during this call, and a crash in its middle
-     * leaves entries that fail verification. Opening an index of 0 bytes truncates both. */
-    int result = open_active(&index, directory, segment_base);
+    /* Writes over the existing files, and cuts them only afterwards: no reader exists during this
+     * call, and a crash or an error in its middle leaves files that fail verification. Without any
+     * entry they would pass. */
+    index.sum_fd = open_file(directory, segment_base, MQD_FILE_TXN_SUM);
+    if (index.sum_fd >= 0)
+        index.fd = open_file(directory, segment_base, MQD_FILE_TXN_INDEX);
+    int result = index.fd < 0 ? -1 : append_all(&index, segment_base, list->entries, list->count);
     if (result == 0)
-        result = mqd_txn_index_append(&index, directory, segment_base, list->entries, list->count);
+        result = set_size(index.sum_fd, sum_bytes_of(index.file_bytes));
+    if (result == 0)
+        result = set_size(index.fd, index.file_bytes);
     if (result == 0 && sync && (mqd_file_sync(index.fd, false) < 0 || mqd_file_sync(index.sum_fd, false) < 0))
         result = -1;
     int error = errno;

@@ -14,6 +14,7 @@
 
 struct learning {
     struct mqd_partition *partition;
+    int64_t decided_below;
     uint8_t *bytes;
     size_t capacity_bytes;
 };
@@ -44,8 +45,10 @@ static int learn(struct learning *learning, const struct mqd_batch *batch, int f
         return -1;
     if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL))
         mqd_dedup_learn(dedup, batch, learning->bytes);
-    else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(learning->bytes, batch, &marker) == 0)
+    else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(learning->bytes, batch, &marker) == 0) {
         mqd_ids_end(&dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
+        mqd_ids_decide(&dedup->ids, learning->decided_below); /* few remain, so the next ids find theirs quickly */
+    }
     return 0;
 }
 
@@ -91,11 +94,11 @@ static int learn_segment(struct learning *learning, int64_t base_offset, int64_t
     return result;
 }
 
-int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t now_ms)
+int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided_below, int64_t now_ms)
 {
     if (!partition->dedup)
         return 0;
-    struct learning learning = {.partition = partition};
+    struct learning learning = {.partition = partition, .decided_below = decided_below};
     struct mqd_time_index_entry before;
     uint32_t first = partition->segment_count - 1;
     int64_t from_offset = -1;

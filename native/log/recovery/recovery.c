@@ -295,9 +295,10 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
     partition->log_start_offset =
         parameters->log_start_offset > partition->segments[0] ? parameters->log_start_offset : partition->segments[0];
     partition->staged_end_offset = partition->log_end_offset;
+    int64_t decided_below = parameters->replicated ? parameters->high_watermark : INT64_MAX;
     int replayed = mqd_recovery_replay(partition, &recovery->listing,
                                        recovery->mode == MODE_CHECKED ? bounds_of(recovery).trusted_below : INT64_MAX,
-                                       parameters->replicated ? parameters->high_watermark : INT64_MAX, now_ms);
+                                       decided_below, now_ms);
     recovery->changed |= replayed == 1;
     if (replayed < 0 || update_epochs(recovery, !same_epochs(&partition->epochs, epoch_count, epoch_last)) < 0)
         return -1;
@@ -305,12 +306,13 @@ static int open_recovered(struct recovery *recovery, int64_t now_ms)
         mqd_recovery_flush(partition, parameters, recovery->changed) < 0)
         return -1;
     partition->durable = partition->high_watermark = mqd_partition_end_mark(partition);
-    if (mqd_recovery_load_dedup_ids(partition, now_ms) < 0)
+    if (mqd_recovery_load_dedup_ids(partition, decided_below, now_ms) < 0)
         return -1;
     if (parameters->replicated && !recovery->cutting &&
         restore_high_watermark(partition, parameters->high_watermark) < 0)
         return -1;
-    mqd_partition_settle_transactions(partition);
+    if (!recovery->cutting) /* the old high watermark returns later, with the settling that it allows */
+        mqd_partition_settle_transactions(partition);
     parameters->log_start_offset = partition->log_start_offset;
     parameters->log_end_offset = partition->log_end_offset;
     parameters->segment_count = (int32_t)partition->segment_count;

@@ -46,7 +46,7 @@ struct mqd_listing {
 /* Deletes left-over temporary files and index files without a log. -1: mqd_error set. */
 int mqd_listing_read(struct mqd_listing *listing, const char *directory);
 void mqd_listing_free(struct mqd_listing *listing);
-/* Deletes the .log and the three indexes of one segment; adds the log's size to *bytes. */
+/* Deletes all files of one segment; adds the size of its .log to *bytes. */
 int mqd_segment_delete(const char *directory, int64_t base_offset, int64_t *bytes);
 
 /* Restores producers and transactions from the newest usable snapshot and the batches after it;
@@ -64,9 +64,9 @@ int mqd_recovery_replay(struct mqd_partition *partition, const struct mqd_listin
 struct mqd_index_entry mqd_recovery_walk_start(int fd, const char *directory, int64_t base_offset, int64_t offset,
                                                int64_t size_bytes);
 
-/* Fills partition->dedup from the records of the window (log/dedup/dedup.h). Segments and their
- * indexes must be known. -1: mqd_error set. */
-int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t now_ms);
+/* Fills partition->dedup from the records of the window (log/dedup/dedup.h); transactions whose marker
+ * is below decided_below are decided. Segments and their indexes must be known. -1: mqd_error set. */
+int mqd_recovery_load_dedup_ids(struct mqd_partition *partition, int64_t decided_below, int64_t now_ms);
 
 /* For log/recovery/truncation.c: rebuilds `old`, whose files are closed, from the segments and
  * snapshots of `listing`, without anything beyond cut_offset (-1: the log is emptied and begins at

@@ -362,18 +362,25 @@ static int replay_all(struct replay *replay, const struct mqd_listing *listing, 
 
 /* ---- .txnindex files that fail verification ---- */
 
-/* Starts from the newest snapshot at or below `offset`, otherwise from the log's beginning. */
-static void start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
+/* Starts from the newest snapshot at or below `offset`, otherwise from the log's beginning. -1: there
+ * is no descriptor or memory to read one; the files must not be rebuilt without it. */
+static int start_rebuild(struct replay *replay, const struct mqd_listing *listing, int64_t offset)
 {
     struct mqd_partition *partition = replay->partition;
     mqd_producers_free(&partition->producers);
     replay->producers_from = replay->aborted_from = partition->segments[0];
-    for (uint32_t i = listing->snapshot_count; i-- > 0;)
-        if (listing->snapshots[i] <= offset && listing->snapshots[i] >= partition->segments[0] &&
-            load_snapshot(partition, listing->snapshots[i])) {
+    for (uint32_t i = listing->snapshot_count; i-- > 0;) {
+        if (listing->snapshots[i] > offset || listing->snapshots[i] < partition->segments[0])
+            continue;
+        int loaded = load_snapshot(partition, listing->snapshots[i]);
+        if (loaded < 0)
+            return -1;
+        if (loaded) {
             replay->producers_from = replay->aborted_from = listing->snapshots[i];
-            return;
+            break;
         }
+    }
+    return 0;
 }
 
 static int rebuild_segment(struct replay *replay, uint32_t i)
@@ -407,7 +414,8 @@ static int rebuild_unverified(struct replay *replay, const struct mqd_listing *l
     }
     if (first == UINT32_MAX)
         return 0;
-    start_rebuild(replay, listing, partition->segments[first]);
+    if (start_rebuild(replay, listing, partition->segments[first]) < 0)
+        return -1;
     replay->rebuilding = true;
     int result = 0;
     for (uint32_t i = 0; i <= last && result == 0; i++)

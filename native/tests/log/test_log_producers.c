@@ -45,6 +45,15 @@ static struct mqd_partition *open_with(struct fault *fault, int64_t failing, con
     return partition;
 }
 
+static void save_snapshot(struct mqd_partition *partition)
+{
+    size_t size_bytes;
+    int64_t offset;
+    uint8_t *bytes = mqd_partition_snapshot(partition, &size_bytes, &offset);
+    CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), bytes, size_bytes), 0);
+    free(bytes);
+}
+
 static struct mqd_batch numbered(int64_t producer_id, int16_t epoch, int32_t base_sequence, int32_t count)
 {
     return (struct mqd_batch){.producer_id = producer_id,
@@ -440,13 +449,8 @@ TEST(bad_snapshots_are_skipped)
         struct mqd_partition *partition = log_open(&options, NULL);
         for (int32_t i = 0; i < 30; i++) {
             CHECK_EQUAL(log_append(partition, sent(4, 0, i)), 0);
-            if (i % 10 == 9) {
-                size_t size_bytes;
-                int64_t offset;
-                uint8_t *bytes = mqd_partition_snapshot(partition, &size_bytes, &offset);
-                CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), bytes, size_bytes), 0);
-                free(bytes);
-            }
+            if (i % 10 == 9)
+                save_snapshot(partition);
         }
         CHECK_EQUAL(log_file_bytes(10, ".snapshot"), -1); /* two are kept */
         mqd_partition_close(partition, 0);
@@ -528,11 +532,7 @@ TEST(a_lack_of_descriptors_loses_no_producer)
     struct mqd_partition *partition = log_open(&options, NULL);
     for (int32_t i = 0; i < 10; i++)
         CHECK_EQUAL(log_append(partition, sent(4, 0, i)), 0);
-    size_t size_bytes;
-    int64_t offset;
-    uint8_t *bytes = mqd_partition_snapshot(partition, &size_bytes, &offset);
-    CHECK_EQUAL(mqd_file_replace(log_file(offset, ".snapshot"), bytes, size_bytes), 0);
-    free(bytes);
+    save_snapshot(partition);
     mqd_partition_close(partition, 0);
     int64_t refused = 0, failing = 0;
     do {
@@ -545,6 +545,43 @@ TEST(a_lack_of_descriptors_loses_no_producer)
     } while (opens.has_failed);
     test_message("%lld of %lld opens are essential", (long long)refused, (long long)failing - 1);
     CHECK(refused > 0 && refused < failing);
+}
+
+/* A transaction that spans a snapshot; the index of aborted transactions is damaged. A start without
+ * the descriptors for the snapshot must not rebuild the index as if there were no such transaction. */
+TEST(a_lack_of_descriptors_loses_no_aborted_transaction)
+{
+    struct mqd_log_options options = log_options();
+    options.segment_bytes = 300;
+    int64_t failing = 0, damaged;
+    do {
+        log_fresh();
+        struct mqd_partition *partition = log_open(&options, NULL);
+        struct log_batch data = {.attributes = 0x10, .producer_id = 4}, abort = {.marker = 1, .producer_id = 4};
+        CHECK_EQUAL(log_append(partition, data), 0);
+        for (int32_t i = 0; i < 6; i++)
+            CHECK_EQUAL(log_append(partition, sent(5, 0, i)), 0);
+        save_snapshot(partition);
+        for (int32_t i = 6; i < 12; i++)
+            CHECK_EQUAL(log_append(partition, sent(5, 0, i)), 0);
+        CHECK_EQUAL(log_append(partition, abort), 0);
+        damaged = partition->active.base_offset;
+        for (int32_t i = 12; i < 18; i++)
+            CHECK_EQUAL(log_append(partition, sent(5, 0, i)), 0);
+        save_snapshot(partition); /* from here on the start knows all producers */
+        struct mqd_recovery recovery = log_untrusted();
+        recovery.recovery_point_offset = recovery.trusted_end_offset = log_positions(partition).log_end_offset;
+        struct mqd_recovery first = recovery;
+        mqd_partition_close(partition, 0);
+        CHECK_EQUAL(truncate(log_file(damaged, ".txnindex"), 17), 0);
+        partition = open_with(&opens, ++failing, &options, &first);
+        mqd_partition_close(partition ? partition : log_open(&options, &recovery), 0);
+        struct mqd_aborted_list aborted = {NULL, 0, 0};
+        CHECK_EQUAL(mqd_txn_index_load(log_path, damaged, INT64_MAX, &aborted), 0);
+        CHECK_EQUAL(aborted.count, 1);
+        free(aborted.entries);
+    } while (opens.has_failed);
+    CHECK(failing > 50);
 }
 
 TEST(producers_expire_and_are_bounded)

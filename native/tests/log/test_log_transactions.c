@@ -3,6 +3,8 @@
  * test_log_model.c. */
 #include "mqd_log_test.h"
 
+#include "log/partition_follow.h"
+
 static struct log_batch data(int64_t producer_id, int16_t epoch, int32_t sequence)
 {
     return (struct log_batch){.attributes = 0x10,
@@ -235,6 +237,31 @@ TEST(the_last_stable_offset_waits_for_markers_below_the_high_watermark)
     CHECK_EQUAL(log_sync(partition), 0);
     CHECK_EQUAL(log_positions(partition).last_stable_offset, 4);
     CHECK_EQUAL(log_file_bytes(0, ".txnindex"), MQD_TXN_INDEX_ENTRY_BYTES);
+    mqd_partition_close(partition, 0);
+}
+
+/* A follower that is truncated between a marker and the end of its log: the marker is not committed. */
+TEST(a_truncation_keeps_transactions_that_end_above_the_high_watermark)
+{
+    log_fresh();
+    struct mqd_log_options options = log_options();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    struct mqd_truncation cut;
+    mqd_partition_set_replicated(partition, true);
+    CHECK_EQUAL(log_append(partition, data(7, 0, 0)), 0);
+    CHECK_EQUAL(log_append(partition, data(7, 0, 1)), 0);
+    CHECK_EQUAL(log_append(partition, marker(7, 0, true, 0)), 0);
+    CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = 9}), 0);
+    CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = 10}), 0);
+    CHECK_EQUAL(log_sync(partition), 0);
+    CHECK(mqd_partition_raise_high_watermark(partition, 2));
+    CHECK_EQUAL(log_positions(partition).last_stable_offset, 0);
+    CHECK_EQUAL(mqd_partition_truncate(partition, 4, NOW, &cut), 0);
+    CHECK_EQUAL(log_positions(partition).log_end_offset, 4);
+    CHECK_EQUAL(log_positions(partition).high_watermark, 2);
+    CHECK_EQUAL(log_positions(partition).last_stable_offset, 0);
+    CHECK(mqd_partition_raise_high_watermark(partition, 3));
+    CHECK_EQUAL(log_positions(partition).last_stable_offset, 3);
     mqd_partition_close(partition, 0);
 }
 
