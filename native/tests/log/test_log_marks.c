@@ -39,6 +39,25 @@ TEST(high_watermark_moves_by_complete_writes)
     log_clean();
 }
 
+/* A follower takes the leader's log start, which may be above its own high watermark. */
+TEST(a_truncation_raises_no_high_watermark)
+{
+    log_fresh();
+    struct mqd_log_options options = log_options();
+    struct mqd_partition *partition = log_open(&options, NULL);
+    struct mqd_truncation cut;
+    mqd_partition_set_replicated(partition, true);
+    for (int32_t count = 1; count <= 3; count++)
+        CHECK_EQUAL(log_append(partition, (struct log_batch){.mark = (uint64_t)count, .record_count = 10}), 0);
+    CHECK_EQUAL(mqd_partition_advance_start(partition, 10), 0);
+    CHECK_EQUAL(mqd_partition_truncate(partition, 20, NOW, &cut), 0);
+    CHECK_EQUAL(log_positions(partition).log_end_offset, 20);
+    CHECK(log_positions(partition).high_watermark <= 10);
+    CHECK(mqd_partition_raise_high_watermark(partition, 20));
+    mqd_partition_close(partition, 0);
+    log_clean();
+}
+
 /* Followers far behind and close by, rolls in between: the position is always exact, below the
  * requested offset, and reaches the end. */
 TEST(places_are_exact)
