@@ -135,6 +135,10 @@ class Catalog:
         keys = [key for key, may_pass in self._failed.items() if may_pass and key in self.owned]
         for key in keys:
             del self._failed[key]
+        return self.reopen(keys)
+
+    def reopen(self, keys: Iterable[Key]) -> Changes:
+        """Opens partitions that are closed, or could not be opened; with their assignments (W6)."""
         return self._add_assignments(Changes(open=[self.owned[key] for key in keys]))
 
     def failed_partitions(self) -> list[Owned]:

@@ -39,7 +39,7 @@ from mqd.log import directories, moving
 from mqd.log.files import Files
 from mqd.protocol.errors import ErrorCode
 from mqd.worker.background import Background
-from mqd.worker.catalog import Catalog, Changes, Key, Owned
+from mqd.worker.catalog import Catalog, Key, Owned
 from mqd.worker.log_directory import LogDirectory
 from mqd.worker.open_partitions import OpenPartition
 from mqd.worker.partitions import PartitionSet
@@ -217,7 +217,7 @@ class Mover:
                 move.target, move.copy.finish, self._control.slot_view(owned.slot).log_start_offset
             )
         except Exception:
-            await self._partitions.apply(Changes(open=[owned]))  # Y2
+            await self._partitions.apply(self._catalog.reopen([owned.key]))  # Y2
             raise
         move.switching = True
         self._report(move)
@@ -264,7 +264,7 @@ class Mover:
         for key, move in list(self._moves.items()):
             owned = self._catalog.owned.get(key)
             if owned is None:
-                await self._end_deleted(move)
+                await self._end_unserved(move)
             elif move.switching and owned.log_dir == move.target:
                 if key in self._partitions.open:  # Y3; otherwise its opening is retried
                     await self._finish(move)
@@ -273,13 +273,15 @@ class Mover:
             elif not move.switching and owned.log_dir != move.owned.log_dir:
                 await self._give_up(move)
 
-    async def _end_deleted(self, move: _Move) -> None:
-        """Ends the move because the topic was deleted."""
+    async def _end_unserved(self, move: _Move) -> None:
+        """Ends the move because this worker no longer owns the partition."""
         if not move.switching:
             await self._give_up(move)
             return
         del self._moves[move.owned.key]
         owned, log_dir = move.owned, self._log_dirs[move.target]
+        if owned.topic_id in self._catalog.topics and not self._catalog.left_behind(*owned.key):
+            return  # not served for now, and either copy may be the valid one (Y1): both are kept
         # unless another partition of that name is already there
         if await self._background.slow(
             log_dir.index, directories.exists, log_dir.path, owned.topic, owned.index, owned.topic_id

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from mqd.cluster.host.messages import Applied, Command, CommandDone, MoveCompleted, PartitionImage, TopicImage
@@ -37,8 +38,9 @@ class Failing(PlainFiles):
         super()._note(kind, path)
 
 
-def image(log_dir: int) -> TopicImage:
-    return TopicImage("t", TOPIC_ID, [PartitionImage(0, SLOT, 0, log_dir, 1, 0, [1], [1])], {})
+def image(log_dir: int, replicas: tuple[int, ...] = (1,), **fields: int) -> TopicImage:
+    one = PartitionImage(0, SLOT, 0, log_dir, 1, 0, list(replicas), list(replicas))
+    return TopicImage("t", TOPIC_ID, [msgspec.structs.replace(one, **fields)], {})
 
 
 class Partitions:
@@ -49,6 +51,7 @@ class Partitions:
         self.open: dict[tuple[bytes, int], OpenPartition] = {}
         self.failures: dict[int, str] = {}
         self.deleted: list[str] = []
+        self.assigned: list[tuple[bytes, int]] = []  # open partitions that have been given their roles
         self.broker_config: dict[str, str] = {}
 
     async def apply(self, changes: Changes) -> None:
@@ -57,9 +60,11 @@ class Partitions:
                 self.log_dirs[owned.log_dir].path, owned.topic, owned.index, owned.topic_id, PlainFiles()
             )
             self.open[owned.key] = OpenPartition(owned, path, 0, None, None)  # type: ignore[arg-type]
+        self.assigned += [owned.key for owned, _ in changes.assign]
 
     async def close_for_move(self, opened: OpenPartition) -> bool:
         del self.open[opened.owned.key]
+        self.assigned = [key for key in self.assigned if key != opened.owned.key]
         return True
 
     def delete_later(self, _log_dir: LogDirectory, path: Path) -> None:
@@ -95,8 +100,8 @@ class World:
             asyncio.Lock(),
         )  # type: ignore[arg-type]
 
-    async def serve(self) -> OpenPartition:
-        await self.partitions.apply(self.catalog.on_topic_put(image(0)))
+    async def serve(self, replicas: tuple[int, ...] = (1,)) -> OpenPartition:
+        await self.partitions.apply(self.catalog.on_topic_put(image(0, replicas)))
         (opened,) = self.partitions.open.values()
         (opened.path / f"{0:020d}.log").write_bytes(b"r" * 1000)
         return opened
@@ -233,6 +238,19 @@ def test_the_copy_of_a_deleted_topic_is_deleted(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_both_copies_of_a_topic_that_is_not_served_for_now_are_kept(tmp_path: Path) -> None:
+    """One of the directories was not usable for a restarted controller; either copy may be valid."""
+
+    async def scenario(world: World) -> None:
+        opened = await world.switch()
+        world.catalog.on_topic_put(image(255, slot=-1, owner=65535))
+        await world.mover.on_applied(True)
+        assert opened.path.exists() and (world.log_dirs[1].path / "t-0").exists() and world.partitions.deleted == []
+        assert not world.mover.is_moving()
+
+    run(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("number", range(1, 8))
 def test_after_any_failure_the_source_is_served_and_no_copy_is_left(tmp_path: Path, number: int) -> None:
     """Each change of the target directory in turn: mkdir, metadata, sync; mark, sync, rename, sync."""
@@ -248,6 +266,21 @@ def test_after_any_failure_the_source_is_served_and_no_copy_is_left(tmp_path: Pa
         assert world.files.fails_in == 0 and world.sent == [] and opened.owned.log_dir == 0
         assert await world.mover.begin(opened, 1) == (0, "")
         await world.until(lambda: world.sent)
+
+    run(tmp_path, scenario)
+
+
+def test_after_a_failed_switch_a_replica_has_its_role_again(tmp_path: Path) -> None:
+    """The reactor forgets the role of a partition that it closes."""
+
+    async def scenario(world: World) -> None:
+        opened = await world.serve(replicas=(1, 2))
+        assert world.partitions.assigned == [opened.owned.key]
+        world.files.fails_in = 4  # the mark of the complete copy
+        assert await world.mover.begin(opened, 1) == (0, "")
+        await world.until(lambda: not world.mover._moves)
+        assert world.files.fails_in == 0 and world.sent == [] and list(world.partitions.open) == [opened.owned.key]
+        assert world.partitions.assigned == [opened.owned.key]
 
     run(tmp_path, scenario)
 
