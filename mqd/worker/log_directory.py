@@ -114,19 +114,25 @@ class LogDirectory:
             ):
                 path.unlink(missing_ok=True)
 
-    def prune(self, keep: list[tuple[str, int]]) -> None:
+    def prune(self, keep: list[tuple[str, int]]) -> bool:
         """Blocking. Drops the entries that were kept for other workers: all of them have checkpoints of
-        their own now. Worker 0 removes the files of workers that no longer exist.
+        their own now. Worker 0 removes the files of workers that no longer exist. False: some files
+        cannot be removed now.
         """
         if self._writer is None or self.failure:
-            return
+            return True
         self._writer.drop_carried(keep)
         self.pruned = True
-        if not keep:
-            self._unmark_doubtful()
-        if self._worker == 0:
-            for path in checkpoints.remove_orphans(self.path, self._worker_count, self._files):
-                self._log.info("checkpoint of a former worker was removed", path=str(path))
+        try:
+            if not keep:
+                self._unmark_doubtful()
+            if self._worker == 0:
+                for path in checkpoints.remove_orphans(self.path, self._worker_count, self._files):
+                    self._log.info("checkpoint of a former worker was removed", path=str(path))
+        except OSError as error:
+            self._log.warning("files of an earlier run cannot be removed; retrying", reason=str(error))
+            return False
+        return True
 
     def write_checkpoints(self, recovery_points: list[Entry], log_starts: list[Entry]) -> bool:
         """Blocking. False: they cannot be written now (a full disk is not a failure of the

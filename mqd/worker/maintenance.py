@@ -240,14 +240,17 @@ class Upkeep:
             self._prune_at = version
 
     async def maybe_prune(self) -> None:
-        if self._prune_at is None or self._control.metadata_version < self._prune_at:
+        version = self._prune_at
+        if version is None or self._control.metadata_version < version:
             return
         self._prune_at = None
         failed = self._partitions.failed_names()
         # no directory waits for a hanging one
-        await asyncio.gather(
+        pruned = await asyncio.gather(
             *(self._background.slow(log_dir.index, log_dir.prune, failed) for log_dir in self._partitions.log_dirs)
         )
+        if not all(pruned):
+            self.prune_when_applied(version)
 
     def on_rolled(self) -> None:
         for wake in self._wake_checkpoints.values():

@@ -358,3 +358,25 @@ def test_pruning_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here)
 
     asyncio.run(scenario())
     held.set()
+
+
+def test_a_directory_that_cannot_be_pruned_is_retried_and_does_not_prevent_a_clean_end(here: Here) -> None:
+    class Refusing(NativeFiles):
+        def unlink(self, path: Path) -> None:
+            raise OSError(5, "Input/output error", str(path))
+
+    orphan = here.paths[0] / "recovery-point-offset-checkpoint.7"
+    orphan.write_bytes(b"0\n0\n")
+    kept = object.__new__(Upkeep)
+    vars(kept).update(
+        _prune_at=1,
+        _control=SimpleNamespace(metadata_version=1),
+        _background=here.set._background,
+        _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list),
+    )
+    here.log_dirs[0]._files = Refusing()
+    asyncio.run(kept.maybe_prune())
+    assert orphan.exists() and [log_dir.pruned for log_dir in here.log_dirs] == [True, True]
+    here.log_dirs[0]._files = NativeFiles()
+    asyncio.run(kept.maybe_prune())
+    assert not orphan.exists() and not kept._is_prune_due()

@@ -46,8 +46,9 @@ class Directory:
     def write_checkpoints(self, points: list, starts: list) -> bool:
         return self.answer("checkpoints", True)
 
-    def prune(self, failed: list) -> None:
+    def prune(self, failed: list) -> bool:
         self.pruned = self.answer("prune", True)
+        return True
 
     def free_bytes(self) -> int:
         return self.answer("free bytes", 1 << 40)
