@@ -50,7 +50,7 @@ class Forwarding:
         self._credentials = credentials
         self._identity: Identity | None = None
         self._cluster = Cluster()
-        # node id -> epoch and address of the incarnation that was dialled
+        # node id -> epoch and address of the incarnation that the reactor has connections to
         self._incarnations: dict[int, tuple[int, str, int]] = {}
         self._dialling: dict[Route, asyncio.Task[None]] = {}
         # The subset of _dialling with a result: the reactor has it, and may request the next connection
@@ -126,7 +126,6 @@ class Forwarding:
             incarnation = self._incarnation(route.leader)
             if self._identity is None or incarnation is None:
                 raise OSError("the leader's host is not registered, or has no listener for other hosts")
-            self._incarnations[route.leader] = incarnation
             # the host may have fewer workers now than when the partition was placed
             workers = max(self._cluster.brokers[route.leader].worker_count, 1)
             connection = await dial(
@@ -138,6 +137,10 @@ class Forwarding:
                 route.leader_worker % workers,
                 CONNECT_S_MAX,
             )
+            if self._incarnation(route.leader) != incarnation:
+                connection.socket.close()  # update() would not end it: it has ended all of that incarnation
+                raise OSError("the leader's host has registered again meanwhile")
+            self._incarnations[route.leader] = incarnation
             self._answered.add(route)
             event = await self._commands.run(
                 self._reactor.relay_put,

@@ -224,3 +224,23 @@ def test_connections_end_with_the_hosts_incarnation() -> None:
             await until(lambda: reactor.removed == [2, 2])
 
     run(scenario())
+
+
+def test_a_connection_to_a_host_that_was_restarted_meanwhile_is_not_used() -> None:
+    """Nothing would end it at the next restart of that host."""
+
+    async def scenario() -> None:
+        leader = Leader(2)
+        async with forwarding(leader) as (subject, reactor):
+            subject.update(cluster(leader), "cluster")
+            subject.on_requested(requested(2))
+            await asyncio.sleep(0)  # it is being dialled
+            subject.update(cluster(leader, epoch=6), "cluster")
+            await until(lambda: reactor.put or reactor.refused)
+            assert not reactor.put
+            subject.on_requested(requested(2))
+            await until(lambda: reactor.put)
+            subject.update(cluster(leader, epoch=7), "cluster")
+            await until(lambda: reactor.removed == [2])
+
+    run(scenario())
