@@ -205,8 +205,20 @@ class PartitionSet(OpenPartitions):
         if known is not None and owned.has_other_replicas:
             self._check_length(owned, path, partition, recovery, view, known)
         elif not owned.has_other_replicas and shortened.is_marked(path):
-            shortened.unmark(path, self._files)  # no replica has more of it
+            self._unmark_shortened(owned.name, path)  # no replica has more of it
         return _Opened(owned, path, partition, recovery, existed)
+
+    def _unmark_shortened(self, partition: str, path: Path) -> None:
+        """Blocking."""
+        try:
+            shortened.unmark(path, self._files)
+        except OSError as error:
+            self._log.warning(
+                "file cannot be removed; beside other replicas, this one has to catch up again after the next start",
+                partition=partition,
+                path=str(path / shortened.MARKER),
+                reason=str(error),
+            )
 
     def _check_missing(
         self, owned: Owned, path: Path, partition: native.Partition, recovery: native.Recovery, known_start: int
@@ -446,16 +458,9 @@ class PartitionSet(OpenPartitions):
         given, is_whole = state.on_assignment(assignment)
         slot = opened.owned.slot
         if is_whole:
-            try:
-                await self._background.urgent(opened.owned.log_dir, shortened.unmark, opened.path, self._files)
-                opened.catching_up = None
-                self._log.info("replica has caught up", partition=opened.owned.name)
-            except OSError as error:
-                self._log.warning(
-                    "file cannot be removed; the replica will have to catch up again after the next start",
-                    path=str(opened.path / shortened.MARKER),
-                    reason=str(error),
-                )
+            opened.catching_up = None
+            self._log.info("replica has caught up", partition=opened.owned.name)
+            await self._background.urgent(opened.owned.log_dir, self._unmark_shortened, opened.owned.name, opened.path)
         if not self.log_dirs[opened.owned.log_dir].failure:
             self.failures.pop(slot, None)
             if not is_whole and shortened.is_leader_or_candidate(assignment):

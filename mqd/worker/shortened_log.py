@@ -14,6 +14,7 @@ shortened until it has caught up. While it is marked:
 Pure except for the file.
 """
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -48,7 +49,8 @@ def mark(path: Path, files: Files) -> None:
 
 def unmark(path: Path, files: Files) -> None:
     """Raises OSError."""
-    files.unlink(path / MARKER)
+    with contextlib.suppress(FileNotFoundError):
+        files.unlink(path / MARKER)
 
 
 def is_leader_or_candidate(assignment: Assignment) -> bool:

@@ -1,5 +1,8 @@
-"""A partition whose opening repeatedly aborts its worker by a broken invariant."""
+"""What goes wrong while a partition is opened: opening it repeatedly aborts its worker by a broken
+invariant; an obsolete file cannot be removed.
+"""
 
+import errno
 import faulthandler
 import mmap
 import os
@@ -9,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from mqd import native
+from mqd.worker import shortened_log as shortened
 from mqd.worker.catalog import Owned
 from mqd.worker.partitions import RECOVERY_ABORTS_MAX
 from tests.unit.worker.test_shortened import Set
+from tests.unit.worker.test_strays import PlainFiles
 
 TOPIC, SLOT = b"t" * 16, 5
 
@@ -75,3 +80,14 @@ def test_the_partition_is_offline_after_two_attempts(control: native.Control, tm
     (tmp_path / "last").mkdir()
     with pytest.raises(OSError, match="aborted its worker 2 times by a broken invariant.*mqd log verify"):
         open_one(control, tmp_path / "last")
+
+
+def test_a_sole_replica_is_opened_although_its_mark_as_shortened_cannot_be_removed(
+    control: native.Control, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlink(_files: PlainFiles, path: Path) -> None:
+        raise OSError(errno.EROFS, "refused", str(path))
+
+    monkeypatch.setattr(PlainFiles, "unlink", unlink)
+    monkeypatch.setattr(shortened, "is_marked", lambda _path: True)
+    open_one(control, tmp_path).partition.close(True)  # type: ignore[attr-defined]

@@ -205,3 +205,21 @@ def test_a_log_below_a_predecessors_published_offset_stays_offline(tmp_path: Pat
     with pytest.raises(OSError, match="restart the broker") as error:
         made.check(log_end=9, known=0, published=10)
     assert error.value.errno == errno.EIO and shortened.is_marked(made.path)
+
+
+@pytest.mark.parametrize("error", [errno.EROFS, errno.ENOENT])
+def test_a_replica_that_has_caught_up_leads_although_its_mark_cannot_be_removed(
+    tmp_path: Path, error: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refusing(PlainFiles):
+        def unlink(self, path: Path) -> None:
+            raise OSError(error, "refused")
+
+    made = Set(tmp_path)
+    shortened.mark(made.path, PlainFiles())
+    made.open()
+    made.partitions._files = Refusing()
+    made.assign(assignment(OTHER, (OTHER,)))
+    made.assign(assignment(OTHER, (OTHER, OWN)))
+    assert made.assign(assignment(OWN, (OTHER, OWN))).leader == OWN and not made.partitions.failures
+    assert ("cannot be removed" in caplog.text) == (error != errno.ENOENT), "otherwise it is already removed"
