@@ -5,9 +5,10 @@ a log directory from another host, are moved aside and never deleted: only an ad
 decide that.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from mqd.base import logging
@@ -110,26 +111,42 @@ def set_left_behind_aside(
     """
     to_delete = []
     for log_dir in [log_dir for log_dir in log_dirs if not log_dir.failure]:
-        moved = 0
-        for entry in list(os.scandir(log_dir.path)):
-            match = _PARTITION.fullmatch(entry.name)
-            if match is None or not entry.is_dir(follow_symlinks=False):
-                continue
-            try:
-                topic_id = directories.parse_metadata((Path(entry.path) / directories.METADATA).read_bytes())
-            except (FileNotFoundError, directories.TopicIdMismatch):
-                continue
-            if owner_of(topic_id, int(match[2]), worker_count) == worker and left_behind(topic_id, int(match[2])):
-                target = log_dir.path / directories.aside_name(match[1], int(match[2]), "delete")
-                files.rename(Path(entry.path), target)
-                to_delete.append((log_dir, target))
-                moved += 1
-                logging.get("worker.strays").info(
-                    "deleting a replica that is no longer assigned to this host", path=entry.path
-                )
-        if moved:
-            files.sync_directory(log_dir.path)
+        here: list[Path] = []
+        with _left_behind_on_error(log_dir.path):
+            for entry in list(os.scandir(log_dir.path)):
+                match = _PARTITION.fullmatch(entry.name)
+                if match is None or not entry.is_dir(follow_symlinks=False):
+                    continue
+                with _left_behind_on_error(Path(entry.path)):
+                    try:
+                        topic_id = directories.parse_metadata((Path(entry.path) / directories.METADATA).read_bytes())
+                    except (FileNotFoundError, directories.TopicIdMismatch):
+                        continue
+                    index = int(match[2])
+                    if owner_of(topic_id, index, worker_count) == worker and left_behind(topic_id, index):
+                        target = log_dir.path / directories.aside_name(match[1], index, "delete")
+                        files.rename(Path(entry.path), target)
+                        here.append(target)
+                        logging.get("worker.strays").info(
+                            "deleting a replica that is no longer assigned to this host", path=entry.path
+                        )
+            if here:
+                files.sync_directory(log_dir.path)
+        to_delete += [(log_dir, target) for target in here]
     return to_delete
+
+
+@contextlib.contextmanager
+def _left_behind_on_error(path: Path) -> Iterator[None]:
+    """An OSError is only logged: these files do no harm, and the next start tries again."""
+    try:
+        yield
+    except OSError as error:
+        logging.get("worker.strays").error(
+            "replicas that are no longer assigned to this host cannot be set aside; they are left behind",
+            path=str(path),
+            reason=str(error),
+        )
 
 
 def _old_copy(path: Path, assigned: int | None, topic_id: bytes, topic: str, index: int, paths: list[Path]) -> bool:

@@ -205,3 +205,25 @@ def test_a_removed_replica_is_kept_until_the_metadata_are_current(tmp_path: Path
     assert names(tmp_path, "-delete") == {"t-0", "t-1"} == {path.name.split(".")[0] for path in doomed}
     assert sorted(requests) == [(topic_id(3), index) for index in range(4)], "each by one worker"
     assert (tmp_path / "t-2").is_dir() and (tmp_path / "t-3").is_dir()
+
+
+def test_a_removed_replica_that_cannot_be_renamed_is_left_behind(tmp_path: Path):
+    """An exception would end the worker, and again at each start."""
+
+    class Refusing(PlainFiles):
+        def rename(self, source: Path, target: Path) -> None:
+            if source.name == "t-1":
+                raise OSError(5, "Input/output error", str(source))
+            super().rename(source, target)
+
+        def sync_directory(self, path: Path) -> None:
+            raise OSError(5, "Input/output error", str(path))
+
+    for index in range(4):
+        partition(tmp_path, "t", index, 3)
+    doomed = []
+    for worker in range(WORKERS):
+        log_dirs = [log_directory(tmp_path / "unmounted", worker), log_directory(tmp_path, worker)]
+        doomed += set_left_behind_aside(log_dirs, lambda *_: True, worker, WORKERS, Refusing())
+    assert names(tmp_path, "-delete") == {"t-0", "t-2", "t-3"} == {path.name.split(".")[0] for _, path in doomed}
+    assert (tmp_path / "t-1").is_dir()
