@@ -464,9 +464,11 @@ class Worker:
             RETRY_FAILED_S, lambda: self._catalog.may_retry() or self._mover.is_moving()
         ):
             async with self._applying:
+                if self._stopping.is_set():
+                    return  # failed partitions remain failed: their directories get no marker
                 self._mover.report_again()
                 changes = self._catalog.retry()
-                if changes.open and not self._stopping.is_set():
+                if changes.open:
                     await self._apply(changes, self._version)
 
     async def _on_command(self, command: Command) -> CommandDone:
