@@ -84,6 +84,12 @@ class OpenPartitions:
     def _entry(owned: Owned, offset: int) -> Entry:
         return Entry(owned.topic, owned.index, offset, owned.topic_id)
 
+    def note_failed_directory(self, owned: Owned) -> None:
+        """Adds the open partition to the failures if its log directory has failed."""
+        log_dir = self.log_dirs[owned.log_dir]
+        if log_dir.failure:
+            self.failures[owned.slot] = f"{owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
+
     # -- closing and deleting ----------------------------------------------------------------------
 
     async def _take_back(self, opened: OpenPartition, with_files_lock: bool = False) -> native.Partition | None:
@@ -115,6 +121,7 @@ class OpenPartitions:
 
     async def _close_without_deleting(self, owned: Owned) -> None:
         opened = self.open.get(owned.key)
+        self.failures.pop(owned.slot, None)  # if it could not be opened
         if opened is not None and (partition := await self._take_back(opened)) is not None:
             await self._close(owned, partition, clean=True)
 

@@ -371,6 +371,7 @@ class PartitionSet(OpenPartitions):
             self._log.error("replica may lack acknowledged records", partition=owned.name, reason=shortened.REASON)
         self.open[owned.key] = self.by_slot[owned.slot] = opened
         self.failures.pop(owned.slot, None)
+        self.note_failed_directory(owned)  # it may have failed meanwhile
 
     def _failed(self, owned: Owned, reason: str, cause: Exception | None = None) -> None:
         self._log.error("partition cannot be opened; it is offline", partition=owned.name, reason=reason)

@@ -556,10 +556,7 @@ class Worker:
             return
         self._run_aside(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
         for opened in self._partitions.open.values():
-            if opened.owned.log_dir == log_dir.index:
-                self._partitions.failures[opened.owned.slot] = (
-                    f"{opened.owned.name}: its log directory {log_dir.path} failed: {log_dir.failure}"
-                )
+            self._partitions.note_failed_directory(opened.owned)
         self._link.send(Applied(self._version, dict(self._partitions.failures)))
 
     def _run_aside(self, work: Coroutine[Any, Any, Any]) -> None:

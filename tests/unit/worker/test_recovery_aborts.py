@@ -2,19 +2,21 @@
 invariant; an obsolete file cannot be removed.
 """
 
+import asyncio
 import errno
 import faulthandler
 import mmap
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mqd import native
 from mqd.worker import shortened_log as shortened
-from mqd.worker.catalog import Owned
-from mqd.worker.partitions import RECOVERY_ABORTS_MAX
+from mqd.worker.catalog import Changes, Owned
+from mqd.worker.partitions import RECOVERY_ABORTS_MAX, _Opened
 from tests.unit.worker.test_shortened import Set
 from tests.unit.worker.test_strays import PlainFiles
 
@@ -91,3 +93,27 @@ def test_a_sole_replica_is_opened_although_its_mark_as_shortened_cannot_be_remov
     monkeypatch.setattr(PlainFiles, "unlink", unlink)
     monkeypatch.setattr(shortened, "is_marked", lambda _path: True)
     open_one(control, tmp_path).partition.close(True)  # type: ignore[attr-defined]
+
+
+def test_a_partition_whose_directory_fails_while_it_is_opened_is_reported(tmp_path: Path) -> None:
+    made = Set(tmp_path)
+
+    async def run(*_: object) -> None:
+        made.partitions.log_dirs[0].failure = "a write failed"
+
+    made.partitions._commands = SimpleNamespace(run=run)  # type: ignore[assignment]
+    made.partitions._reactor = SimpleNamespace(partition_open=None)  # type: ignore[assignment]
+    made.partitions._catalog = SimpleNamespace(  # type: ignore[assignment]
+        topic_of=lambda _owned: SimpleNamespace(config={}), broker_config={}
+    )
+    opened = _Opened(Owned("t", TOPIC, 0, SLOT, 0, 3), made.path, None, native.Recovery(), True)  # type: ignore[arg-type]
+    asyncio.run(made.partitions._pass_to_reactor(opened))
+    assert "a write failed" in made.partitions.failures[SLOT]
+
+
+def test_a_partition_that_is_given_up_is_not_reported_any_more(tmp_path: Path) -> None:
+    """Its slot may soon hold another worker's partition."""
+    made = Set(tmp_path)
+    made.partitions.failures[SLOT] = "t-0: it cannot be opened"
+    asyncio.run(made.partitions.apply(Changes(close=[Owned("t", TOPIC, 0, SLOT, 0, 3)])))
+    assert made.partitions.failures == {}
