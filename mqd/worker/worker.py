@@ -9,11 +9,11 @@ sends it commands and cleans up after it.
            a bug of its own -> exit status 1, and supervisord restarts it
 
 Concurrency: one event loop; messages of the controller are applied one after the other under
-`_applying`. The shutdown holds it too, so it never meets a half-applied change.
+`_applying`, except that deletions of records do not delay the messages after them. The shutdown
+holds it too, so it never meets a half-applied change.
 """
 
 import asyncio
-import functools
 import os
 import re
 import signal
@@ -33,7 +33,6 @@ from mqd.cluster.host.messages import (
     BrokerConfigPut,
     BrokersPut,
     Command,
-    CommandDone,
     FromController,
     FullDirectories,
     Image,
@@ -57,6 +56,7 @@ from mqd.worker.background import ELSEWHERE, Background, unless_hung
 from mqd.worker.catalog import Catalog, Changes
 from mqd.worker.commands import ReactorCommands
 from mqd.worker.compaction import Compactor
+from mqd.worker.controller_commands import ControllerCommands
 from mqd.worker.controller_link import ControllerLink
 from mqd.worker.forwarding import Forwarding
 from mqd.worker.local import LocalBudget
@@ -79,7 +79,6 @@ RETRY_FAILED_S = 3.0
 END_S = 22.0  # the keeper kills the worker after 25 s
 PROBE_S = 2.0
 REACTOR_S = 5.0  # with HANG_S, longer than a healthy reactor takes to end (10 s)
-_OFFSET_OUT_OF_RANGE, _NOT_LEADER_OR_FOLLOWER, _KAFKA_STORAGE_ERROR = 1, 6, 56  # Kafka's error codes
 
 
 class Worker:
@@ -243,6 +242,9 @@ class Worker:
             self._link.send,
             self._applying,
         )
+        self._controller_commands = ControllerCommands(
+            self._control, self._log_dirs, self._partitions, self._upkeep, self._mover, self._link.send
+        )
         grace_s = int(config["partition.retire.grace.ms"]) / 1000
         self._reporter = PartitionReporter(
             self._control,
@@ -295,6 +297,7 @@ class Worker:
         await self._replication.close()
         await self._forwarding.close()
         await self._mover.close()
+        await self._controller_commands.close()
         compacted = tasks_ended and await self._unless_hung("compaction", self._compactor.close())
         if not await self._unless_hung(
             "the reactor", self._background.urgent(ELSEWHERE, self._reactor.stop), REACTOR_S
@@ -370,7 +373,7 @@ class Worker:
                 return
             if isinstance(message, Command):
                 if not self._mover.hold(message):
-                    self._link.send(await self._on_command(message))
+                    await self._controller_commands.carry_out(message)
             elif isinstance(message, Image):
                 await self._on_image(message)
             elif isinstance(message, InSyncResponse):
@@ -433,7 +436,7 @@ class Worker:
         self._version = version
         self._link.send(Applied(version, dict(self._partitions.failures)))
         for command in self._mover.released():
-            self._link.send(await self._on_command(command))
+            await self._controller_commands.carry_out(command)
 
     def _report_full_directories(self) -> None:
         self._link.send(
@@ -470,27 +473,6 @@ class Worker:
                 changes = self._catalog.retry()
                 if changes.open:
                     await self._apply(changes, self._version)
-
-    async def _on_command(self, command: Command) -> CommandDone:
-        done = functools.partial(CommandDone, command.command_id)
-        opened = self._partitions.by_slot.get(command.slot)
-        if opened is None or opened.closing:
-            reason = self._partitions.failures.get(command.slot)
-            if reason is not None:
-                return done(_KAFKA_STORAGE_ERROR, -1, f"The partition is offline: {reason}")
-            return done(_NOT_LEADER_OR_FOLLOWER, -1, "This worker does not serve the partition.")
-        if command.kind == "move_replica":
-            error, text = await self._mover.begin(opened, command.offset)
-            return done(error, -1, text)
-        high_watermark = self._control.slot_view(command.slot).high_watermark
-        if command.offset > high_watermark or command.offset < -1:
-            text = f"Offset {command.offset} is not between 0 and the high watermark {high_watermark}."
-            return done(_OFFSET_OUT_OF_RANGE, -1, text)
-        try:
-            start = await self._upkeep.advance_start(opened, self._log_dirs[opened.owned.log_dir], command.offset)
-        except OSError as error:
-            return done(_KAFKA_STORAGE_ERROR, -1, str(error))
-        return done(0, start)
 
     # -- notices -----------------------------------------------------------------------------------
 

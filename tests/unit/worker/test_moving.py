@@ -160,10 +160,10 @@ def test_a_move_during_the_end_of_the_previous_one_is_not_refused(tmp_path: Path
     async def scenario(world: World) -> None:
         responses: list[object] = []
 
-        async def carry_out(command: Command) -> CommandDone:
+        async def carry_out(command: Command) -> None:
             (opened,) = world.partitions.open.values()
             error, _ = await world.mover.begin(opened, command.offset)
-            return CommandDone(command.command_id, error, -1)
+            responses.append(CommandDone(command.command_id, error, -1))
 
         async def changed() -> None:
             pass
@@ -181,7 +181,7 @@ def test_a_move_during_the_end_of_the_previous_one_is_not_refused(tmp_path: Path
             _forwarding=quiet,
             _upkeep=quiet,
             _checked_left_behind=True,
-            _on_command=carry_out,
+            _controller_commands=SimpleNamespace(carry_out=carry_out),
             _link=SimpleNamespace(send=responses.append),
         )
         await world.switch()
