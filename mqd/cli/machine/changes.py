@@ -114,6 +114,9 @@ def apply(root: Path, journal: Journal, settings: Iterable[Setting]) -> list[Out
             before = selected_value(text(target) or "")
             journal.note(path, before, value)  # C1
             failed = _write(target, value)
+            now = selected_value(text(target) or "")
+            if now != value:  # for C3: the kernel has rounded it, or gone part of the way
+                journal.note(path, before, now)
             outcomes.append(Outcome(path, not failed, failed or f"{before} -> {value}"))
     return outcomes
 

@@ -331,9 +331,10 @@ def _interrupts(root: Path, interface: Path, cpus: Sequence[int]) -> Iterator[Se
 
 
 def _cpu_numbers(root: Path) -> list[int]:
+    """The CPUs that are online; one that cannot be switched off may have no file that says so."""
     folder = root / "sys/devices/system/cpu"
     names = [one.name[3:] for one in folder.iterdir() if one.name.startswith("cpu")] if folder.is_dir() else []
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isdigit() and number(folder / f"cpu{name}/online") != 0)
 
 
 def _cpus(root: Path) -> Iterator[Setting]:

@@ -52,7 +52,9 @@ def _options(*lists: str) -> dict[str, str]:
 
 
 def file_system_of(root: Path, directory: Path) -> FileSystem | None:
-    """The innermost mounted file system that contains the directory; None: not known."""
+    """The innermost mounted file system that contains the directory, an absolute path without symbolic
+    links; None: not known.
+    """
     best: FileSystem | None = None
     for line in (text(root / "proc/self/mountinfo") or "").splitlines():
         mount, _, system = line.partition(" - ")

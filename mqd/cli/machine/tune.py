@@ -18,10 +18,10 @@ def _directories(data_dir: Path | None, config_file: Path | None) -> list[Path]:
     """The directories in which a broker of this configuration keeps files."""
     from mqd.base.config import load_broker
 
-    base = (data_dir or default_data_dir()).absolute()
+    base = (data_dir or default_data_dir()).resolve()
     config = load_broker(config_file, {}, {})
     others = [Path(one.strip()) for one in config.get("log.dirs", "").split(",") if one.strip()]
-    return [base, *(base / one for one in others)]
+    return [base, *((base / one).resolve() for one in others)]
 
 
 def _show(found: Sequence[Setting]) -> None:

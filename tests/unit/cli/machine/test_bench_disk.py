@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from mqd.cli.common import CliError
-from mqd.cli.machine import disk
+from mqd.cli.machine import bench, disk
 from mqd.cli.machine.disk import COMMIT_BYTES, MIB, RECORD_BYTES, Figures, Flushes
 from mqd.cli.main import cli
 
@@ -37,6 +37,18 @@ def test_the_command(tmp_path: Path) -> None:
     words = ["bench", "disk", str(tmp_path), "--seconds", "0.2", "--size", "4", "--format", "json"]
     shown = json.loads(CliRunner().invoke(cli, words).output)
     assert shown["directory"] == str(tmp_path) and shown["append_and_flush"][0]["size_bytes"] == RECORD_BYTES
+
+
+def test_the_file_system_is_that_of_the_directory_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    monkeypatch.chdir(tmp_path)
+    asked: list[Path] = []
+    monkeypatch.setattr(bench.storage, "file_system_of", lambda _root, directory: asked.append(directory))
+    for directory in ("target", "link"):
+        done = CliRunner().invoke(cli, ["bench", "disk", directory, "--seconds", "0.2", "--size", "4"])
+        assert done.exit_code == 0, done.output
+    assert asked == [tmp_path / "target"] * 2
 
 
 def test_a_missing_directory_is_reported(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mqd.cli.common import CliError
-from mqd.cli.machine import changes, settings
+from mqd.cli.machine import changes, settings, tune
 from mqd.cli.machine.changes import Entry, Journal
 from mqd.cli.machine.settings import Setting
 from mqd.cli.main import cli
@@ -168,6 +168,21 @@ def test_a_machine_without_sysfs(tmp_path: Path) -> None:
     assert [(one.name, one.now) for one in found] == [("/srv: file system", "not known")]
 
 
+def test_the_disks_are_those_that_links_lead_to(machine: Machine, tmp_path: Path) -> None:
+    config = tmp_path / "mqd.properties"
+    (tmp_path / "data").symlink_to("/srv/my data/mqd")
+    (tmp_path / "log").symlink_to("/srv/my data/log")
+    config.write_text(f"log.dirs={tmp_path}/log\n")
+    found = tune._directories(tmp_path / "data", config)
+    assert found == [Path("/srv/my data/mqd"), Path("/srv/my data/log")]
+
+
+def test_a_cpu_that_is_offline_gets_no_interrupts(machine: Machine) -> None:
+    machine.write("sys/devices/system/cpu/cpu1/online", "1")
+    machine.write("sys/devices/system/cpu/cpu2/online", "0")
+    assert list(machine.settings()["eth0: interrupts"].writes.values()) == ["0", "1", "3", "0"]
+
+
 def test_nothing_is_changed_unless_requested(machine: Machine) -> None:
     done = machine.tune()
     assert done.return_value == 1
@@ -206,6 +221,24 @@ def test_undo_restores_the_first_value_and_leaves_later_changes_by_others(machin
     assert machine.read("proc/sys/vm/swappiness") == "60"
     assert machine.read("proc/sys/net/core/somaxconn") == "8192"
     assert "left at 8192: it was changed after mqd tune set 4096" in undone.output
+
+
+def test_a_value_that_the_kernel_has_rounded_is_restored(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "sys/devices/block/md0/queue/read_ahead_kb"
+    setting = machine.settings()["md0: read-ahead"]
+    write = changes._write
+
+    def rounds(file: Path, value: str) -> str:
+        write(file, "3008")
+        return "it is 3008 now"
+
+    monkeypatch.setattr(changes, "_write", rounds)
+    for _ in range(2):
+        (outcome,) = changes.apply(machine.root, Journal(machine.root / "journal.json"), [setting])
+        assert not outcome.done and machine.read(path) == "3008"
+    monkeypatch.setattr(changes, "_write", write)
+    machine.tune("--undo")
+    assert machine.read(path) == "128"
 
 
 def test_each_entry_is_on_disk_before_its_change(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
