@@ -7,7 +7,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, BinaryIO
 
@@ -188,7 +188,10 @@ def parse_time(text: str, now: datetime) -> int:
     an age: -90s, -15m, -2h, -1d.
     """
     if match := re.fullmatch(r"-([0-9]{1,12})(ms|s|m|h|d)", text):
-        return int((now - timedelta(milliseconds=int(match[1]) * _UNITS[match[2]])).timestamp() * 1000)
+        time_ms = int(now.timestamp() * 1000) - int(match[1]) * _UNITS[match[2]]
+        if time_ms < 0:
+            raise click.UsageError(f"{text!r} is before 1970")
+        return time_ms
     if re.fullmatch(r"[0-9]{1,18}", text):
         return int(text)
     try:

@@ -145,7 +145,7 @@ def test_starting_points(text, start):
     assert records.parse_start(text, NOW) == start
 
 
-@pytest.mark.parametrize("text", ["", "x", "@", "@x", "1.5", "--5", "@-5y", "5-", "٣"])
+@pytest.mark.parametrize("text", ["", "x", "@", "@x", "1.5", "--5", "@-5y", "5-", "٣", "@-999999d", "@-999999999999d"])
 def test_no_starting_points(text):
     with pytest.raises(click.UsageError):
         records.parse_start(text, NOW)
