@@ -33,12 +33,14 @@ class Conversion:
 
     def __init__(self) -> None:
         self._counts: dict[_Key, tuple[int, float]] = {}  # since when, and the last value
+        self._new_counts: dict[_Key, tuple[int, float]] = {}  # of this scrape; a series that has ended is forgotten
         self._before_ns = 0  # the time of the last scrape
 
     def metrics(self, page: str, now_ns: int) -> list[Metric]:
         """Raises ValueError if the page cannot be parsed."""
+        self._new_counts = {}
         found = [self._metric(family, now_ns) for family in text_string_to_metric_families(page) if family.samples]
-        self._before_ns = now_ns
+        self._counts, self._before_ns = self._new_counts, now_ns
         return found
 
     def _metric(self, family: Family, now_ns: int) -> Metric:
@@ -59,7 +61,7 @@ class Conversion:
         since_ns, last = self._counts.get(key, (now_ns, value))
         if value < last:
             since_ns = self._before_ns
-        self._counts[key] = (since_ns, value)
+        self._new_counts[key] = (since_ns, value)
         return since_ns
 
     def _numbers(self, family: Family, now_ns: int, is_counter: bool) -> list[NumberDataPoint]:

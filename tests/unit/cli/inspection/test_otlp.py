@@ -14,6 +14,7 @@ from mqd.cli.common import CliError
 from mqd.cli.inspection import metrics_page
 from mqd.cli.otlp import command
 from mqd.cli.otlp.command import Export, address
+from mqd.cli.otlp.conversion import Conversion
 from tests.collector import Collector, attributes, running
 
 PAGE = """# HELP mqd_connections Open connections
@@ -90,6 +91,14 @@ def test_a_counter_that_falls_has_restarted(collector: Collector, broker: _Broke
         points.append(collector.metrics["mqd_records_appended_total"].sum.data_points[0])
     since, times = [one.start_time_unix_nano for one in points], [one.time_unix_nano for one in points]
     assert since == [times[0], times[0], times[1], times[1]] and times == sorted(times)
+
+
+def test_series_that_are_gone_are_forgotten() -> None:
+    """The process runs as long as the broker, and topics and groups come and go."""
+    conversion = Conversion()
+    for number in range(100):
+        conversion.metrics(PAGE.format(records=7).replace('worker="0"', f'topic="t{number}"'), number)
+    assert len(conversion._counts) == 2
 
 
 def test_a_collector_that_refuses_is_reported_and_retried(collector: Collector, broker: _Broker) -> None:
