@@ -274,7 +274,7 @@ class Writer:
         self._producer.begin_transaction()
         self._is_open = True
         for one in records:
-            self._producer.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))
+            self._produce(one)
         self._call(
             lambda timeout_s: self._producer.send_offsets_to_transaction(
                 offsets, self._consumer.consumer_group_metadata(), timeout_s
@@ -282,6 +282,14 @@ class Writer:
         )
         self._call(self._producer.commit_transaction)
         self._is_open = False
+
+    def _produce(self, one: NewRecord) -> None:
+        while True:
+            try:
+                self._producer.produce(one.topic, one.value, one.key, one.partition, headers=list(one.headers))
+                return
+            except BufferError:  # records leave the queue when they are written, or after transaction.timeout.ms
+                self._producer.poll(0.1)
 
     def _call(self, step: Callable[[float], Any]) -> None:
         """Calls `step`, and repeats it after errors that librdkafka marks as retriable."""

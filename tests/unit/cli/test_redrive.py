@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest.mock import Mock
 
 import hypothesis
 import pytest
 from hypothesis import strategies as some
 
-from mqd.cli.redrive import plan
+from mqd.cli.redrive import moving, plan
 from mqd.cli.redrive.plan import EarlierRedrive, Filter, NewRecord, Origin, StoredRecord
 from mqd.coordinator.share.dead_letter_writer import Letter
 from mqd.coordinator.share.letter_records import Copied, Source, letter_records
@@ -132,6 +133,24 @@ def test_letters_moved_by_another_redrive_are_not_moved_again() -> None:
     ):
         other = EarlierRedrive(Filter(topic="other"), {1: 100})
         assert plan.is_moved(letter, ORIGIN, [other, EarlierRedrive(chosen, positions)]) is is_moved
+
+
+def test_a_batch_larger_than_the_queue_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka's queue is bounded in bytes, and a batch may have 500 records of any size."""
+    written: list[str] = []
+    calls = iter([None, BufferError("Local: Queue full"), None])
+
+    def produce(topic: str, *_: object, **__: object) -> None:
+        if (failure := next(calls)) is not None:
+            raise failure
+        written.append(topic)
+
+    producer = Mock(produce=produce)
+    monkeypatch.setattr(moving, "base_config", lambda bootstrap: {})
+    monkeypatch.setattr(moving, "Producer", lambda config: producer)
+    writer = moving.Writer("127.0.0.1:1", "dlq.jobs", Mock())
+    writer.commit([NewRecord(topic, 0, None, b"value", ()) for topic in ("a", "b")], {0: 2})
+    assert written == ["a", "b"] and producer.poll.called and producer.commit_transaction.called
 
 
 TEXT = some.text(min_size=0, max_size=8)
