@@ -76,6 +76,26 @@ def _other_log_dirs(config_file: Path | None, data_dir: Path) -> list[Path]:
     return [one for one in found if one.is_absolute() and not one.is_relative_to(data_dir)]
 
 
+def _read_paths(program: list[str], config_file: Path | None) -> list[Path]:
+    """What the service reads: its program, the interpreter, whose installation a virtual environment
+    links to, and the configuration.
+    """
+    found = [Path(program[0]), Path(sys.base_prefix), *([config_file] if config_file is not None else [])]
+    return [*found, *(one.resolve() for one in found)]
+
+
+def _make_directories(user: str, directories: list[Path]) -> None:
+    """Makes those that do not exist: systemd refuses to start a unit that names missing ones."""
+    for directory in directories:
+        if directory.exists():
+            continue
+        try:
+            directory.mkdir(0o700, parents=True)
+            shutil.chown(directory, user, user)
+        except (OSError, LookupError) as error:  # LookupError: there is no group of this name
+            raise CliError(f"{directory}: {error}") from error
+
+
 @click.group(short_help="Run a broker as a service of systemd.")
 def command() -> None:
     """Run a broker as a service of systemd: it starts with the host, is reported ready when it
@@ -113,15 +133,17 @@ def install(name: str, user: str, data_dir: Path, config_file: Path | None, secu
     """
     data_dir = Path(os.path.abspath(data_dir))
     config_file = config_file.absolute() if config_file is not None else None
-    start = [*_program(), "up", "--data-dir", str(data_dir)]
+    program, others = _program(), _other_log_dirs(config_file, data_dir)
+    start = [*program, "up", "--data-dir", str(data_dir)]
     start += ["--config", str(config_file)] if config_file is not None else []
     start += ["--secure"] if secured else []
-    text = service_unit.unit(_check_name(name), user, data_dir, start, _other_log_dirs(config_file, data_dir))
+    text = service_unit.unit(_check_name(name), user, data_dir, start, others, _read_paths(program, config_file))
     if prints:
         click.echo(text, nl=False)
         return
     _need_root()
     _create_user(user, data_dir)
+    _make_directories(user, service_unit.elsewhere(data_dir, others))
     path = UNITS / f"{name}.service"
     try:
         path.write_text(text)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 STATE = Path("/var/lib")
+HOMES = ("/home", "/root")  # what ProtectHome= hides
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}")
 WATCHDOG_S = 120  # a process whose loop hangs exits after 60 s; systemd stops the whole broker only if that fails
 
@@ -72,30 +73,47 @@ WantedBy=multi-user.target
 
 
 def quoted(text: str) -> str:
-    """One word of a unit's line: systemd.service(5), "COMMAND LINES"."""
-    text = text.replace("\\", "\\\\").replace("%", "%%").replace("$", "$$")
+    """One word of a command: systemd.service(5), "COMMAND LINES"."""
+    return quoted_path(text.replace("$", "$$"))
+
+
+def quoted_path(text: str) -> str:
+    """One word of a list, in which systemd does not expand variables."""
+    text = text.replace("\\", "\\\\").replace("%", "%%")
     return text if re.fullmatch(r"[\w@%+=:,./$-]+", text) else '"' + text.replace('"', '\\"') + '"'
+
+
+def _is_state(data_dir: Path) -> bool:
+    """Whether systemd makes the directory, and gives it to the user."""
+    return data_dir.is_relative_to(STATE) and data_dir != STATE
+
+
+def elsewhere(data_dir: Path, others: Sequence[Path]) -> list[Path]:
+    """The directories that have to exist when the service starts."""
+    outside = [path for path in others if not path.is_relative_to(data_dir)]
+    return outside if _is_state(data_dir) else [data_dir, *outside]
 
 
 def _places(data_dir: Path, others: Sequence[Path]) -> str:
     lines = []
-    if data_dir.is_relative_to(STATE) and data_dir != STATE:
-        lines += [f"StateDirectory={data_dir.relative_to(STATE)}", "StateDirectoryMode=0700"]
-    else:
-        others = [data_dir, *others]
-    lines += [
-        f"ReadWritePaths={quoted(str(path))}"
-        for path in others
-        if not path.is_relative_to(data_dir) or path == data_dir
-    ]
+    if _is_state(data_dir):
+        lines += [f"StateDirectory={quoted_path(str(data_dir.relative_to(STATE)))}", "StateDirectoryMode=0700"]
+    lines += [f"ReadWritePaths={quoted_path(str(path))}" for path in elsewhere(data_dir, others)]
     return "\n".join(lines)
 
 
-def unit(name: str, user: str, data_dir: Path, start: Sequence[str], others: Sequence[Path] = ()) -> str:
+def unit(
+    name: str,
+    user: str,
+    data_dir: Path,
+    start: Sequence[str],
+    others: Sequence[Path] = (),
+    read_paths: Sequence[Path] = (),
+) -> str:
     """`start`: the program and its arguments. `others`: log directories outside the data directory.
-    All paths are absolute.
+    `read_paths`: files and directories that the service reads. All paths are absolute.
     """
-    below_home = any(path.is_relative_to(home) for path in (data_dir, *others) for home in ("/home", "/root"))
+    below_home = any(path.is_relative_to(home) for path in (data_dir, *others, *read_paths) for home in HOMES)
     return _UNIT.format(
         name=name,
         user=user,

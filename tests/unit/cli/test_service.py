@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return commands
 
 
-@pytest.mark.parametrize("data_dir", ["/var/lib/mqd", "/srv/a b", "/home/me/mqd"])
+@pytest.mark.parametrize("data_dir", ["/var/lib/mqd", "/var/lib/a b", "/srv/a b", "/srv/$a", "/home/me/mqd"])
 def test_systemd_understands_the_unit_and_finds_it_confined(tmp_path: Path, data_dir: str) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed: apt-get install systemd")
@@ -89,6 +90,48 @@ def test_directories_elsewhere_are_writable(tmp_path: Path) -> None:
 )
 def test_words_are_quoted_for_systemd(word: str, quoted: str) -> None:
     assert service_unit.quoted(word) == quoted
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "line"),
+    [
+        ("/var/lib/mq data", 'StateDirectory="mq data"'),
+        ("/var/lib/50%", "StateDirectory=50%%"),
+        ("/srv/$x", "ReadWritePaths=/srv/$x"),  # only lines of commands expand variables
+        ("/srv/50% of it", 'ReadWritePaths="/srv/50%% of it"'),
+    ],
+)
+def test_directories_are_quoted_for_systemd(data_dir: str, line: str) -> None:
+    assert line in service_unit.unit("mqd", "mqd", Path(data_dir), ["/bin/mqd"]).splitlines()
+
+
+@pytest.mark.parametrize("below_home", ["program", "configuration", "interpreter", ""])
+def test_the_service_can_read_its_program_and_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below_home: str
+) -> None:
+    places = {name: tmp_path / ("home" if name == below_home else "opt") for name in ("program", "interpreter")}
+    config = tmp_path / ("home" if below_home == "configuration" else "etc") / "mqd.properties"
+    config.parent.mkdir()
+    config.touch()
+    monkeypatch.setattr(service_unit, "HOMES", (tmp_path / "home",))
+    monkeypatch.setattr(service, "_program", lambda: [str(places["program"] / "mqd")])
+    monkeypatch.setattr(sys, "base_prefix", str(places["interpreter"]))
+    printed = called("install", "--print", "--config", str(config))
+    assert settings(printed.output)["ProtectHome"] == ("read-only" if below_home else "yes")
+
+
+def test_directories_that_systemd_does_not_make_are_made(
+    tmp_path: Path, systemd: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners: list[tuple[Path, str]] = []
+    monkeypatch.setattr(service.shutil, "chown", lambda path, user, group: owners.append((path, user)))
+    config, data_dir, other = tmp_path / "mqd.properties", tmp_path / "a/data", tmp_path / "log"
+    config.write_text(f"log.dirs={other},{tmp_path}/present\n")
+    (tmp_path / "present").mkdir()
+    done = called("install", "--user", "root", "--data-dir", str(data_dir), "--config", str(config))
+    assert done.exit_code == 0, done.output
+    assert owners == [(data_dir, "root"), (other, "root")]
+    assert data_dir.stat().st_mode & 0o777 == other.stat().st_mode & 0o777 == 0o700
 
 
 def test_install_and_uninstall(tmp_path: Path, systemd: list[str]) -> None:
