@@ -127,6 +127,18 @@ def test_a_failure_is_not_cached() -> None:
     assert not cache._key_locks
 
 
+def test_what_was_loaded_before_a_change_is_not_kept() -> None:
+    cache = Cache()
+
+    def look() -> str:
+        cache.clear()  # another request has made a change meanwhile
+        return "before the change"
+
+    assert cache.get("x", 60.0, look) == "before the change"
+    assert cache.get("x", 60.0, lambda: "after it") == "after it"
+    assert cache.get("x", 60.0, lambda: "kept") == "after it"
+
+
 # -- moves -----------------------------------------------------------------------------------------
 
 
@@ -260,6 +272,11 @@ def test_a_quantile_beyond_the_last_bound_is_that_bound() -> None:
 )
 def test_invisible_characters_are_shown(text: str, shown: str) -> None:
     assert rendering.visible(text) == shown
+
+
+def test_zero_is_kept_in_a_url() -> None:
+    url = rendering.url("/record", partition=0, offset=0, of="", at=None, live=False, page=1)
+    assert url == "/record?partition=0&offset=0&page=1"
 
 
 def test_templates_escape() -> None:
