@@ -74,3 +74,12 @@ def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setenv("MQD_CLIENT_CONFIG", "")
     plain = CliRunner().invoke(cli, ["connect", "java", "--user", "bob"])
     assert plain.exit_code != 0 and set(FORMS) >= {"java", "kcat"}
+
+
+def test_characters_outside_ascii():
+    """Java reads a properties file as ISO-8859-1, and a Python literal has no surrogates."""
+    settings = {**SETTINGS, "sasl.password": "ä☃\N{GRINNING FACE}"}
+    java = format_settings("java", "h:9092", settings)
+    assert java.isascii() and '="\\u00e4\\u2603\\ud83d\\ude00";' in java
+    python = format_settings("python", "h:9092", settings)
+    assert ast.literal_eval(python.removeprefix("settings = "))["sasl.password"] == settings["sasl.password"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +22,7 @@ from mqd.cli.inspection.diagnosis import (
 )
 from mqd.cli.inspection.metrics_page import Sample
 from mqd.cli.offline_replicas import OfflineReplica
+from mqd.cli.verbs.doctor import _last_errors
 from mqd.cli.voters import VoterStatus
 
 NOW_MS = 1_000_000_000_000
@@ -191,3 +194,14 @@ def test_a_record_that_blocks_a_group() -> None:
     assert consumer_findings(consumer(7, 120), consumer(8, 120)) == []  # it makes progress
     assert consumer_findings(consumer(7, 30), consumer(7, 36)) == []  # it may be slow
     assert consumer_findings(consumer(7, 120, 0), consumer(7, 126, 0)) == []  # nothing runs: only behind
+
+
+@pytest.mark.parametrize("newest", ["a.log", "m.log", "z.log"])
+def test_the_errors_of_the_file_written_last_come_last(tmp_path: Path, newest: str) -> None:
+    for name in ("z.log", "m.log", "a.log"):
+        (tmp_path / name).write_text(f"12:00 ERROR first of {name}\n12:01 INFO x\n12:02 ERROR last of {name}\n")
+        os.utime(tmp_path / name, (2000, 2000) if name == newest else (1000, 1000))
+    found = [one.what for one in _last_errors(tmp_path)]
+    assert found[-2:] == [
+        f"it logged: {newest}: 12:0{minute} ERROR {what} of {newest}" for minute, what in ((0, "first"), (2, "last"))
+    ]

@@ -20,7 +20,7 @@ from mqd.cli import librdkafka
 from mqd.cli import main as main_module
 from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, CliError, explain, pairs
 from mqd.cli.main import COMMANDS, cli
-from mqd.cli.verbs import config
+from mqd.cli.verbs import config, quota
 from mqd.cli.verbs.up import _check_names
 from tests.unit.cli.unread_stdout import unread
 
@@ -310,3 +310,9 @@ def test_a_dry_run_of_acl_remove_needs_a_broker() -> None:
     words = ["acl", "remove", "--all", "--dry-run", "--data-dir", "/nowhere"]
     with pytest.raises(click.UsageError, match="leave out --data-dir"):
         CliRunner().invoke(cli, words, standalone_mode=False, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("rate", ["9" * 400, f"1.{'9' * 400}", "9" * 400 + "GiB/s"])
+def test_a_rate_of_too_many_digits_is_a_usage_error(rate):
+    with pytest.raises(click.BadParameter, match="is not a rate"):
+        quota.Rate().convert(rate, None, None)

@@ -190,3 +190,15 @@ def test_a_start_imports_only_what_it_needs(tmp_path: Path) -> None:
         [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_supervisord_gets_the_values_in_force(tmp_path, monkeypatch):
+    """The variables that are printed outrank the file, so they must not be the defaults of --secure."""
+    config = tmp_path / "mqd.properties"
+    config.write_text("sasl.enabled.mechanisms=PLAIN\n")
+    monkeypatch.setenv("MQD_SUPER_USERS", "User:ops")
+    words = ["up", "--data-dir", str(tmp_path / "data"), "--secure", "--config", str(config)]
+    printed = CliRunner().invoke(cli, [*words, "--print-supervisord", "include"])
+    assert printed.exit_code == 0, printed.output
+    assert 'MQD_SASL_ENABLED_MECHANISMS="PLAIN"' in printed.output
+    assert 'MQD_SUPER_USERS="User:ops"' in printed.output

@@ -317,3 +317,14 @@ def test_plans_fit_and_grow_with_the_load(
         and larger["disk"] >= found["disk"] * (1 - 1e-9)
         and larger["cores"] >= found["cores"] * (1 - 1e-9)
     )
+
+
+@pytest.mark.parametrize("cores", [3, 7])
+def test_a_load_that_exceeds_whole_hosts_by_rounding_alone_is_planned(cores):
+    host = Host(cores=cores, memory_bytes=1e15, disk_bytes=1e18, disk_bytes_per_s=1e12, network_bytes_per_s=1e12)
+    cores_of_one = plan(requested(rate=1), Host(cores=64), FIGURES)["cores"]
+    for hosts in range(1, 10):
+        exact = hosts * cores / cores_of_one
+        for rate in (math.nextafter(exact, 0), exact, math.nextafter(exact, math.inf)):
+            found = plan(requested(rate=rate), host, FIGURES)
+            assert (found["hosts"], found["workers_per_host"]) == (hosts, cores)
