@@ -52,6 +52,9 @@ def redrive(
     Takes the letters that are in DEAD_LETTER_TOPIC now and were not moved before. If it is killed,
     the same command resumes it; each record is moved once for consumers with read_committed. Every
     share group of the source topic gets the record, not only the one that dead-lettered it.
+
+    Which letters were moved is forgotten offsets.retention.minutes (7 days by default) after the last
+    redrive with these options; then they are moved again.
     """
     from mqd.cli.redrive.moving import Redrive
 
