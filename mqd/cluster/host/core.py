@@ -18,7 +18,8 @@ Invariants (check())
         applied the removal or has died
     H3  a worker whose predecessor died receives no metadata until each partition that the predecessor
         led has a new leader epoch (or is deleted). Followed partitions continue in the same epoch:
-        the predecessor had reported only records that it had written
+        the predecessor had reported only records that it had written. If a slot has an epoch that
+        this host's state has not reached, the state does not yet show who led in it
     H4  the applied version never falls, and rises only to a version that every live worker has
         applied
     H5  the owner of a partition depends only on topic id, index and worker count
@@ -105,9 +106,10 @@ class HostCore(TopicImages):
         self._state, self._version = event.state, event.state.version
         self._alive, self._generations = set(event.alive), dict(event.alive)
         actions: list[Action] = []
-        lost: list[SlotSeen] = []
+        lost: list[Partition] = []
         used: set[int] = set()
         in_place: dict[Partition, SlotSeen] = {}
+        awaited: dict[int, dict[Partition, int]] = {}
         for seen in event.slots:
             used.add(seen.slot)
             partition = (seen.topic_id, seen.index)
@@ -116,10 +118,14 @@ class HostCore(TopicImages):
                 self._slots.retire(seen.slot, self._version, self._alive)
                 continue
             self._slots.adopt(partition, seen.slot)
-            if not seen.stale or state.leader == self.node_id:
+            # the dead worker may have led in an epoch that this host's state has yet to reach
+            is_ahead = seen.leader_epoch > state.leader_epoch
+            if not seen.stale or state.leader == self.node_id or is_ahead:
                 in_place[partition] = seen
+                if seen.stale:
+                    awaited.setdefault(seen.owner, {})[partition] = seen.leader_epoch
             if seen.stale and state.leader == self.node_id:
-                lost.append(seen)
+                lost.append(partition)
         self._adopt_torn(event, used)
         self._slots.end_adoption(used)
         # A stale slot is unchanged until its new epoch is committed: if this controller dies before
@@ -127,10 +133,9 @@ class HostCore(TopicImages):
         with paused():
             for topic in event.state.topics.values():
                 actions += self._put_topic(topic, in_place)
-        for seen in lost:
-            self._awaited_epochs.setdefault(seen.owner, {})[(seen.topic_id, seen.index)] = seen.leader_epoch
+        self._awaited_epochs = awaited
         if lost:
-            actions.append(RaiseEpochs(tuple((seen.topic_id, seen.index) for seen in lost)))
+            actions.append(RaiseEpochs(tuple(lost)))
         return actions + self._free_retired() + self._release_held_workers() + self._maybe_report_applied()
 
     def _adopt_torn(self, event: Started, used: set[int]) -> None:
@@ -332,12 +337,15 @@ class HostCore(TopicImages):
         ]:
             actions += self._drop(client)
         self._slots.on_worker_death(index)
-        lost: dict[Partition, int] = {}
+        lost: list[Partition] = []
+        awaited = self._awaited_epochs.pop(index, {})  # by the worker's predecessor, if it was held
         for image in self._images.values():
             for partition in image.partitions:
+                key = (image.topic_id, partition.index)
                 if partition.owner == index and partition.leader == self.node_id:
-                    lost[image.topic_id, partition.index] = partition.leader_epoch
-                elif partition.owner == index:  # the next worker can follow it immediately
+                    lost.append(key)
+                    awaited[key] = max(partition.leader_epoch, awaited.get(key, -1))
+                elif partition.owner == index and key not in awaited:  # the next worker can follow it immediately
                     actions.append(
                         AssignSlot(
                             partition.slot,
@@ -348,8 +356,9 @@ class HostCore(TopicImages):
                             partition.leader_epoch,
                         )
                     )
+        if awaited:
+            self._awaited_epochs[index] = awaited
         if lost:
-            self._awaited_epochs[index] = lost
             actions.append(RaiseEpochs(tuple(lost)))
         return actions + self._free_retired()
 
@@ -359,7 +368,7 @@ class HostCore(TopicImages):
             waiting = self._awaited_epochs[index]
             for partition in list(waiting):
                 image = self._published_image(partition)
-                if image is None or image.leader_epoch > waiting[partition]:
+                if image is None or self._has_ended(waiting[partition], image):
                     del waiting[partition]
             if not waiting:
                 del self._awaited_epochs[index]

@@ -7,7 +7,16 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from mqd.cluster.host import messages
 from mqd.cluster.host.commands import OWNER_NONE, Command, HostCommands, Subscriber
-from mqd.cluster.host.events import Action, AssignSlot, ClearSlot, Partition, ReportReplicaMoved, Send, SlotSeen
+from mqd.cluster.host.events import (
+    Action,
+    AssignSlot,
+    ClearSlot,
+    Partition,
+    RaiseEpochs,
+    ReportReplicaMoved,
+    Send,
+    SlotSeen,
+)
 from mqd.cluster.host.slots import Slots
 from mqd.cluster.metadata.records import PartitionState, TopicState
 from mqd.cluster.metadata.rules.placement import Directory, choose_directory
@@ -50,7 +59,7 @@ class TopicImages(HostCommands):
         self._choosing: dict[Partition, str] = {}  # log directories chosen but not recorded yet
         self._alive: set[int] = set()
         self._generations: dict[int, int] = {}
-        # worker that died -> partition -> the leader epoch that ended with its death
+        # worker that died -> partition that it led, or may have led -> the leader epoch of its death
         self._awaited_epochs: dict[int, dict[Partition, int]] = {}
         self._subscribers: dict[Hashable, Subscriber] = {}
         self._commands: dict[int, Command] = {}
@@ -120,14 +129,19 @@ class TopicImages(HostCommands):
                 images[index] = image
             else:
                 images.append(image)
-            old_image, seen = before[index] if index < len(before) else None, in_place.get((topic.topic_id, index))
+            key = (topic.topic_id, index)
+            old_image, seen = before[index] if index < len(before) else None, in_place.get(key)
             unchanged = old_image is not None and (
                 old_image.slot,
                 old_image.owner,
                 old_image.leader_epoch,
                 old_image.log_dir,
             ) == (image.slot, image.owner, image.leader_epoch, image.log_dir)
-            if image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
+            if old_image is not None and not unchanged and not self._has_ended(self._lost_epoch(key), image):
+                # The slot is the evidence of the worker's death, and stays until the epoch has ended.
+                if old_image.leader_epoch < image.leader_epoch == self._lost_epoch(key):
+                    actions.append(RaiseEpochs((key,)))  # the state has reached the epoch of the death
+            elif image.slot >= 0 and not unchanged and not _is_in_place(seen, image):
                 known = old_image if old_image is not None else seen
                 moved = (
                     known is not None
@@ -155,6 +169,16 @@ class TopicImages(HostCommands):
             )
             self._names[topic.topic_id] = topic.name
         return actions
+
+    def _lost_epoch(self, key: Partition) -> int:
+        """The leader epoch in which a worker died that may have led the partition; -1 = none."""
+        return max((awaited.get(key, -1) for awaited in self._awaited_epochs.values()), default=-1)
+
+    def _has_ended(self, epoch: int, image: messages.PartitionImage) -> bool:
+        """Whether the partition, in this image, is no longer led by this host in `epoch`. An earlier image
+        does not show it: the state is still catching up.
+        """
+        return image.leader_epoch > epoch or (image.leader_epoch == epoch and image.leader != self.node_id)
 
     def _make_image(self, topic_id: bytes, partition: PartitionState, actions: list[Action]) -> messages.PartitionImage:
         key = (topic_id, partition.index)

@@ -253,6 +253,62 @@ def test_a_restarted_controller_takes_over_stale_follower_slots(host: Host) -> N
     assert [action.index for action in actions if isinstance(action, host_core.AssignSlot)] == [1]
 
 
+def started_behind(slot_epoch: int, before: PartitionState) -> Host:
+    """Host 2, whose worker and controller have died. The new controller's state, with `before`, has not
+    reached the epoch of the slot yet.
+    """
+    host = Host(worker_count=1)
+    host.state.apply(topic(before))
+    host.slots = {0: (TOPIC, 0, 0, slot_epoch)}
+    host.core = HostCore(NODE, 1, 1, 8, {DIRECTORY: 0})
+    host.give(host_core.Started(host.state, (host_core.SlotSeen(0, TOPIC, 0, slot_epoch, 0, True, 0),), (), {0: 2}))
+    host.give(host_core.SubscriberJoined("w0.2", messages.Subscribe("worker", 0, 2)))
+    return host
+
+
+def elect(host: Host, leader: int) -> list:
+    change = PartitionChange(0, new_epoch=True, leader=leader, in_sync_replicas=(leader,))
+    return host.commit(PartitionsChanged(TOPIC, (change,)), partitions=(("t", (0,)),))
+
+
+def raised(actions: list) -> list:
+    return [action.partitions for action in actions if isinstance(action, host_core.RaiseEpochs)]
+
+
+def test_a_state_that_lags_delays_no_worker_that_followed() -> None:
+    """The slot belongs to an epoch in which another host leads, which the state reaches later."""
+    host = started_behind(1, partition(0, (2, 1)))
+    assert host.report("w0.2") == []
+    assert not raised(elect(host, 1))
+    assert isinstance(host.report("w0.2")[0], messages.Image)
+    assert host.slots == {0: (TOPIC, 0, 0, 1)} and host.actions[0] == host_core.AssignSlot(0, TOPIC, 0, 0, 0, 1)
+
+
+@pytest.mark.parametrize("leader_before", [1, 2])
+def test_a_state_that_lags_hides_no_death_of_a_leader(leader_before: int) -> None:
+    """The slot is the evidence of the death, and no worker leads in its epoch a second time."""
+    host = started_behind(2, partition(0, (1, 2), leader_before))
+    assert host.slots == {0: (TOPIC, 0, 0, 2)} and host.report("w0.2") == []
+    assert not raised(elect(host, 1))
+    assert raised(elect(host, 2)) == [((TOPIC, 0),)]
+    assert not any(isinstance(action, host_core.AssignSlot) for action in host.actions)
+    assert host.slots == {0: (TOPIC, 0, 0, 2)} and host.report("w0.2") == []
+    host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
+    assert host.slots == {0: (TOPIC, 0, 0, 3)} and isinstance(host.report("w0.2")[0], messages.Image)
+
+
+@pytest.mark.parametrize("leader_before", [1, 2])
+def test_the_death_of_a_held_worker_shortens_no_wait(leader_before: int) -> None:
+    host = started_behind(1, partition(0, (2, 1), leader_before))
+    host.give(host_core.WorkerDied(0, 2))
+    host.give(host_core.SubscriberJoined("w0.3", messages.Subscribe("worker", 0, 3)))
+    assert host.slots == {0: (TOPIC, 0, 0, 1)}
+    assert raised(elect(host, 2)) == [((TOPIC, 0),)]
+    assert host.report("w0.3") == [], "the first worker led in this epoch"
+    host.commit(LeaderEpochsRaised(TOPIC, (0,)), partitions=(("t", (0,)),))
+    assert isinstance(host.report("w0.3")[0], messages.Image)
+
+
 def test_brokers_and_topics_of_one_version_come_in_one_message(host: Host) -> None:
     host.commit(topic(partition(0, (2, 1))))
     host.sent.clear()
