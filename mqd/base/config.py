@@ -294,24 +294,22 @@ def _check_flushed(config: Mapping[str, str], on_ack: str, messages: str, interv
 
 
 def _check_broker(config: Mapping[str, str]) -> None:
-    def at_most(smaller: str, larger: str, factor: int, why: str) -> None:
+    def at_most(smaller: str, larger: str, why: str, margin: int = 0) -> None:
         low, high = int(config[smaller]), int(config[larger])
-        _require(low * factor <= high, f"{smaller}={low} is too large for {larger}={high}: {why}", smaller, config)
+        _require(low + margin <= high, f"{smaller}={low} is too large for {larger}={high}: {why}", smaller, config)
 
     at_most(
         "socket.request.max.bytes",
         "large.request.memory.bytes",
-        1,
         "such a request could never be received; raise large.request.memory.bytes or lower socket.request.max.bytes",
     )
     at_most(
         "message.max.bytes",
         "socket.request.max.bytes",
-        1,
         "such a batch could never arrive; raise socket.request.max.bytes or lower message.max.bytes",
     )
     _check_flushed(config, "log.flush.on.ack", "log.flush.interval.messages", "log.flush.interval.ms")
-    at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", 1, "the first step must not exceed the largest")
+    at_most("log.preallocate.bytes.min", "log.preallocate.bytes.max", "the first step must not exceed the largest")
     _require(
         int(config["receive.arena.bytes"]) % _ARENA_EXTENT_BYTES == 0,
         f"receive.arena.bytes={config['receive.arena.bytes']} must be a multiple of {_ARENA_EXTENT_BYTES}",
@@ -334,12 +332,12 @@ def _check_broker(config: Mapping[str, str]) -> None:
         config,
     )
     for name, (low, high) in _GROUP_BOUNDS.items():
-        at_most(low, f"group.{name}", 1, "the default must be one that a group may have")
-        at_most(f"group.{name}", high, 1, "the default must be one that a group may have")
+        at_most(low, f"group.{name}", "the default must be one that a group may have")
+        at_most(f"group.{name}", high, "the default must be one that a group may have")
     for kind in ("consumer", "share", "streams"):
         beat, session = f"group.{kind}.heartbeat.interval.ms", f"group.{kind}.session.timeout.ms"
-        at_most(beat, session, 1, "members would be removed between two heartbeats")
-    at_most(f"group.{STANDBYS}", MAX_STANDBYS, 1, "the default must be one that a group may have")
+        at_most(beat, session, "members would be removed between two heartbeats", margin=1)
+    at_most(f"group.{STANDBYS}", MAX_STANDBYS, "the default must be one that a group may have")
     for principal in config["super.users"].split(";"):
         _require(
             not principal.strip() or re.fullmatch(r"[^:;]+:.+", principal.strip()) is not None,
@@ -583,7 +581,7 @@ def validate_group(config: Mapping[str, str | None], broker: Mapping[str, str]) 
         backoff if backoff in canonical else longest,
         effective,
     )
-    for kind in ("consumer", "share"):
+    for kind in ("consumer", "share", "streams"):
         heartbeat, session = (
             int(effective[f"{kind}.{name}"]) for name in ("heartbeat.interval.ms", "session.timeout.ms")
         )

@@ -136,6 +136,18 @@ def test_a_share_groups_settings_are_bounded_by_the_brokers(given, why):
         c.validate_group(given, broker)
 
 
+@pytest.mark.parametrize("kind", ["consumer", "share", "streams"])
+def test_members_are_not_removed_between_two_heartbeats(kind):
+    heartbeat, session = f"{kind}.heartbeat.interval.ms", f"{kind}.session.timeout.ms"
+    limits = {f"group.{kind}.max.heartbeat.interval.ms": "60000"}
+    broker = c.load_broker(None, {}, limits)
+    assert c.validate_group({heartbeat: "44999", session: "45000"}, broker)
+    with pytest.raises(c.ConfigError, match=f"{session}=45000 must be greater than {heartbeat}=45000"):
+        c.validate_group({heartbeat: "45000", session: "45000"}, broker)
+    with pytest.raises(c.ConfigError, match=f"group.{heartbeat}=45000 is too large for group.{session}=45000"):
+        c.load_broker(None, {}, {**limits, f"group.{heartbeat}": "45000", f"group.{session}": "45000"})
+
+
 def test_kafkas_properties_without_effect_are_accepted_and_listed():
     names = {"metric.reporters": "a.B", "group.share.enable": "true", "offsets.load.buffer.size": "5242880"}
     assert c.without_effect(c.load_broker(None, {}, names)) == sorted(names)
