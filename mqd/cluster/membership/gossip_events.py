@@ -51,7 +51,8 @@ class Settings(msgspec.Struct, frozen=True):
     load_interval_ms_per_member: int = 100
     dead_retention_ms: int = 3_600_000
     left_retention_ms: int = 120_000
-    member_count_max: int = 4_096  # alive, suspected, dead and left together
+    # alive, suspected, dead and left together, without this host
+    member_count_max: int = 4_096
     response_rate_per_s: int = 200  # responses to all other hosts together
     response_burst: int = 200
     unknown_rate_per_s: int = 50  # responses to pings of unknown hosts
@@ -92,7 +93,7 @@ class Profile(msgspec.Struct, frozen=True):
 
 
 class MemberView(msgspec.Struct, frozen=True):
-    """One member as this host sees it. `since_ms`: when it entered its state, on the caller's clock."""
+    """One member as this host sees it. `since_ms`: when it entered its state, in the core's own time."""
 
     profile: Alive
     state: str

@@ -34,7 +34,7 @@ BODY_BYTES_MAX = DATAGRAM_BYTES_MAX - HEAD_BYTES
 # maximum for one update, so that it fits into a datagram after the longest header
 UPDATE_BYTES_MAX = 700
 UPDATE_COUNT_MAX = 128  # in one datagram
-MEMBER_COUNT_MAX = 4096  # in one state
+MEMBER_COUNT_MAX = 4097  # in one state: the sender, and its table (Settings.member_count_max)
 STATE_BYTES_MAX = 8 << 20
 REFUTATIONS = 1 << 24
 LIFE_MAX = (1 << 38) - 1

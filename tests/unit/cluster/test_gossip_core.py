@@ -314,6 +314,8 @@ def test_the_table_is_bounded() -> None:
     bench.send(2, Dead(3, directory(3), REFUTATIONS, 2))
     bench.send(2, alive(50))
     assert bench.core.view(50) is not None and bench.core.view(3) is None
+    full = Bench(Settings().member_count_max + 1).core.state()
+    assert decode_stream(encode(full)) == full and len(full.entries) == 4097
 
 
 def test_a_dead_member_is_forgotten_after_a_while() -> None:
