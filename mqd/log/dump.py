@@ -3,10 +3,13 @@ safe next to a running broker: concurrent writes may look cut off at the very en
 segment, which is reported as `incomplete`, not as damage.
 """
 
+from __future__ import annotations
+
 import mmap
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -14,6 +17,9 @@ from mqd.log import indexes, segments
 from mqd.log.aborted import AbortedTransactions
 from mqd.log.batches import HEADER_BYTES, BatchInfo, CorruptBatch, parse_header, read_batch, walk
 from mqd.log.records import Record, record_times, records
+
+if TYPE_CHECKING:
+    import numpy
 
 _CRC_START = 21  # the checksum covers everything from the attributes on
 _MAGIC, _MAGIC_POSITION = b"\x02", 16
@@ -105,6 +111,9 @@ def verify_segment(
     """
     path = Path(path)
     base = _base_offset_of(path)
+    # Read before the segment: a running broker may append to both in the meantime.
+    entries = indexes.read_offset_index(path.parent, base)
+    times = indexes.read_time_index(path.parent, base)
     size = path.stat().st_size
     report = SegmentReport(str(path), base, size, 0, 0, 0, -1, base, -1)
     starts: dict[int, int] = {}  # position -> base offset, for the offset index
@@ -127,7 +136,7 @@ def verify_segment(
         report.problem = str(error)
     if report.problem is None and report.valid_bytes < size:
         _report_tail(path, size, report)
-    report.index_problems = _verify_indexes(path.parent, report, starts)
+    report.index_problems = _verify_indexes(entries, times, report, starts)
     return report
 
 
@@ -197,9 +206,10 @@ def _later_complete_batch(path: Path, size: int, report: SegmentReport) -> Batch
     return None
 
 
-def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, int]) -> list[str]:
+def _verify_indexes(
+    entries: numpy.ndarray, times: numpy.ndarray, report: SegmentReport, starts: dict[int, int]
+) -> list[str]:
     problems = []
-    entries = indexes.read_offset_index(directory, report.base_offset)
     for offset, position in entries.tolist():
         start = starts.get(position)
         if position < report.valid_bytes and (start is None or start > report.base_offset + offset):
@@ -217,7 +227,6 @@ def _verify_indexes(directory: Path, report: SegmentReport, starts: dict[int, in
             f"offset index: has offset {int(entries['offset'][-1]) + report.base_offset}, which the segment does not"
             " hold"
         )
-    times = indexes.read_time_index(directory, report.base_offset)
     if len(times) and report.problem is None and int(times["timestamp"][-1]) > report.max_timestamp_ms:
         problems.append(f"time index: has timestamp {int(times['timestamp'][-1])}, newer than any record")
     return problems

@@ -119,6 +119,17 @@ def test_wrong_indexes_are_not_a_loss_of_data(partition: Path) -> None:
     assert [problem.split(":")[0] for problem in report.segments[0].index_problems] == ["offset index", "time index"]
 
 
+def test_a_segment_that_grows_meanwhile_has_no_wrong_index(tmp_path: Path) -> None:
+    batches = [encode_batch(offset, [offset]) for offset in range(6)]
+    segment = write_segment(tmp_path, 0, batches[:3], seal=False)
+
+    def append(done: int, total: int) -> None:
+        write_segment(tmp_path, 0, batches)
+
+    report = verify_segment(segment, progress=append)
+    assert (report.next_offset, report.problem, report.index_problems) == (3, None, [])
+
+
 def test_files_that_are_not_segments(tmp_path: Path) -> None:
     (tmp_path / "00000000000000000000.log").write_bytes(
         b"hello world, this is certainly not a record batch of any version at all"
