@@ -169,7 +169,7 @@ ALERTS = (
         "MqdConsumerStuck",
         "max without (instance) (kafka_consumergroup_lag) > 0"
         " and max without (instance) (changes(kafka_consumergroup_current_offset[15m])) == 0"
-        " and on (consumergroup) max by (consumergroup) (kafka_consumergroup_members) > 0",
+        f" and on ({CLUSTER}, consumergroup) max by ({CLUSTER}, consumergroup) (kafka_consumergroup_members) > 0",
         "15m",
         False,
         "Group {{ $labels.consumergroup }} has members and commits nothing of {{ $labels.topic }}-{{"
@@ -194,8 +194,8 @@ ALERTS = (
         # the group's other partitions move, so this is not a consumer that commits rarely
         "max without (instance) (min_over_time(kafka_consumergroup_lag[3m])) > 0"
         " and max without (instance) (changes(kafka_consumergroup_current_offset[3m])) == 0"
-        " and on (consumergroup, topic)"
-        " sum by (consumergroup, topic) (changes(kafka_consumergroup_current_offset[3m])) > 3",
+        f" and on ({CLUSTER}, consumergroup, topic)"
+        f" sum by ({CLUSTER}, consumergroup, topic) (changes(kafka_consumergroup_current_offset[3m])) > 3",
         "1m",
         False,
         "Group {{ $labels.consumergroup }} is stuck at a record of {{ $labels.topic }}-{{ $labels.partition }},"

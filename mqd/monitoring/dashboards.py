@@ -176,7 +176,7 @@ TOPIC = Dashboard(
             "cps",
             (
                 (
-                    f"sum by (partition) (rate(mqd_partition_log_end_offset{{{_TOPIC_MATCHER}}}[$__rate_interval]))",
+                    f"max by (partition) (rate(mqd_partition_log_end_offset{{{_TOPIC_MATCHER}}}[$__rate_interval]))",
                     "{{partition}}",
                 ),
             ),

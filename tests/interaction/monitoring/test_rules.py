@@ -1,4 +1,4 @@
-"""Every alert with promtool: values that make it fire, and values just below."""
+"""Every alert with promtool: values that make it fire, and values just below. Also a panel's query."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
+from mqd.monitoring import dashboards
 from mqd.monitoring.alerts import ALERTS, rules
 from tests.interaction.monitoring.prometheus import find
 
@@ -44,6 +45,7 @@ def latency(metric: str, slow: str, fast: str) -> Case:
 
 
 _GROUP = 'consumergroup="g",instance="a"'
+_OTHER_GROUP = 'consumergroup="g",instance="c",cluster="other"'
 CASES = {
     "MqdBrokerDown": both('up{job="mqd",instance="a"}', "0x80", "1x80"),
     "MqdWorkerDown": both('mqd_worker_running{worker="1"}', "0x80", "1x80"),
@@ -94,6 +96,10 @@ CASES = {
             f'kafka_consumergroup_lag{{topic="t",partition="0",{_GROUP}}}': "5x80",
             f'kafka_consumergroup_current_offset{{topic="t",partition="0",{_GROUP}}}': "7+1x80",
             f"kafka_consumergroup_members{{{_GROUP}}}": "1x80",
+            # a group of the same name in another cluster is stopped
+            f'kafka_consumergroup_lag{{topic="t",partition="0",{_OTHER_GROUP}}}': "5x80",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="0",{_OTHER_GROUP}}}': "7x80",
+            f"kafka_consumergroup_members{{{_OTHER_GROUP}}}": "0x80",
         },
     ),
     "MqdDeadLettersWait": both('mqd_dead_letters_oldest_seconds{group="g",instance="a"}', "310x80", "290x80"),
@@ -106,11 +112,15 @@ CASES = {
             f'kafka_consumergroup_current_offset{{topic="t",partition="1",{_GROUP}}}': "7+2x160",
             f'kafka_consumergroup_current_offset{{topic="t",partition="2",{_GROUP}}}': "7+2x160",
         },
-        {  # all stop consuming; a consumer that commits every 10 minutes
+        # all stop consuming; a consumer that commits every 10 minutes. A group of the same name in
+        # another cluster advances.
+        {
             f'kafka_consumergroup_lag{{topic="t",partition="0",{_GROUP}}}': "5x80",
             f'kafka_consumergroup_lag{{topic="t",partition="1",{_GROUP}}}': "5x80",
             f'kafka_consumergroup_current_offset{{topic="t",partition="0",{_GROUP}}}': "7x80",
             f'kafka_consumergroup_current_offset{{topic="t",partition="1",{_GROUP}}}': "7x80",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="1",{_OTHER_GROUP}}}': "7+2x160",
+            f'kafka_consumergroup_current_offset{{topic="t",partition="2",{_OTHER_GROUP}}}': "7+2x160",
         },
     ),
     "MqdRebalanceStuck": both(f"mqd_consumergroup_rebalance_seconds{{{_GROUP}}}", "130x80", "100x80"),
@@ -129,6 +139,13 @@ CASES = {
     "MqdClockSkew": both('mqd_clock_timestamp_seconds{instance="a"}', "30+60x80", "5+60x80"),
     "MqdCompactionStuck": both('mqd_compaction_uncleanable{topic="t",partition="0"}', "1x80", "0x80"),
 }
+
+
+def run_tests(promtool: str, directory: Path, files: list[str]) -> None:
+    done = subprocess.run(
+        [promtool, "test", "rules", *files], cwd=directory, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_each_alert_has_its_case_and_its_section() -> None:
@@ -161,11 +178,28 @@ def test_each_alert_fires_and_is_quiet(tmp_path: Path) -> None:
         (tmp_path / f"{one.name}.yml").write_text(  # JSON is YAML
             json.dumps({"rule_files": [f"{one.name}.rules"], "evaluation_interval": "1m", "tests": tests})
         )
-    files = [f"{one.name}.yml" for one in ALERTS]
-    done = subprocess.run(
-        [promtool, "test", "rules", *files], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_tests(promtool, tmp_path, [f"{one.name}.yml" for one in ALERTS])
+
+
+def test_a_record_is_counted_once_for_all_replicas(tmp_path: Path) -> None:
+    promtool = find("promtool")
+    query = dict(dashboards.queries())["mqd: a topic: Records appended"]
+    end = "mqd_partition_log_end_offset"
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": f'{end}{{topic="t",partition="0",instance="{host}"}}', "values": "0+60x10"} for host in "abc"
+        ],
+        "promql_expr_test": [
+            {
+                "expr": query.replace("$topic", "t").replace("$__rate_interval", "5m"),
+                "eval_time": "10m",
+                "exp_samples": [{"labels": '{partition="0"}', "value": 1}],
+            }
+        ],
+    }
+    (tmp_path / "panel.yml").write_text(json.dumps({"rule_files": [], "tests": [test]}))
+    run_tests(promtool, tmp_path, ["panel.yml"])
 
 
 @pytest.mark.parametrize(
