@@ -151,17 +151,15 @@ class InlineCoroutine:
             self._step()
 
     def _step(self) -> None:
+        is_cancelled, self._is_cancelled = self._is_cancelled, False
         try:
-            waits_for = (
-                self._coroutine.throw(asyncio.CancelledError()) if self._is_cancelled else self._coroutine.send(None)
-            )
+            waits_for = self._coroutine.throw(asyncio.CancelledError()) if is_cancelled else self._coroutine.send(None)
         except (StopIteration, asyncio.CancelledError):
             self._end()
         except BaseException:
             self._end()
             raise
         else:
-            self._is_cancelled = False
             self._wait(waits_for)
 
     def _wait(self, waits_for: Any) -> None:
@@ -169,8 +167,14 @@ class InlineCoroutine:
             waits_for._asyncio_future_blocking = False
             waits_for.work, self._waits_for = self, waits_for
             return
-        self._task = asyncio.get_running_loop().create_task(_rest(self._coroutine, waits_for))
-        self._task.add_done_callback(self._end)
+        asyncio.get_running_loop().create_task(self._rest(waits_for)).add_done_callback(self._end)
+
+    async def _rest(self, waits_for: Any) -> None:
+        # Not set earlier: a task that is cancelled before it begins would drop the coroutine.
+        self._task = asyncio.current_task()
+        if self._is_cancelled and self._task is not None:
+            self._task.cancel()
+        await _continue(self._coroutine, waits_for)
 
     def _end(self, _task: asyncio.Task[None] | None = None) -> None:
         self._is_ended = True
@@ -187,10 +191,6 @@ async def timeout(seconds: float) -> AsyncIterator[None]:
         await asyncio.sleep(0)
     async with asyncio.timeout(seconds):
         yield
-
-
-async def _rest(work: Coroutine[Any, Any, None], waits_for: Any) -> None:
-    await _continue(work, waits_for)
 
 
 @types.coroutine

@@ -156,6 +156,38 @@ def test_one_that_waits_for_a_prompt_is_cancelled(has_result: bool) -> None:
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("is_prompt", [False, True])
+@pytest.mark.parametrize("from_inside", [False, True])
+def test_one_that_is_cancelled_before_or_just_after_it_waits(is_prompt: bool, from_inside: bool) -> None:
+    seen: list[str] = []
+    works: list[InlineCoroutine] = []
+
+    async def coroutine(first: Prompt[int], second: asyncio.Future[int]) -> None:
+        await first
+        if from_inside:
+            works[0].cancel()
+        try:
+            await second
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            await asyncio.sleep(0)
+            seen.append("cleaned up")
+
+    async def body() -> None:
+        turn, first = Turn(), Prompt[int]()
+        turn.is_open = True
+        works.append(begun(coroutine(first, Prompt() if is_prompt else asyncio.Future()), turn))
+        first.set_result(1)
+        turn.run()
+        turn.is_open = False
+        if not from_inside:
+            works[0].cancel()
+        await until(works[0].done)
+        assert seen == ["cancelled", "cleaned up"]
+
+    asyncio.run(asyncio.wait_for(body(), 5))
+
+
 def test_a_cancelled_prompt() -> None:
     async def coroutine(prompt: Prompt[int]) -> None:
         await prompt
