@@ -320,12 +320,14 @@ class Attachment:
 
     def _drive_until(self, predicate: Callable[[], object], deadline: float) -> None:
         me = threading.get_ident()
-        while not self._closed and self.fatal is None:
-            self._driven += 1
-            self._drive_once(me, deadline, predicate)
-            if predicate() or time.monotonic() >= deadline:
-                break
-        self.changed.notify_all()
+        try:
+            while not self._closed and self.fatal is None:
+                self._driven += 1
+                self._drive_once(me, deadline, predicate)
+                if predicate() or time.monotonic() >= deadline:
+                    break
+        finally:  # also after Ctrl-C: another waiting thread takes over the role
+            self.changed.notify_all()
 
     def _drive_once(self, me: int, deadline: float, predicate: Callable[[], object] | None = None) -> None:
         """Does one turn, waits (with the lock released), and does another turn. On entry and exit the
@@ -492,9 +494,9 @@ class Attachment:
         if self._closed:
             new.close()
             return
-        self._set_native(new, True)
-        self.generation += 1
         try:
+            self._set_native(new, True)
+            self.generation += 1
             for reference in self._listeners:
                 listener = reference()
                 if listener is not None:
@@ -504,6 +506,11 @@ class Attachment:
             new.close()
             self._on_attach_failed(error)
             return
+        except BaseException:
+            # Ctrl-C before all listeners have moved: the next turn attaches again. Neither client is
+            # closed, because a producer's batches are in one of them.
+            self.attached = False
+            raise
         self._backoff_s = BACKOFF_MIN_S
         old.close()
         self.send(

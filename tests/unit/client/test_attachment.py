@@ -15,7 +15,7 @@ from mqd.client import requests
 from mqd.client.group import coordinator as coordinator_module
 from mqd.client.group.coordinator import Coordinator
 from mqd.client.messages import KafkaError, KafkaException, local_error
-from mqd.client.shm.attachment import Attachment
+from mqd.client.shm.attachment import IDLE_WAIT_S, Attachment
 from mqd.protocol.messages import FindCoordinatorResponse, InitProducerIdRequest, InitProducerIdResponse
 from tests.polling import eventually
 from tests.unit.client.client_broker import FakeBroker
@@ -123,6 +123,35 @@ def test_the_background_thread_takes_over_again(attachment: Attachment, broker: 
         assert answered.wait(5), "no thread drives"
         attachment.wait_for(lambda: True)
         attachment.wait_for(lambda: False, 0.002)
+
+
+def test_a_waiting_thread_takes_over_from_one_that_ctrl_c_interrupts(
+    attachment: Attachment, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It slept for up to IDLE_WAIT_S, and no thread drove."""
+    native, done = broker.clients[0], []
+    other = threading.Thread(target=lambda: attachment.wait_for(lambda: done))
+    wait = native.wait
+
+    def interrupted(timeout_us: int) -> int:
+        if threading.current_thread() is not threading.main_thread():
+            return wait(timeout_us)
+        other.start()
+        eventually(lambda: attachment._waiting == 2)
+        with attachment.lock:  # the other thread has released it: it waits
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(native, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attachment.wait_for(lambda: False)
+    try:
+        eventually(lambda: attachment._driver == other.ident, seconds=IDLE_WAIT_S / 2)
+    finally:
+        with attachment.lock:
+            done.append(True)
+            attachment.changed.notify_all()
+        attachment.wake()
+        other.join()
 
 
 def test_a_turn_requested_during_a_turn_is_not_slept_through(
@@ -388,6 +417,34 @@ def test_an_unsuitable_attachment_is_closed(attachment: Attachment, broker: Fake
     broker.kill()
     assert attachment.wait_for(lambda: choosy.reattached == 3, 5)
     assert [client.closed for client in broker.clients] == [True, True, True, False]
+
+
+def test_ctrl_c_while_listeners_move_makes_it_attach_again(attachment: Attachment, broker: FakeBroker) -> None:
+    """A listener that was not told would use the dead client forever. Neither client is closed: the
+    batches of a producer are in one of them.
+    """
+    closed: list[bool] = []
+
+    class Interrupted(Watcher):
+        def on_reattached(self, old: object, new: object) -> None:
+            super().on_reattached(old, new)
+            if self.reattached == 1:
+                raise KeyboardInterrupt
+            closed.extend(client.closed for client in broker.clients)
+
+    interrupted = Interrupted()
+    attachment.subscribe(interrupted)
+    broker.refuse = ConnectionRefusedError("no broker listens")
+    broker.kill()
+
+    def accept_this_thread() -> None:
+        if attachment._driver == threading.get_ident():
+            broker.refuse = None
+
+    with pytest.raises(KeyboardInterrupt):
+        attachment.wait_for(accept_this_thread, 5)
+    assert attachment.wait_for(lambda: interrupted.reattached == 2, 5)
+    assert closed == [False] * 3 and attachment.attached and attachment.native is broker.clients[2]
 
 
 def test_a_bug_is_reported(attachment: Attachment) -> None:
