@@ -184,8 +184,7 @@ class Fetcher:
 
     def _restart(self, part: Part) -> None:
         """Resets a partition whose topic was recreated (F6)."""
-        if part.reader is not None:
-            self._close_reader(part)
+        self._close_reader(part)
         self.on_restarted(part)
         part.restart()
 
@@ -203,6 +202,7 @@ class Fetcher:
             else:
                 part.reader.seek(offset)
         except OSError as problem:
+            part.start = offset
             self._retry_later(part, local_error(KafkaError._TRANSPORT, str(problem), retriable=True))
             return
         part.phase, part.is_unknown = Phase.ACTIVE, False
@@ -210,18 +210,19 @@ class Fetcher:
     def _current_replicas(self, part: Part) -> object:
         info = self._control.metadata.topics.get(part.topic)
         return (
-            None
+            ()
             if info is None or part.index >= info.partition_count
             else (info.replicas[part.index], info.in_sync_replicas[part.index])
         )
 
     def _close_reader(self, part: Part) -> None:
-        part.reader.close()
+        if part.reader is not None:
+            part.reader.close()
         part.reader = part.remote_replicas = None
 
     def _read_remotely(self, part: Part) -> None:
         self._close_reader(part)
-        part.remote_replicas = self._current_replicas(part) or ()
+        part.remote_replicas = self._current_replicas(part)
         self._activate(part, part.fetched)
 
     def on_metadata(self) -> None:
@@ -371,6 +372,7 @@ class Fetcher:
                 begin, batch = part.fetched, reader.read(records_max, bytes_max)
             except OSError as problem:
                 if problem.errno not in (errno.EPIPE, errno.ETIMEDOUT):  # else the worker has ended, or is late
+                    part.start = part.fetched
                     self._fail(part, local_error(KafkaError._FS, f"{part.topic} [{part.index}]: {problem}"))
                 continue
             part.fetched = reader.position
@@ -408,6 +410,7 @@ class Fetcher:
 
     def _on_error(self, part: Part, code: int) -> None:
         """Handles Kafka's error of a partition."""
+        part.start = part.fetched
         error = broker_error(code, f"{part.topic} [{part.index}]")
         if code == OUT_OF_RANGE:
             if part.reader.is_remote:
@@ -423,7 +426,6 @@ class Fetcher:
             part.is_unknown = True
             self._close_reader(part)
             self._control.metadata.refresh([part.topic])
-        part.start = part.fetched
         # A worker that has just started does not know its partitions yet: the metadata decides
         # whether a topic was deleted (_find_topic), as in librdkafka.
         self._retry_later(part, error, quietly=code in UNKNOWN or code in _RETRIED, soon=code in _RETRIED)
@@ -432,7 +434,7 @@ class Fetcher:
         """Requests the topic's metadata. For a reader by name whose offset is out of range: the topic
         may have been recreated (F6).
         """
-        part.serial, part.start, self._starting = part.serial + 1, part.fetched, True
+        part.serial, self._starting = part.serial + 1, True
         self._request(requests.METADATA, 1 << 14, requests.metadata([part.topic], False), [part], self._on_topic)
 
     def _on_topic(self, part: Part, response: Any) -> None:
