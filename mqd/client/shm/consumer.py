@@ -559,6 +559,7 @@ class ShmConsumer:
         """
         if not getattr(self, "_is_closed", True) and os.getpid() == self._pid:
             self._is_closed = True
+            self.remote.stop()
             self._data.close()
             self.control.close()
 

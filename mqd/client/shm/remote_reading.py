@@ -50,6 +50,7 @@ _EXCLUDED_KEYS = frozenset(
         "group.remote.assignor",
         "heartbeat.interval.ms",
         "logger",
+        "max.poll.interval.ms",
         "metadata.broker.list",
         "on_commit",
         "partition.assignment.strategy",
@@ -125,7 +126,7 @@ class RemoteRecords:
     """See the module."""
 
     def __init__(self, settings: Settings, isolation_level: int) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # see stop()
         self._metadata: Any = None
         self._notify: Callable[[], None] = lambda: None
         self.records_read = 0
@@ -185,10 +186,16 @@ class RemoteRecords:
                 self._has_work.notify()
         return RecordBatchView.from_messages(reader.topic, reader.partition, found) if found else None
 
-    def close(self) -> None:
+    def stop(self) -> None:
+        """Ends the thread soon, without waiting. May be called by any thread, also by the one that is to
+        end, while it holds the lock: it may collect the consumer that was dropped.
+        """
         with self.lock:
             self._closed = True
             self._has_work.notify()
+
+    def close(self) -> None:
+        self.stop()
         if self._thread is not None:
             self._thread.join()
 
@@ -254,6 +261,8 @@ class RemoteRecords:
         if offset < 0 and (current is None or current[0] is not reader):
             return  # this reader is not the partition's current one
         if current is not None:
+            if current[0].is_paused:  # librdkafka would keep the pause for the next reader
+                consumer.resume([confluent_kafka.TopicPartition(*key)])
             consumer.incremental_unassign([confluent_kafka.TopicPartition(*key)])
             del self._readers[key]
         if offset >= 0:

@@ -106,7 +106,7 @@ class ConsumerWorld:
                 **{name if callable(value) else name.replace("_", "."): value for name, value in config.items()},
             }
         )
-        remote = SimpleNamespace(attach=lambda *_: None, close=lambda: None, records_read=0)
+        remote = SimpleNamespace(attach=lambda *_: None, stop=lambda: None, close=lambda: None, records_read=0)
         self.consumer = ShmConsumer(
             ConsumerConfig(settings),
             None,

@@ -4,6 +4,7 @@ which are dropped, and flow control.
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from mqd.client.shm import remote_reading
 from mqd.client.shm.remote_reading import RemoteRecords
 from mqd.protocol.errors import ErrorCode
 from tests.polling import PATIENCE_S, eventually
+from tests.unit.client.client_consumer import ConsumerWorld
 
 
 class Error:
@@ -117,6 +119,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteRecords]:
         "enable.auto.commit": True,
         "client.rack": "r1",
         "session.timeout.ms": 9,
+        "max.poll.interval.ms": 20,
     }
     made = RemoteRecords(Settings({}, given, None, None), 0)
     made.attach(lambda: None, SimpleNamespace(cluster=SimpleNamespace(brokers={7: ("b", 2)})))
@@ -154,6 +157,7 @@ def test_its_configuration_is_the_applications_without_group_and_callbacks(recor
         and config["auto.offset.reset"] == "error"
         and "error_cb" not in config
         and "session.timeout.ms" not in config
+        and "max.poll.interval.ms" not in config  # which librdkafka requires to be at least as long
     )
 
 
@@ -217,6 +221,45 @@ def test_closed_and_opened_again(records: RemoteRecords) -> None:
     assert offsets(second, 1) == [50] and first.read(10, 1) is None
     second.close()
     eventually(lambda: consumer().calls[-1] == ("unassign", (0,)))
+
+
+def test_a_partition_that_was_paused_is_read_when_it_is_opened_again(
+    records: RemoteRecords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka keeps the pause of a partition that is unassigned."""
+    monkeypatch.setattr(remote_reading, "AHEAD_RECORDS", 10)
+    reader = records.open("t", 0, 0)
+    eventually(lambda: consumer().calls)
+    consumer().coming.put([Message(0, offset) for offset in range(12)])
+    eventually(lambda: consumer().calls[-1] == ("pause", (0,)))
+    reader.close()
+    records.open("t", 0, 0)
+    eventually(lambda: consumer().calls[-1] == ("assign", (0, 0)))
+    assert consumer().calls[2:] == [("resume", (0,)), ("unassign", (0,)), ("assign", (0, 0))]
+
+
+def test_a_consumer_that_is_dropped_ends_the_thread(records: RemoteRecords) -> None:
+    world = ConsumerWorld(5)
+    world.consumer.remote = records
+    records.attach(world.consumer._inbox.notice, world.consumer.control.metadata)
+    records.open("t", 0, 0)
+    eventually(lambda: consumer().calls)
+    del world.consumer
+    gc.collect()
+    eventually(consumer().closed.is_set, seconds=10)
+
+
+def test_the_thread_itself_may_collect_the_consumer(records: RemoteRecords) -> None:
+    """At any time: also while it holds the lock."""
+    records.open("t", 0, 0)
+
+    def stop() -> None:
+        with records.lock:
+            records.stop()
+
+    consumer().before_return = stop
+    consumer().coming.put([Message(0, 0)])
+    eventually(consumer().closed.is_set, seconds=10)
 
 
 FAILED = ("gone", int(ErrorCode.UNKNOWN_SERVER_ERROR))
