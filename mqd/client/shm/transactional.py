@@ -95,7 +95,7 @@ class _TransactionState:
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
         self.wrote = False  # records or offsets may have reached the broker
-        self.added_topics: set[str] = set()  # version 1
+        self.added_topics: dict[str, int] = {}  # version 1: topic -> the number of its partitions that were added
         self.topics_being_added: set[str] = set()
         self.groups: set[str] = set()
         # topics of committed offsets that the broker does not know -> time.monotonic() of its first
@@ -148,7 +148,7 @@ class Transactions:
             return True
         if self.state is not State.OPEN:
             return False
-        if self._version_2 or stage.topic in self._current.added_topics:
+        if self._version_2 or stage.partition_count <= self._current.added_topics.get(stage.topic, 0):
             return True
         if stage.topic not in self._current.topics_being_added:
             self._add_topic(stage)
@@ -480,7 +480,7 @@ class Transactions:
         response breaks only the transaction for which the request was sent, and only while that is
         open: later, the broker may refuse the request because its epoch is old.
         """
-        current, attachment = self._current, self._producer.attachment
+        current, attachment, partition_count = self._current, self._producer.attachment, stage.partition_count
         current.topics_being_added.add(stage.topic)
         identity = self._identity_fields()
         request = AddPartitionsToTxnRequest(
@@ -488,7 +488,7 @@ class Transactions:
             v3_and_below_producer_id=identity["producer_id"],
             v3_and_below_producer_epoch=identity["producer_epoch"],
             v3_and_below_topics=[
-                AddPartitionsToTxnRequest.Topic(name=stage.topic, partitions=list(range(stage.partition_count)))
+                AddPartitionsToTxnRequest.Topic(name=stage.topic, partitions=list(range(partition_count)))
             ],
         )
 
@@ -496,7 +496,7 @@ class Transactions:
             current.topics_being_added.discard(stage.topic)
             code = 0 if response is None else _first_error(response)
             if error is None and not code:
-                current.added_topics.add(stage.topic)
+                current.added_topics[stage.topic] = partition_count
             elif error is None and code not in _RETRIED and current is self._current and self.state is State.OPEN:
                 self.mark_broken(self._error_of(code, requests.ADD_PARTITIONS_TO_TXN))
             self._producer.restage(stage, 0.0 if error is None and not code else _RETRY_S)
@@ -554,15 +554,12 @@ def _remaining_s(deadline: float) -> float:
 
 
 def _first_error(response: Any) -> int:
-    """The first error code anywhere in the response to one of the requests above; 0 = none."""
-    if getattr(response, "error_code", 0):
-        return response.error_code
+    """The first error code anywhere in the response to one of the requests above; 0 = none. One that
+    follows from another partition's error comes last.
+    """
+    codes = [getattr(response, "error_code", 0)]
     for topic in getattr(response, "topics", None) or ():
-        for partition in topic.partitions:
-            if partition.error_code:
-                return partition.error_code
+        codes += [partition.error_code for partition in topic.partitions]
     for topic in getattr(response, "results_by_topic_v3_and_below", None) or ():
-        for partition in topic.results_by_partition:
-            if partition.partition_error_code:
-                return partition.partition_error_code
-    return 0
+        codes += [partition.partition_error_code for partition in topic.results_by_partition]
+    return min(filter(None, codes), key=lambda code: code == ErrorCode.OPERATION_NOT_ATTEMPTED, default=0)

@@ -144,6 +144,56 @@ def test_a_producer_of_version_1_stays_with_it_when_the_broker_speaks_version_2(
     assert native.written[0] == [b"0", b"1", b"2"] and max(versions) == 4
 
 
+def _add_answers(broker: FakeBroker, *codes: list[int]) -> list[list[int]]:
+    """Version 1. The partitions' errors in the n-th response to AddPartitionsToTxn; none in those that
+    follow. Returns a list of the partitions of every request.
+    """
+    left, added = list(codes), []
+    result = AddPartitionsToTxnResponse.PartitionResult
+
+    def answer(request: Any) -> AddPartitionsToTxnResponse:
+        (topic,) = request.v3_and_below_topics
+        added.append(topic.partitions)
+        errors = left.pop(0) if left else [0] * len(topic.partitions)
+        results = [
+            result(partition_index=index, partition_error_code=code)
+            for index, code in zip(topic.partitions, errors, strict=True)
+        ]
+        return AddPartitionsToTxnResponse(
+            results_by_topic_v3_and_below=[
+                AddPartitionsToTxnResponse.TopicResult(name=topic.name, results_by_partition=results)
+            ]
+        )
+
+    broker.transaction_version = 1
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = answer
+    return added
+
+
+def test_a_partition_that_the_coordinator_does_not_know_yet_is_added_again(make, broker: FakeBroker) -> None:
+    """The topic has got another one: the error of the others follows from that."""
+    not_attempted = int(ErrorCode.OPERATION_NOT_ATTEMPTED)
+    added = _add_answers(broker, [not_attempted, not_attempted, int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)])
+    producer, native = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"x"]} and added == [[0, 1, 2]] * 2
+
+
+def test_partitions_created_during_a_transaction_are_added_to_it(make, broker: FakeBroker) -> None:
+    added = _add_answers(broker)
+    producer, native = _begun(make)
+    producer.produce("events", b"x", partition=0)
+    assert producer.flush(10) == 0
+    broker.topics["events"] = 5
+    with producer.attachment.lock:
+        producer.attachment.metadata.refresh(["events"])
+    assert producer.attachment.wait_for(lambda: producer.stages["events"].partition_count == 5, 10)
+    producer.produce("events", b"y", partition=4)
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"x"], 4: [b"y"]} and added == [[0, 1, 2], [0, 1, 2, 3, 4]]
+
+
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
 def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
     broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
