@@ -95,8 +95,11 @@ class _TransactionState:
     def __init__(self) -> None:
         self.broken_by: KafkaError | None = None
         self.wrote = False  # records or offsets may have reached the broker
-        self.added_topics: dict[str, int] = {}  # version 1: topic -> the number of its partitions that were added
+        # version 1: topic -> the number of its partitions that were added
+        self.added_topics: dict[str, int] = {}
         self.topics_being_added: set[str] = set()
+        # version 1: a request was sent with which the coordinator begins the transaction
+        self.may_have_begun = False
         self.groups: set[str] = set()
         # topics of committed offsets that the broker does not know -> time.monotonic() of its first
         # response that says so
@@ -216,6 +219,7 @@ class Transactions:
         if not offsets:
             return
         if not self._version_2 and group.group_id not in self._current.groups:
+            self._current.may_have_begun = True
             self._request(
                 requests.ADD_OFFSETS_TO_TXN,
                 None,
@@ -299,8 +303,13 @@ class Transactions:
 
     def _end_transaction(self, commit: bool, deadline: float) -> None:
         """Carries out the steps with the coordinator that have not been done yet."""
-        if not (self._current.wrote or self._current.added_topics):
+        has_begun = self._current.wrote or self._current.added_topics
+        if not has_begun and not self._current.may_have_begun:
             return
+        if not has_begun:
+            # Nothing was written. The request for the next epoch ends what the coordinator may have
+            # begun; EndTxn would be refused if that is nothing.
+            self._current.needs_new_epoch, self._current.ended = True, commit
         # set before _wait_until_drained(), which makes the C core discard the sequences
         self._current.needs_new_epoch |= not commit
         if not commit and not self._wait_until_drained(deadline):
@@ -482,6 +491,7 @@ class Transactions:
         """
         current, attachment, partition_count = self._current, self._producer.attachment, stage.partition_count
         current.topics_being_added.add(stage.topic)
+        current.may_have_begun = True
         identity = self._identity_fields()
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=identity["transactional_id"],

@@ -194,6 +194,42 @@ def test_partitions_created_during_a_transaction_are_added_to_it(make, broker: F
     assert native.written == {0: [b"x"], 4: [b"y"]} and added == [[0, 1, 2], [0, 1, 2, 3, 4]]
 
 
+def _add_a_topic(producer: ShmProducer, broker: FakeBroker) -> None:
+    broker.answers[requests.ADD_PARTITIONS_TO_TXN] = lambda _request: None
+    producer.produce("events", b"x", partition=0)
+    assert producer.attachment.wait_for(lambda: _seen(broker, requests.ADD_PARTITIONS_TO_TXN), 10)
+
+
+def _add_offsets(producer: ShmProducer, broker: FakeBroker) -> None:
+    broker.answers[requests.ADD_OFFSETS_TO_TXN] = lambda _request: None
+    with pytest.raises(KafkaException) as raised:
+        producer.send_offsets_to_transaction([TopicPartition("events", 0, 5)], GroupMetadata("g"), 0.1)
+    assert raised.value.args[0].retriable()
+
+
+@pytest.mark.parametrize(
+    ("work", "commit"),
+    [(_add_a_topic, False), (_add_offsets, False), (_add_offsets, True)],
+    ids=["topic", "offsets", "offsets, committed"],
+)
+def test_what_a_request_without_a_response_may_have_begun_is_ended(
+    make, broker: FakeBroker, work: Callable[..., None], commit: bool
+) -> None:
+    """By the request for the next epoch: EndTxn may find no transaction. Without either, the
+    coordinator would fence the producer when the transaction times out.
+    """
+    broker.transaction_version = 1
+    producer, native = _begun(make)
+    work(producer, broker)
+    (producer.commit_transaction if commit else producer.abort_transaction)(10)
+    assert _seen(broker, requests.INIT_PRODUCER_ID, requests.END_TXN) == [requests.INIT_PRODUCER_ID] * 2
+    _add_answers(broker)
+    producer.begin_transaction()
+    producer.produce("events", b"y", partition=0)
+    producer.commit_transaction(10)
+    assert native.written == {0: [b"y"]} and native.identities[-1] == (101, 0)
+
+
 @pytest.mark.parametrize("code", [ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED])
 def test_fenced_by_the_coordinator(make, broker: FakeBroker, code: int) -> None:
     broker.answers[requests.END_TXN] = lambda request: EndTxnResponse(error_code=code)
