@@ -40,6 +40,7 @@ MetadataMessage = (
     | messages.SettingsPut
     | messages.AclsPut
     | messages.CredentialsPut
+    | messages.TokensPut
     | messages.MessageList
 )
 
