@@ -32,8 +32,15 @@ class FullProducer:
         self.requested += 1
         raise BufferError("the queue is full")
 
-    def poll(self, _timeout: float) -> int:
+    def poll(self, timeout: float) -> int:
+        threading.Event().wait(timeout)
         return 0
+
+    def flush(self) -> int:
+        return 0
+
+    def close(self) -> bool:
+        return True
 
 
 class FailingProducer:
@@ -183,9 +190,9 @@ def test_a_batch_of_dicts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FullProducer, "produce_batch", lambda *_arguments, **_named: 1, raising=False)
 
     async def main() -> None:
-        producer = AsyncProducer({})
-        with pytest.raises(TypeError, match="await produce"):
-            await asyncio.wait_for(producer.produce_batch("t", [{"value": b"x"}]), 0.5)
+        async with AsyncProducer({}) as producer:
+            with pytest.raises(TypeError, match="await produce"):
+                await asyncio.wait_for(producer.produce_batch("t", [{"value": b"x"}]), 0.5)
 
     asyncio.run(main())
 
