@@ -9,18 +9,7 @@ import pytest
 
 from mqd.client.group.assignors import Subscription, decode_assignment, encode_assignment, encode_subscription
 from mqd.client.group.classic import ClassicCore, ClassicSettings, State
-from mqd.client.group.events import (
-    Assign,
-    Done,
-    Partition,
-    Resolve,
-    ResponseReceived,
-    Revoke,
-    Send,
-    Subscribe,
-    Tick,
-    TopicsKnown,
-)
+from mqd.client.group.events import Assign, Done, Partition, Resolve, Revoke, Send, Subscribe, Tick, TopicsKnown
 from mqd.client.group.runner import GroupRunner
 from mqd.client.requests import TopicInfo
 from mqd.protocol.errors import ErrorCode
@@ -32,31 +21,19 @@ from mqd.protocol.messages import (
     SyncGroupRequest,
     SyncGroupResponse,
 )
+from tests.unit.client.client_member import CoreMember
 
 INTERVAL_MS = 3_000
 EAGER, COOPERATIVE = ("range", "roundrobin"), ("cooperative-sticky",)
 T, T0 = b"t" * 16, Partition("t", 0)
 
 
-class Member:
-    """A core and its clock. Its member id is m."""
+class Member(CoreMember):
+    """Its member id is m."""
 
     def __init__(self, assignors: tuple[str, ...] = EAGER, **settings: Any) -> None:
-        self.core = ClassicCore(ClassicSettings("g", assignors=assignors, **settings))
+        super().__init__(ClassicCore(ClassicSettings("g", assignors=assignors, **settings)))
         self.protocol = assignors[0]
-        self.now_ms = 0
-        self.number = 0
-
-    def give(self, event: object) -> list:
-        actions = self.core.handle(event, self.now_ms)
-        self.core.check()
-        for action in actions:
-            if isinstance(action, Send):
-                self.number = action.number
-        return actions
-
-    def answered(self, response: object) -> list:
-        return self.give(ResponseReceived(self.number, response))
 
     def at(self, now_ms: int) -> list:
         self.now_ms = now_ms

@@ -31,7 +31,6 @@ from mqd.client.group.events import (
     Problem,
     Resolve,
     ResponseMissing,
-    ResponseReceived,
     Revoke,
     Send,
     Subscribe,
@@ -45,6 +44,7 @@ from mqd.client.shm.partitions import Part, Parts, Phase
 from mqd.client.tcp.consumer import TcpConsumer
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ConsumerGroupHeartbeatResponse, FetchResponse, OffsetFetchResponse
+from tests.unit.client.client_member import CoreMember
 
 # -- the membership core ---------------------------------------------------------------------------
 
@@ -68,24 +68,9 @@ def answer(
     )
 
 
-class Member:
-    """A core and its clock."""
-
+class Member(CoreMember):
     def __init__(self, **settings: Any) -> None:
-        self.core = GroupCore(Settings("g", "m", **{"max_poll_interval_ms": 10_000, **settings}))
-        self.now_ms = 0
-        self.number = 0
-
-    def give(self, event: object) -> list:
-        actions = self.core.handle(event, self.now_ms)
-        self.core.check()
-        for action in actions:
-            if isinstance(action, Send):
-                self.number = action.number
-        return actions
-
-    def answered(self, response: ConsumerGroupHeartbeatResponse) -> list:
-        return self.give(ResponseReceived(self.number, response))
+        super().__init__(GroupCore(Settings("g", "m", **{"max_poll_interval_ms": 10_000, **settings})))
 
     def sent(self, actions: list) -> Any:
         (send,) = [action for action in actions if isinstance(action, Send)]

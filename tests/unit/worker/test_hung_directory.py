@@ -341,9 +341,7 @@ def test_a_compaction_that_hangs_keeps_no_other_directory_from_its_clean_end(
     assert statuses == [0] and here.marked() == [False, True] and here.disks[1].closed == 6
 
 
-def test_pruning_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
-    held = threading.Event()
-    here.log_dirs[0].prune = lambda expected: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
+def upkeep_about_to_prune(here: Here) -> Upkeep:
     kept = object.__new__(Upkeep)
     vars(kept).update(
         _prune_at=1,
@@ -351,6 +349,13 @@ def test_pruning_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here)
         _background=here.set._background,
         _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list),
     )
+    return kept
+
+
+def test_pruning_at_the_end_does_not_wait_for_a_directory_that_hangs(here: Here) -> None:
+    held = threading.Event()
+    here.log_dirs[0].prune = lambda expected: held.wait(60)  # type: ignore[assignment, method-assign, return-value]
+    kept = upkeep_about_to_prune(here)
 
     async def scenario() -> None:
         pruning = asyncio.ensure_future(kept.maybe_prune())
@@ -369,13 +374,7 @@ def test_a_directory_that_cannot_be_pruned_is_retried_and_does_not_prevent_a_cle
 
     orphan = here.paths[0] / "recovery-point-offset-checkpoint.7"
     orphan.write_bytes(b"0\n0\n")
-    kept = object.__new__(Upkeep)
-    vars(kept).update(
-        _prune_at=1,
-        _control=SimpleNamespace(metadata_version=1),
-        _background=here.set._background,
-        _partitions=SimpleNamespace(log_dirs=here.log_dirs, failed_names=list),
-    )
+    kept = upkeep_about_to_prune(here)
     here.log_dirs[0]._files = Refusing()
     asyncio.run(kept.maybe_prune())
     assert orphan.exists() and [log_dir.pruned for log_dir in here.log_dirs] == [True, True]
