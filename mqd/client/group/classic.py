@@ -428,7 +428,7 @@ class ClassicCore:
             self._send(JOIN, self._join_request(), actions)
         elif self.state is State.LEADING and now_ms >= self._due_ms:
             self._due_ms = now_ms + RESOLVE_AGAIN_MS
-            # without names: all topics, because a look-up of no topics might send no request
+            # without names: all topics, because a lookup of no topics might send no request
             actions.append(Resolve((), tuple(sorted(self._members_topics)) or None))
 
     @property
