@@ -13,8 +13,11 @@
  *                      is set before that, and the waiter reads the counters first and
  *                      `signalled` last.
  *
- * to_client, and wake_fd (written by mqd_client_wake), are drained only by mqd_client_poll, never
- * by a waiter, so they are level-triggered for all waiters.
+ *   poll -> waiter     to_client, and wake_fd (written by mqd_client_wake), are drained only by
+ *                      mqd_client_poll, never by a waiter, so they are level-triggered for all
+ *                      waiters. But a poll in another thread can drain them, or take replies, before
+ *                      a waiter has run: ppoll would find nothing readable and sleep on. So a poll
+ *                      that has taken anything while threads wait wakes them itself.
  */
 #include "client/internal.h"
 
@@ -342,14 +345,26 @@ static int check_peer_alive(struct mqd_client *client, bool found_data)
     return mqd_client_fail(client, EPIPE, NULL);
 }
 
-static void drain(struct mqd_client *client)
+/* Whether there was anything to drain. */
+static bool drain(struct mqd_client *client)
 {
     char bytes[512]; /* the worker writes 8 bytes for each time we sleep */
-    if (!(mqd_exchange(&client->signalled, 0u) & SIGNAL_READABLE))
-        return;
+    if (!mqd_load_relaxed(&client->signalled) || !(mqd_exchange(&client->signalled, 0u) & SIGNAL_READABLE))
+        return false;
     while (read(client->to_client_fd, bytes, sizeof bytes) == (ssize_t)sizeof bytes)
         ;
     (void)!read(client->wake_fd, bytes, 8);
+    return true;
+}
+
+/* "poll -> waiter" above. */
+static void pass_on(struct mqd_client *client)
+{
+    mqd_fence_full();
+    if (!mqd_load_relaxed(&client->waiting))
+        return;
+    mqd_fetch_or(&client->signalled, SIGNAL_READABLE);
+    wake(client->wake_fd);
 }
 
 static void free_taken(struct mqd_client *client)
@@ -363,18 +378,20 @@ int mqd_client_poll(struct mqd_client *client)
     if (mqd_client_check(client))
         return -1;
     free_taken(client);
-    if (mqd_load_relaxed(&client->signalled))
-        drain(client);
+    bool drained = drain(client);
     uint64_t reply_head = client->reply_head, head = client->head;
     client->polling = true;
     int result = mqd_client_take_replies(client);
     if (result == 0 && client->producer)
         mqd_producer_pump(client->producer);
     client->polling = false;
+    bool took = reply_head != client->reply_head || head != client->head;
+    if (drained || took || result)
+        pass_on(client);
     if (result)
         return -1;
     mqd_client_flush(client);
-    return check_peer_alive(client, reply_head != client->reply_head || head != client->head);
+    return check_peer_alive(client, took);
 }
 
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes)
@@ -456,6 +473,16 @@ static int sleep_until(struct mqd_client *client, int64_t deadline_ns)
     return count > 0 || has_changes(client);
 }
 
+static int wait_until_changes(struct mqd_client *client, int64_t timeout_us)
+{
+    int64_t start = now_ns(), spin_end = start + client->spin_us * 1000ll;
+    int64_t deadline =
+        timeout_us < 0 || timeout_us > (INT64_MAX - start) / 1000 ? INT64_MAX : start + timeout_us * 1000;
+    if (client->spin_us && spin(client, spin_end < deadline ? spin_end : deadline))
+        return 1;
+    return announce_sleep(client) ? 1 : sleep_until(client, deadline);
+}
+
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
 {
     if (mqd_client_check(client))
@@ -464,12 +491,10 @@ int mqd_client_wait(struct mqd_client *client, int64_t timeout_us)
         return 1;
     if (timeout_us == 0)
         return 0;
-    int64_t start = now_ns(), spin_end = start + client->spin_us * 1000ll;
-    int64_t deadline =
-        timeout_us < 0 || timeout_us > (INT64_MAX - start) / 1000 ? INT64_MAX : start + timeout_us * 1000;
-    if (client->spin_us && spin(client, spin_end < deadline ? spin_end : deadline))
-        return 1;
-    return announce_sleep(client) ? 1 : sleep_until(client, deadline);
+    mqd_fetch_add(&client->waiting, 1u);
+    int result = wait_until_changes(client, timeout_us);
+    mqd_fetch_add(&client->waiting, UINT32_MAX);
+    return result;
 }
 
 void mqd_client_wake(struct mqd_client *client)

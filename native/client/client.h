@@ -56,7 +56,8 @@ int mqd_client_poll(struct mqd_client *client);
 uint32_t mqd_client_response(struct mqd_client *client, const uint8_t **bytes);
 /* Waits until something arrives, there is room again after MQD_E_FULL, the timeout expires (-1 =
  * none), or mqd_client_wake is called. 1 = call mqd_client_poll (until then the next wait returns
- * immediately), 0 = timeout, -1 EPIPE. */
+ * immediately), 0 = timeout, -1 EPIPE. It also ends when another thread's mqd_client_poll takes what
+ * has arrived, but not for what was taken before the call. */
 int mqd_client_wait(struct mqd_client *client, int64_t timeout_us);
 void mqd_client_wake(struct mqd_client *client);
 /* free bytes of the producer's memory; without a producer, of the memory for requests */

@@ -80,6 +80,7 @@ struct mqd_client {
     /* wait: to_client or wake_fd was written, or a call other than mqd_client_poll has taken
      * replies */
     uint32_t signalled;
+    uint32_t waiting; /* wait: the number of threads inside mqd_client_wait */
     bool polling;
     struct mqd_submitted *submitted;     /* submission_count of them */
     uint64_t request_tail, request_head; /* byte counters of the ring of requests; both 0 again when it is empty */

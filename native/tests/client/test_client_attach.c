@@ -439,6 +439,111 @@ static void *echo(void *argument)
     return NULL;
 }
 
+struct sleeper {
+    struct mqd_client *client;
+    int result;
+};
+
+static void *sleep_once(void *argument)
+{
+    struct sleeper *sleeper = argument;
+    sleeper->result = mqd_client_wait(sleeper->client, 5000000);
+    return NULL;
+}
+
+static void *answer_soon(void *argument)
+{
+    static const uint8_t reply[] = {0, 0, 0, 5, 0, 0, 0, 9, 1};
+    usleep(500);
+    fake_put(argument, reply, sizeof reply);
+    return NULL;
+}
+
+/* replied: this thread waits, too. Otherwise the other thread is woken by mqd_client_wake. Returns
+ * whether it returned 1. */
+static bool poll_while_a_thread_sleeps(struct fake *fake, struct mqd_client *client, bool replied)
+{
+    struct sleeper sleeper = {client, -2};
+    const uint8_t *bytes;
+    pthread_t thread, worker;
+    fake->header->client_sleeping = 0;
+    pthread_create(&thread, NULL, sleep_once, &sleeper);
+    while (!mqd_load_acquire(&fake->header->client_sleeping))
+        usleep(50);
+    usleep(200); /* the thread is in ppoll now, or soon: it must return in both cases */
+    if (replied) {
+        pthread_create(&worker, NULL, answer_soon, fake);
+        mqd_client_wait(client, 5000000);
+    } else {
+        mqd_client_wake(client);
+    }
+    bool right = mqd_client_poll(client) == 0 && mqd_client_response(client, &bytes) == (replied ? 5 : 0);
+    pthread_join(thread, NULL);
+    if (replied)
+        pthread_join(worker, NULL);
+    right = right && mqd_client_poll(client) == 0 && mqd_client_wait(client, 0) == 0; /* passed on only once */
+    return right && sleeper.result == 1;
+}
+
+/* The poll takes what woke the other thread before that thread runs. */
+TEST(a_poll_wakes_the_threads_that_sleep)
+{
+    struct fake fake;
+    struct mqd_client_options options = small();
+    fake_open(&fake, "sleeper");
+    struct mqd_client *client = fake_attach(&fake, &options);
+    bool right = true;
+    for (int round = 0; right && round < (test_long() ? 2000 : 200); round++)
+        right = poll_while_a_thread_sleeps(&fake, client, round % 2);
+    CHECK(right);
+    mqd_client_close(client);
+    fake_close(&fake);
+}
+
+static void *move_head_soon(void *argument)
+{
+    struct fake *fake = argument;
+    usleep(500);
+    fake_peek(fake);
+    fake_pass(fake);
+    return NULL;
+}
+
+/* A thread that sleeps on must not keep another one's waits from sleeping. */
+TEST(a_wait_sleeps_though_another_thread_does)
+{
+    struct fake fake;
+    struct mqd_client_options options = small();
+    struct sleeper sleeper;
+    uint8_t frame[64];
+    pthread_t thread, worker;
+    fake_open(&fake, "two");
+    struct mqd_client *client = fake_attach(&fake, &options);
+    request_fill(frame, sizeof frame, 1);
+    for (int round = 0; round < 10; round++) {
+        sleeper = (struct sleeper){client, -2};
+        fake.header->client_sleeping = 0;
+        pthread_create(&thread, NULL, sleep_once, &sleeper);
+        while (!mqd_load_acquire(&fake.header->client_sleeping))
+            usleep(50);
+        CHECK_EQUAL(mqd_client_submit(client, frame, sizeof frame), 0);
+        CHECK_EQUAL(mqd_client_poll(client), 0);
+        pthread_create(&worker, NULL, move_head_soon, &fake);
+        pthread_join(worker, NULL);
+        int64_t began_ns = test_now_ns();
+        do
+            CHECK_EQUAL(mqd_client_poll(client), 0);
+        while (mqd_client_wait(client, 1000) == 1);
+        CHECK(test_now_ns() - began_ns < 2000000000); /* the other thread gives up after 5 s */
+        mqd_client_wake(client);
+        pthread_join(thread, NULL);
+        CHECK_EQUAL(sleeper.result, 1);
+        CHECK_EQUAL(mqd_client_poll(client), 0);
+    }
+    mqd_client_close(client);
+    fake_close(&fake);
+}
+
 static int stop;
 static void *wait_on(void *argument)
 {
