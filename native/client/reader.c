@@ -341,6 +341,15 @@ static uint32_t batch_decode(struct walk *walk, uint32_t limit, bool *failed)
     return STOP_NONE;
 }
 
+/* Counts the current batch against bytes_max and moves to the next one. */
+static uint32_t batch_done(struct walk *walk)
+{
+    uint32_t size_bytes = (uint32_t)walk->reader->batch.size_bytes;
+    batch_end(walk->reader);
+    walk->bytes_left -= walk->bytes_left < size_bytes ? walk->bytes_left : size_bytes;
+    return walk->bytes_left == 0 ? MQD_READ_FULL : STOP_NONE;
+}
+
 static bool same_kind(const struct mqd_record_view *out, const struct mqd_batch *batch)
 {
     return out->leader_epoch == batch->partition_leader_epoch &&
@@ -373,15 +382,11 @@ static uint32_t batch_begin(struct walk *walk)
         enum mqd_aborted_verdict verdict = mqd_aborted_classify(&reader->aborted, batch, bytes);
         if (verdict == MQD_BATCH_NEEDS_LIST)
             return MQD_READ_ABORTED;
-        if (verdict == MQD_BATCH_LEAVE_OUT) {
-            batch_end(reader);
-            return STOP_NONE;
-        }
+        if (verdict == MQD_BATCH_LEAVE_OUT)
+            return batch_done(walk);
     }
-    if (batch->attributes & MQD_ATTRIBUTE_CONTROL) {
-        batch_end(reader);
-        return STOP_NONE;
-    }
+    if (batch->attributes & MQD_ATTRIBUTE_CONTROL)
+        return batch_done(walk);
     if (batch->attributes & MQD_ATTRIBUTE_COMPRESSION) {
         *walk->state = (struct mqd_read_state){.codec = (uint32_t)batch->attributes & MQD_ATTRIBUTE_COMPRESSION,
                                                .compressed_position = reader->at,
@@ -419,10 +424,8 @@ static uint32_t batch_take(struct walk *walk)
         return stop_corrupt(walk, reader->walk.reason);
     if (reader->walk.left > 0)
         return MQD_READ_FULL;
-    uint32_t size_bytes = (uint32_t)reader->batch.size_bytes;
-    batch_end(reader);
-    walk->bytes_left -= walk->bytes_left < size_bytes ? walk->bytes_left : size_bytes;
-    return walk->bytes_left == 0 || out->count == out->capacity ? MQD_READ_FULL : STOP_NONE;
+    uint32_t stop = batch_done(walk);
+    return out->count == out->capacity ? MQD_READ_FULL : stop;
 }
 
 /* Queries the segment of the position, unless this read should return first. -1: failed. */

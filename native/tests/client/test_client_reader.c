@@ -339,6 +339,20 @@ TEST(bytes_max_and_a_file_alone)
     CHECK_EQUAL(mqd_segment_reader_next(reader, 300, 1, test_view(&v, 100), &state), 0);
     CHECK_EQUAL(v.view.count, 20);
     mqd_segment_reader_close(reader);
+    struct log left_out;
+    log_open(&left_out);
+    for (int i = 0; i < 4; i++)
+        log_append_marker(&left_out, 9, true);
+    log_append(&left_out, 1, 0, -1, 0, 0);
+    log_expose(&left_out);
+    reader = log_reader(&left_out, 0, 0);
+    CHECK_EQUAL(mqd_segment_reader_next(reader, 1, 1, test_view(&v, 100), &state), 0);
+    CHECK_EQUAL(state.stop, MQD_READ_FULL); /* batches without records count, too */
+    CHECK_EQUAL(v.view.count, 0);
+    CHECK_EQUAL(mqd_segment_reader_position(reader), 1);
+    CHECK_EQUAL(drain(reader, 100, &state), 1);
+    mqd_segment_reader_close(reader);
+    log_close(&left_out);
     sprintf(path, "/proc/self/fd/%d", log.segments[0].fd);
     CHECK((reader = mqd_segment_reader_open_file(path, 0, 37, 0)) != NULL);
     CHECK_EQUAL(drain(reader, 8, &state), 63);
