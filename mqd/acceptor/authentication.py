@@ -31,7 +31,7 @@ from mqd.security import oauth, scram
 from mqd.security.exchange import AuthenticationFailed, Exchange
 from mqd.security.oauth import Issuer, OauthExchange
 from mqd.security.plain import PlainExchange
-from mqd.security.scram import ScramExchange, Shape, Verifier
+from mqd.security.scram import CredentialParameters, ScramExchange, Verifier
 
 EXCHANGES_MAX = 4096
 EXCHANGE_S_MAX = 60.0
@@ -57,7 +57,7 @@ class Users(Protocol):
         """The cluster's secret, which yields the salts of unknown users; "" before there is one."""
         ...
 
-    def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
+    def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:
         """The number of users by the parameters of their credentials. Mechanism None: PLAIN."""
         ...
 
@@ -75,7 +75,7 @@ class NoUsers:
     def decoy_secret(self) -> str:
         return ""
 
-    def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
+    def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:
         return {}
 
     def token(self, token_id: str) -> DelegationToken | None:
@@ -90,8 +90,8 @@ class MetadataUsers:
 
     def __init__(self, metadata: Metadata, tokens: Tokens) -> None:
         self._metadata = metadata
-        self._shapes: dict[str | None, Counter[Shape]] = {}
-        self._shapes_version = -1
+        self._parameter_counts: dict[str | None, Counter[CredentialParameters]] = {}
+        self._counts_version = -1
         self.token, self.token_verifier = tokens.valid, tokens.verifier
 
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
@@ -101,23 +101,23 @@ class MetadataUsers:
     def decoy_secret(self) -> str:
         return self._metadata.broker_config.get(scram.DECOY_SECRET, "")
 
-    def shapes(self, mechanism: str | None) -> Mapping[Shape, int]:
+    def parameter_counts(self, mechanism: str | None) -> Mapping[CredentialParameters, int]:
         """Computed on first use after each change of users."""
-        if self._shapes_version != self._metadata.scram_version or not self._shapes:
-            self._shapes_version, self._shapes = self._metadata.scram_version, self._count_shapes()
-        return self._shapes[mechanism]
+        if self._counts_version != self._metadata.scram_version or not self._parameter_counts:
+            self._counts_version, self._parameter_counts = self._metadata.scram_version, self._count_parameters()
+        return self._parameter_counts[mechanism]
 
-    def _count_shapes(self) -> dict[str | None, Counter[Shape]]:
-        found: dict[str | None, Counter[Shape]] = {name: Counter() for name in (None, *scram.MECHANISMS)}
+    def _count_parameters(self) -> dict[str | None, Counter[CredentialParameters]]:
+        found: dict[str | None, Counter[CredentialParameters]] = {name: Counter() for name in (None, *scram.MECHANISMS)}
         credentials = self._metadata.scram_credentials
         first = next(iter(scram.NUMBERS.values()))
         for name, number in scram.NUMBERS.items():
             for (user, mechanism), one in credentials.items():
                 if mechanism == number:
-                    shape = scram.shape_of(name, one.salt, one.iterations)
-                    found[name][shape] += 1
+                    parameters = scram.parameters_of(name, one.salt, one.iterations)
+                    found[name][parameters] += 1
                     # PLAIN checks a user's first mechanism only (_any_verifier)
-                    found[None][shape] += number == first or (user, first) not in credentials
+                    found[None][parameters] += number == first or (user, first) not in credentials
         found[None] = +found[None]  # without zeros
         return found
 
@@ -344,11 +344,13 @@ class Authentication:
                 mechanism,
                 lambda user, is_token: self._verifier(mechanism, user, is_token),
                 self._seed(),
-                shapes=partial(self._users.shapes, mechanism),
+                parameter_counts=partial(self._users.parameter_counts, mechanism),
             )
         if mechanism == "PLAIN":
             run_in_thread = partial(self._run_in_thread, self._threads)
-            return PlainExchange(self._any_verifier, self._seed(), run_in_thread, partial(self._users.shapes, None))
+            return PlainExchange(
+                self._any_verifier, self._seed(), run_in_thread, partial(self._users.parameter_counts, None)
+            )
         assert mechanism == "OAUTHBEARER" and options.issuer is not None
         return OauthExchange(options.issuer, partial(self._run_in_thread, self._issuers))
 

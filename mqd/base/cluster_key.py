@@ -1,7 +1,7 @@
 """The file with the cluster's keys: created once, and rotated in three steps; after each, it is
 copied to every host of the cluster.
 
-    SECRET                          one key, as every release reads it
+    SECRET                          one key: every release reads this format
     # keys of an mqd cluster, step 1      several: hosts authenticate with the first and accept all
     OLD
     NEW

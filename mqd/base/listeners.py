@@ -143,7 +143,7 @@ def _check_listener(config: Mapping[str, str], listener: Listener, protocol: str
     if not listener.host:
         return msgspec.structs.replace(listener, host="127.0.0.1")
     if not _LOOPBACK.fullmatch(listener.host):
-        danger = "where other hosts' passwords and records are not encrypted" if listener.has_sasl else ""
+        danger = "where passwords and records from other hosts are not encrypted" if listener.has_sasl else ""
         danger = danger or "which other hosts can reach without authentication"
         remedy = "ssl.client.auth=required, or " if protocol == "SSL" else ""
         raise ConfigError(
@@ -172,8 +172,8 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
 
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
-    """Listener name -> this host's address, which other hosts return to clients of their listener of
-    the same name; in the order of `listeners`. `bound`: where the listeners listen, by listener id.
+    """Listener name -> this host's address for it, in the order of `listeners`. Other hosts return the
+    address to clients of their listener of the same name. `bound`: where the listeners listen, by listener id.
     """
     advertised = advertised_listeners(config)
     found: dict[str, tuple[str, int]] = {}
@@ -191,8 +191,8 @@ def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[s
 
 
 def override_of(name: str) -> tuple[str, str] | None:
-    """("NAME", property) of `listener.name.name.property`, whose name part has no dot; None: it is
-    not such a name.
+    """("NAME", "property") of `listener.name.NAME.property` (NAME has no dot), or None for another
+    name.
     """
     listener, _, key = name.removeprefix(OVERRIDE_PREFIX).partition(".")
     return (listener.upper(), key) if name.startswith(OVERRIDE_PREFIX) and listener and key else None
@@ -221,9 +221,7 @@ def check_overrides(config: Mapping[str, str], listeners: list[Listener]) -> Non
         found = override_of(key)
         if found is not None and found[0] not in names:
             raise ConfigError(
-                f"{key} is for a listener {found[0]}, which listeners does not have: {config['listeners']}",
-                key,
-                config[key],
+                f"{key} names listener {found[0]}, which is not in `listeners`: {config['listeners']}", key, config[key]
             )
 
 

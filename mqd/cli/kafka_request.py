@@ -88,7 +88,7 @@ class Broker:
         """
         request = message_class(API_VERSIONS_KEY, "Request")(
             client_software_name="mqd-cli", client_software_version="1"
-        )  # in its newest version: older ones leave out features that may be 0
+        )  # in its newest version: older ones leave out features whose lowest version is 0
         return any(one.name == "mqd.version" for one in self.request(API_VERSIONS_KEY, request).supported_features)
 
     def _call(self, api_key: int, request: object, version: int) -> Any:
@@ -132,8 +132,8 @@ class Broker:
 
 
 def with_retries(attempt: Callable[[], T]) -> T:
-    """Calls attempt(), and retries for RECONNECT_S while no broker is reachable: the awaited operation
-    continues meanwhile. Raises CliError.
+    """Calls attempt(), and retries for RECONNECT_S while no broker is reachable: the operation
+    that the caller waits for continues in the cluster. Raises CliError.
     """
     deadline = time.monotonic() + RECONNECT_S
     while True:

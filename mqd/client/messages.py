@@ -214,7 +214,7 @@ def offset_of(message: Message) -> int:
 
 
 def next_offset(message: Message) -> int:
-    """The offset at which reading continues: the same one if the record's value could not be opened."""
+    """The offset at which reading continues: the same one if the record's value could not be decrypted."""
     return offset_of(message) + (message.error() is None)
 
 

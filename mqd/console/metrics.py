@@ -24,7 +24,7 @@ from mqd.console.options import Options
 INTERVAL_S = 15.0
 HISTORY_S = 15 * 60
 POINTS = int(HISTORY_S / INTERVAL_S)
-PAGE_S = 10.0
+PAGE_TIMEOUT_S = 10.0
 PAGE_BYTES_MAX = 64 << 20
 TOTALS = ("mqd_records_appended_total", "mqd_bytes_appended_total", "mqd_fetch_bytes_total")
 PRODUCE_TIMES = "mqd_produce_seconds_bucket"
@@ -202,7 +202,7 @@ class Sampler:
         if self._token is not None:
             request.add_header("Authorization", f"Bearer {self._token.read_text().strip()}")
         context = ssl.create_default_context(cafile=str(self._ca)) if self._ca is not None else None
-        with urllib.request.urlopen(request, timeout=PAGE_S, context=context) as response:
+        with urllib.request.urlopen(request, timeout=PAGE_TIMEOUT_S, context=context) as response:
             page = response.read(PAGE_BYTES_MAX + 1)
         if len(page) > PAGE_BYTES_MAX:
             raise ValueError(f"more than {PAGE_BYTES_MAX} bytes")

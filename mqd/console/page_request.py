@@ -91,7 +91,7 @@ class PageRequest:
         return RedirectResponse(rendering.url(path, **query, notice=notice, signature=signature), 303)
 
     def _notice(self) -> str:
-        """Never raises: the page that explains a refusal has a notice, too."""
+        """Must not raise: the page that explains a refused request calls it, too."""
         query = self.http.query_params
         notice, sent = query.get("notice", "")[:TEXT_MAX], query.get("signature", "")[:TEXT_MAX]
         signature = self.console.sessions.signature(self.cookie, notice)

@@ -217,7 +217,7 @@ class Quorum:
 
     @property
     def voters_history(self) -> int:
-        """FOUNDED, GROWING or SHRUNK: the history of the newest voter set's size."""
+        """How the newest voter set got its size: FOUNDED with it, GROWING since, or SHRUNK at some time."""
         return self.core.log.voters_history
 
     async def stop(self) -> None:

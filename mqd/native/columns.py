@@ -125,15 +125,15 @@ class ArrowRows:
         many; call finish() before the rest. While there are no rows yet, at least one is appended.
         """
         count = len(view)
-        native = self._fill(view, count)
+        native = self._native_view(view, count)
         while True:
             taken = check(lib.mqd_arrow_append(self._buffers.rows, native, start, count))
             if taken or len(self) or start == count:
                 return taken
             self._grow()
 
-    def _fill(self, view: Any, count: int) -> Any:
-        """Arrays of a view, valid only during the append() call."""
+    def _native_view(self, view: Any, count: int) -> Any:
+        """Points the native struct at the view's arrays; valid only during the append() call."""
         native, keys, values, headers = self._view, view.keys, view.values, view.header_sections
         base = ffi.from_buffer("uint8_t[]", keys.buffer)
         self._held = arrays = [

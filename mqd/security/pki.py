@@ -50,7 +50,7 @@ def _host(node_id: int) -> tuple[str, list[x509.GeneralName]]:
 
 
 def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
-    """A certificate with which a host proves its node id to others of its cluster. Raises
+    """A certificate with which a host proves its node id to the other hosts of its cluster. Raises
     ValueError.
     """
     return _issue(authority, *_host(node_id), now)
@@ -58,8 +58,8 @@ def issue_host(authority: Pair, node_id: int, now: datetime.datetime) -> Pair:
 
 def issue(authority: Pair, name: str, hosts: Sequence[str], now: datetime.datetime) -> Pair:
     """A certificate for a broker or client with this common name. `hosts`: names and addresses of a
-    broker; none for a client. None of them becomes the URI of a host. Raises ValueError if the
-    authority's files do not belong together.
+    broker; none for a client. They never become a host's URI, so the certificate cannot be used as a
+    host's. Raises ValueError if the authority's key does not match its certificate.
     """
     return _issue(authority, name, _names(hosts), now)
 

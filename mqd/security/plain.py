@@ -16,8 +16,15 @@ RunInThread = Callable[[Callable[[], bool]], Awaitable[bool]]
 
 
 class PlainExchange:
-    def __init__(self, lookup: Lookup, seed: bytes, run_in_thread: RunInThread, shapes: scram.Shapes = dict) -> None:
-        self._lookup, self._seed, self._run_in_thread, self._shapes = lookup, seed, run_in_thread, shapes
+    def __init__(
+        self, lookup: Lookup, seed: bytes, run_in_thread: RunInThread, parameter_counts: scram.ParameterCounts = dict
+    ) -> None:
+        self._lookup, self._seed, self._run_in_thread, self._parameter_counts = (
+            lookup,
+            seed,
+            run_in_thread,
+            parameter_counts,
+        )
         self.user = ""
         self.done = False
 
@@ -30,7 +37,7 @@ class PlainExchange:
             raise AuthenticationFailed("a client cannot act as another user", user=user)
         found = self._lookup(user)
         # an unknown user costs as much time as a wrong password
-        mechanism, verifier = found or scram.decoy_for_plain(self._seed, user, self._shapes())
+        mechanism, verifier = found or scram.decoy_for_plain(self._seed, user, self._parameter_counts())
         matches = await self._run_in_thread(lambda: scram.is_password(mechanism, verifier, password))
         if not matches or found is None:
             raise AuthenticationFailed("wrong user or password", user=user)

@@ -49,8 +49,8 @@ class Verifier(msgspec.Struct, frozen=True):
 
 # (user, the user is a delegation token) -> verifier; None: there is no such user
 Lookup = Callable[[str, bool], Verifier | None]
-# the number of users by the shape of their credentials
-Shapes = Callable[[], Mapping["Shape", int]]
+# the number of users by the parameters of their credentials
+ParameterCounts = Callable[[], Mapping["CredentialParameters", int]]
 
 
 def salted_password(mechanism: str, password: bytes, salt: bytes, iterations: int) -> bytes:
@@ -91,7 +91,7 @@ def token_verifier(mechanism: str, seed: bytes, token_id: str, password: str) ->
     return verifier_of(mechanism, salted, salt, ITERATIONS_MIN)
 
 
-class Shape(NamedTuple):
+class CredentialParameters(NamedTuple):
     """The parts of a credential that clients see before they authenticate."""
 
     mechanism: str
@@ -104,54 +104,64 @@ _JAVA_BITS = 130  # Java writes this many random bits in base 36, as text
 _JAVA_DIGITS = b"0123456789abcdefghijklmnopqrstuvwxyz"
 
 
-def shape_of(mechanism: str, salt: bytes, iterations: int) -> Shape:
+def parameters_of(mechanism: str, salt: bytes, iterations: int) -> CredentialParameters:
     is_java = 20 <= len(salt) <= 26 and not set(salt) - set(_JAVA_DIGITS)
-    return Shape(mechanism, SALT_OF_JAVA if is_java else len(salt), iterations)
+    return CredentialParameters(mechanism, SALT_OF_JAVA if is_java else len(salt), iterations)
 
 
-def usual_shapes(mechanism: str) -> dict[Shape, int]:
-    """The shapes of users that `mqd user` creates: ITERATIONS_MIN for generated passwords,
+def usual_parameters(mechanism: str) -> dict[CredentialParameters, int]:
+    """The parameters of the users that `mqd user` creates: ITERATIONS_MIN for generated passwords,
     ITERATIONS_MAX for typed ones.
     """
-    return {Shape(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)}
+    return {
+        CredentialParameters(mechanism, SALT_BYTES, iterations): 1 for iterations in (ITERATIONS_MIN, ITERATIONS_MAX)
+    }
 
 
 def make_decoy(
-    mechanism: str, seed: bytes, user: str, is_token: bool = False, shapes: Mapping[Shape, int] | None = None
+    mechanism: str,
+    seed: bytes,
+    user: str,
+    is_token: bool = False,
+    parameter_counts: Mapping[CredentialParameters, int] | None = None,
 ) -> Verifier:
     """A decoy verifier for a user that does not exist: the same at each attempt, and no password
     matches it.
 
-    `shapes`: the number of users by shape. The decoy's shape is drawn with these weights, so that
-    it does not reveal whether the user exists; when the numbers change, few decoys change shape
-    (weighted rendezvous hashing).
+    `parameter_counts`: the number of users by parameters. The decoy's parameters are drawn with these
+    weights (weighted rendezvous hashing), so that they do not reveal whether the user exists; when
+    the numbers change, few decoys change theirs.
     """
     random_bytes = _pseudorandom(mechanism, seed, user)
     if is_token:
-        shape = Shape(mechanism, SALT_BYTES, ITERATIONS_MIN)
+        parameters = CredentialParameters(mechanism, SALT_BYTES, ITERATIONS_MIN)
     else:
-        shape = _draw_shape(random_bytes, shapes or usual_shapes(mechanism))
+        parameters = _draw_parameters(random_bytes, parameter_counts or usual_parameters(mechanism))
     size_bytes = hashlib.new(MECHANISMS[mechanism]).digest_size
     return Verifier(
-        _salt(random_bytes, shape.salt_bytes),
-        shape.iterations,
+        _salt(random_bytes, parameters.salt_bytes),
+        parameters.iterations,
         secrets.token_bytes(size_bytes),
         secrets.token_bytes(size_bytes),
     )
 
 
-def decoy_for_plain(seed: bytes, user: str, shapes: Mapping[Shape, int]) -> tuple[str, Verifier]:
+def decoy_for_plain(
+    seed: bytes, user: str, parameter_counts: Mapping[CredentialParameters, int]
+) -> tuple[str, Verifier]:
     """Like make_decoy(), for PLAIN, where the client does not choose the mechanism of the verifier."""
-    shape = _draw_shape(_pseudorandom("PLAIN", seed, user), shapes or usual_shapes("SCRAM-SHA-256"))
-    return shape.mechanism, make_decoy(shape.mechanism, seed, user, shapes={shape: 1})
+    parameters = _draw_parameters(
+        _pseudorandom("PLAIN", seed, user), parameter_counts or usual_parameters("SCRAM-SHA-256")
+    )
+    return parameters.mechanism, make_decoy(parameters.mechanism, seed, user, parameter_counts={parameters: 1})
 
 
-def _draw_shape(random_bytes: bytes, shapes: Mapping[Shape, int]) -> Shape:
-    def score(shape: Shape) -> float:
-        draw = hmac.digest(random_bytes, repr(shape).encode(), "sha256")
-        return shapes[shape] / -math.log((int.from_bytes(draw[:8], "big") + 1) / (2**64 + 1))
+def _draw_parameters(random_bytes: bytes, parameter_counts: Mapping[CredentialParameters, int]) -> CredentialParameters:
+    def score(parameters: CredentialParameters) -> float:
+        draw = hmac.digest(random_bytes, repr(parameters).encode(), "sha256")
+        return parameter_counts[parameters] / -math.log((int.from_bytes(draw[:8], "big") + 1) / (2**64 + 1))
 
-    return max(shapes, key=score)
+    return max(parameter_counts, key=score)
 
 
 def _salt(random_bytes: bytes, size_bytes: int) -> bytes:
@@ -173,9 +183,14 @@ class ScramExchange:
     """
 
     def __init__(
-        self, mechanism: str, lookup: Lookup, seed: bytes, nonce: str | None = None, shapes: Shapes = dict
+        self,
+        mechanism: str,
+        lookup: Lookup,
+        seed: bytes,
+        nonce: str | None = None,
+        parameter_counts: ParameterCounts = dict,
     ) -> None:
-        self._mechanism, self._lookup, self._seed, self._shapes = mechanism, lookup, seed, shapes
+        self._mechanism, self._lookup, self._seed, self._parameter_counts = mechanism, lookup, seed, parameter_counts
         self._hash = MECHANISMS[mechanism]
         self._nonce = nonce or secrets.token_urlsafe(24)
         self._first: re.Match[str] | None = None
@@ -212,7 +227,7 @@ class ScramExchange:
             self.is_token = found is not None
         self._exists = found is not None
         if found is None:
-            found = make_decoy(self._mechanism, self._seed, self.user, self.is_token, self._shapes())
+            found = make_decoy(self._mechanism, self._seed, self.user, self.is_token, self._parameter_counts())
         verifier = self._verifier = found
         self._nonce = first["nonce"] + self._nonce
         salt = base64.b64encode(verifier.salt).decode()

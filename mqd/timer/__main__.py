@@ -28,11 +28,11 @@ from mqd.security import confinement
 if TYPE_CHECKING:
     from mqd.timer.partition import PartitionTimer
 
-ENDING_S = 0.1  # interval of checks whether stopped threads have ended
+ENDING_S = 0.1  # how often to check whether stopped threads have ended
 STATUS_S = 1.0
 IDLE_S = 60.0
 JOIN_S = 5.0
-KEPT_BYTES_MAX = 64 << 20
+KEPT_BYTES_MAX = 64 << 20  # memory for records that are due soon, for all partitions together
 
 
 class Timer:
@@ -98,8 +98,8 @@ class Timer:
         self._status_changed = True
 
     def _start(self) -> None:
-        """Starts the partitions that are wanted. One whose earlier timer has not ended waits: both
-        would write the same files.
+        """Starts the partitions that are wanted. A partition waits while its earlier timer has not
+        ended: both would write the same files.
         """
         for key, topic in self._wanted.items():
             if key in self._timers or key in self._ending:

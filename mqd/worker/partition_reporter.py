@@ -30,7 +30,7 @@ USED_S = 1.0  # USED_MS of native/server/redirect.c: a use this soon after anoth
 
 
 class PartitionReporter:
-    """`run_aside(work)` runs the work in a separate task."""
+    """`run_in_background(work)` runs the work in a separate task."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PartitionReporter:
         partitions: PartitionSet,
         catalog: Catalog,
         send: Callable[[ToController], None],
-        run_aside: Callable[[Coroutine[Any, Any, Any]], None],
+        run_in_background: Callable[[Coroutine[Any, Any, Any]], None],
         grace_s: float,
         monotonic: Callable[[], float] = time.monotonic,
         periodic_work: PeriodicWork | None = None,
@@ -51,7 +51,7 @@ class PartitionReporter:
         self._partitions = partitions
         self._catalog = catalog
         self._send = send
-        self._run_aside = run_aside
+        self._run_in_background = run_in_background
         self._grace_s = grace_s  # partition.retire.grace.ms
         self._periodic_work = periodic_work or PeriodicWork()
         self._monotonic = monotonic
@@ -101,7 +101,7 @@ class PartitionReporter:
                 leader_epoch=response.leader_epoch,
             )
         if response.sequence:
-            self._run_aside(
+            self._run_in_background(
                 self._commands.run(
                     self._reactor.in_sync_response,
                     opened.owned.slot,

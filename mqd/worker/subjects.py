@@ -52,14 +52,14 @@ class Subjects:
         self._generation = rules.generation  # what was sent to the reactor
         self._slots_of = slots_of
         self._changed: list[AclBinding] | None = []  # changed topic rules that may take a right away; None = any
-        self._side_tasks: set[asyncio.Task[None]] = set()
+        self._background_tasks: set[asyncio.Task[None]] = set()
         self._log = logging.get("worker.rights")
 
     def on_requested(self, event: native.Event) -> None:
         """Handles MQD_EVENT_SUBJECT_REQUESTED."""
         host, _, principal = event.text.partition(" ")
         self._live[event.token] = principal, host
-        self._run_aside(self._put(event.token))
+        self._run_in_background(self._put(event.token))
 
     def on_gone(self, event: native.Event) -> None:
         """Handles MQD_EVENT_SUBJECT_GONE."""
@@ -110,12 +110,14 @@ class Subjects:
                 raise
             self._live.pop(number, None)  # gone before its rights arrived
 
-    def _run_aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._side_tasks.add(task)
+        self._background_tasks.add(task)
         task.add_done_callback(self._on_put)
 
     def _on_put(self, task: "asyncio.Task[None]") -> None:
-        self._side_tasks.discard(task)
+        self._background_tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.warning("the reactor refused a principal's rights; its clients wait", reason=str(error))
+            self._log.warning(
+                "the reactor refused the rights of a principal, whose clients are waiting", reason=str(error)
+            )

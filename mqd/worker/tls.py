@@ -54,7 +54,7 @@ class TlsListeners:
         self._listeners = tls_files.listeners_with_tls(config)
         self._seen: dict[int, _State] = {}
         self._credentials = credentials
-        self._use_host_task: asyncio.Task[None] | None = None
+        self._use_certificate_task: asyncio.Task[None] | None = None
         self._rules = {index: tls_files.principal_rules(config, listener) for index, listener in self._listeners}
 
     def load(self) -> None:
@@ -71,12 +71,12 @@ class TlsListeners:
             log.info("TLS", library=tls_version(), listeners=",".join(listener.name for _, listener in self._listeners))
 
     async def run(self) -> None:
-        await asyncio.gather(self._watch_listeners(), self._credentials.watch(self._on_host_changed))
+        await asyncio.gather(self._watch_listeners(), self._credentials.watch(self._on_host_certificate_changed))
 
-    def _on_host_changed(self) -> None:
-        self._use_host_task = asyncio.get_running_loop().create_task(self._use_host())
+    def _on_host_certificate_changed(self) -> None:
+        self._use_certificate_task = asyncio.get_running_loop().create_task(self._use_host_certificate())
 
-    async def _use_host(self) -> None:
+    async def _use_host_certificate(self) -> None:
         """Sets the context of new connections; existing ones keep theirs."""
         if self._credentials.host is None:
             return

@@ -97,7 +97,7 @@ class Worker:
         # the cluster's access control lists
         self.rules = authorizer.configured(client.config) or authorizer.Authorizer()
         self._checked_left_behind = False
-        self._side_tasks: set[asyncio.Task[Any]] = set()
+        self._background_tasks: set[asyncio.Task[Any]] = set()
 
     # -- start and end -----------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class Worker:
             self._partitions,
             self._catalog,
             self._link.send,
-            self._run_aside,
+            self._run_in_background,
             grace_s,
             periodic_work=self._periodic_work,
         )
@@ -478,7 +478,7 @@ class Worker:
 
     def _on_death(self, death: Death) -> None:
         if death.endpoint != self._client.endpoint_index:
-            self._run_aside(self._commands.run(self._reactor.endpoint_died, death.endpoint))
+            self._run_in_background(self._commands.run(self._reactor.endpoint_died, death.endpoint))
 
     def _on_event(self, event: native.Event) -> None:
         kind = event.kind
@@ -492,7 +492,7 @@ class Worker:
             self._upkeep.on_truncated(event.slot)
             self._log_line(event)
         elif kind == native.EventKind.LOG_START:
-            self._run_aside(self._upkeep.on_leader_log_start(event.slot, event.offset))
+            self._run_in_background(self._upkeep.on_leader_log_start(event.slot, event.offset))
         elif kind == native.EventKind.FETCHER_ENDED:
             self._replication.on_ended(event)
         elif kind == native.EventKind.RELAY_REQUESTED:
@@ -500,7 +500,7 @@ class Worker:
         elif kind == native.EventKind.RELAY_ENDED:
             self._forwarding.on_ended(event)
         elif kind == native.EventKind.TLS_NAME:
-            self._run_aside(self._tls.on_name(event))
+            self._run_in_background(self._tls.on_name(event))
         elif kind == native.EventKind.SUBJECT_REQUESTED:
             self._subjects.on_requested(event)
         elif kind == native.EventKind.SUBJECT_GONE:
@@ -516,10 +516,10 @@ class Worker:
         elif kind == native.EventKind.LOG_DIR_FAILED:
             self._on_log_dir_failed(event)
         elif kind == native.EventKind.LOG_DIR_FULL and event.log_dir < len(self._log_dirs):
-            self._run_aside(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
+            self._run_in_background(self._upkeep.on_log_dir_full(self._log_dirs[event.log_dir]))
         elif event.partition is not None:
             # returned by a command whose caller no longer waits
-            self._run_aside(self._background.urgent(ELSEWHERE, event.partition.close, False))
+            self._run_in_background(self._background.urgent(ELSEWHERE, event.partition.close, False))
 
     def _log_line(self, event: native.Event) -> None:
         message, detail = _split_line(event.text)
@@ -536,18 +536,18 @@ class Worker:
         log_dir = self._log_dirs[event.log_dir]
         if not log_dir.fail(event.text or os.strerror(event.error)):
             return
-        self._run_aside(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
+        self._run_in_background(self._background.urgent(log_dir.index, log_dir.mark_doubtful))
         for opened in self._partitions.open.values():
             self._partitions.note_failed_directory(opened.owned)
         self._link.send(Applied(self._version, dict(self._partitions.failures)))
 
-    def _run_aside(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._side_tasks.add(task)
+        self._background_tasks.add(task)
         task.add_done_callback(self._on_side_task_done)
 
     def _on_side_task_done(self, task: "asyncio.Task[Any]") -> None:
-        self._side_tasks.discard(task)
+        self._background_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None and not self._stopping.is_set():
             self._log.warning("reactor refused a command", reason=str(task.exception()))
 

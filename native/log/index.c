@@ -20,7 +20,7 @@ void mqd_index_init(struct mqd_index *index)
     index->max_timestamp_ms = index->max_timestamp_offset = index->last_time_entry_ms = -1;
 }
 
-/* The disk is full: drops every second pending entry; keeps the newest. */
+/* Makes room while the disk is full: drops every second pending entry, but never the newest. */
 static void thin_out(struct mqd_index *index)
 {
     uint16_t kept = 0;
@@ -38,7 +38,7 @@ static bool pending_full(const struct mqd_index *index)
     return index->pending_count == MQD_INDEX_PENDING_MAX || index->time_pending_count == MQD_INDEX_PENDING_MAX;
 }
 
-void mqd_index_note_end(struct mqd_index *index, int64_t segment_base)
+void mqd_index_add_time_entry(struct mqd_index *index, int64_t segment_base)
 {
     if (index->max_timestamp_ms <= index->last_time_entry_ms)
         return;
@@ -61,7 +61,7 @@ int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interva
             thin_out(index);
         index->pending[index->pending_count++] =
             (struct mqd_index_entry){(uint32_t)(batch->base_offset - segment_base), position};
-        mqd_index_note_end(index, segment_base);
+        mqd_index_add_time_entry(index, segment_base);
         index->bytes_since_entry = 0;
     }
     index->bytes_since_entry += batch->size_bytes;
@@ -76,7 +76,7 @@ bool mqd_index_full(const struct mqd_index *index, uint32_t more_count)
                MQD_INDEX_FILE_BYTES_MAX;
 }
 
-/* A new fd of one index file, truncated to the known whole entries. */
+/* Opens one index file and truncates it to size_bytes: the whole entries that are known. */
 static int open_file(const char *directory, int64_t segment_base, enum mqd_file_kind kind, uint32_t size_bytes)
 {
     char path[PATH_MAX];
@@ -165,12 +165,12 @@ int mqd_index_seal(struct mqd_index *index, const char *directory, int64_t segme
 {
     if (index->time_pending_count == MQD_INDEX_PENDING_MAX && mqd_index_flush(index, directory, segment_base) < 0)
         return -1;
-    mqd_index_note_end(index, segment_base);
+    mqd_index_add_time_entry(index, segment_base);
     return mqd_index_flush(index, directory, segment_base);
 }
 
-/* Calls `act` for both files if `sizes` is NULL, otherwise only for files of another size. Opens no
- * other file, because there may be no descriptors left. */
+/* Calls `act` for both files if `sizes` is NULL, otherwise only for those whose size differs from
+ * `sizes`. Does not open the rest, because there may be no descriptors left. */
 static int each_file(const char *directory, int64_t segment_base, int (*act)(int fd, int64_t size_bytes),
                      const int64_t *sizes)
 {

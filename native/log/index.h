@@ -74,7 +74,7 @@ int mqd_index_add(struct mqd_index *index, int64_t segment_base, int32_t interva
 /* Whether the files could exceed their size limit with more_count further entries. */
 bool mqd_index_full(const struct mqd_index *index, uint32_t more_count);
 /* Adds a time entry for the largest timestamp so far, unless it exists. */
-void mqd_index_note_end(struct mqd_index *index, int64_t segment_base);
+void mqd_index_add_time_entry(struct mqd_index *index, int64_t segment_base);
 /* Writes the pending entries. 0; or -1 with errno; after ENOSPC and EDQUOT the entries are kept for
  * a later flush (thinned out if there is no room for more). */
 int mqd_index_flush(struct mqd_index *index, const char *directory, int64_t segment_base);

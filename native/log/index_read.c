@@ -194,7 +194,7 @@ static int files_match(const struct mqd_index *index, const char *directory, int
 
 int mqd_index_finish_load(struct mqd_index *index, const char *directory, int64_t segment_base)
 {
-    mqd_index_note_end(index, segment_base);
+    mqd_index_add_time_entry(index, segment_base);
     int same = files_match(index, directory, segment_base);
     if (same < 0) {
         errno = EIO;

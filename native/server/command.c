@@ -338,7 +338,7 @@ static void run_one(struct mqd_reactor *r, struct mqd_command *command)
         mqd_subject_command(r, command);
         break;
     case MQD_COMMAND_REVOKE:
-        mqd_subject_revoke(r, command);
+        mqd_subjects_revoke_mappings(r, command);
         break;
     default:
         run_on_owned(r, command);

@@ -104,8 +104,8 @@ void mqd_share_partition_place(struct mqd_share_partition *partition, int64_t st
  * confirm the state. Nothing may be acquired while `verifies` is set. */
 void mqd_share_partition_verify(struct mqd_share_partition *partition);
 
-/* Requests a READ that reports to a new acceptor which records are Archiving, and changes nothing
- * else. */
+/* Requests a READ that changes nothing: it tells an acceptor that has restarted which records are
+ * Archiving. */
 void mqd_share_partition_report(struct mqd_share_partition *partition);
 
 /* The request to send now: MQD_SHARE_READ or MQD_SHARE_WRITE, whose body is in `body` until its

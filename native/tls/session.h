@@ -31,7 +31,7 @@ extern _Atomic uint32_t mqd_tls_key_records_max;
 struct mqd_tls;
 struct mqd_tls_context;
 
-/* NULL with the reason. fd stays the caller's. */
+/* Returns NULL and sets mqd_error on failure. fd stays the caller's. */
 struct mqd_tls *mqd_tls_create(struct mqd_tls_context *context, int fd);
 /* A session of a connection between hosts, with a context for such connections. `client`: this host
  * has opened the connection. The other host's certificate must have the URI "mqd://node/N", N =

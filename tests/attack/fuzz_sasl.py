@@ -62,7 +62,7 @@ class World:
     def verifier(self, user: str, mechanism: str) -> Verifier | None:
         return self.verifiers[mechanism] if user == "alice" else None
 
-    def shapes(self, _mechanism: str | None) -> dict:
+    def parameter_counts(self, _mechanism: str | None) -> dict:
         return {}
 
     def token_verifier(self, _token_id: str, _mechanism: str, _seed: bytes) -> Verifier | None:

@@ -23,7 +23,7 @@ from mqd.cli.common import (
 
 @click.group("pipeline", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Archive, replay, aggregate, deduplicate, route, join topics with Spark (docs/spark.md)."""
+    """Archive, replay, aggregate, deduplicate, route and join topics with Spark (docs/spark.md)."""
 
 
 @command.command("run")
@@ -37,16 +37,19 @@ def command() -> None:
 @click.option("--master", metavar="URL", help="Spark master.  [default: the file's, or local[*]]")
 @click.option("--once", is_flag=True, help="Process all available records, then end.")
 @click.option(
-    "--format", "output_format", type=click.Choice(["text", "json"]), help="Form of the progress.  [default: text]"
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    help="Output format of the progress.  [default: text]",
 )
 @click.pass_context
 def run(
     ctx: click.Context, file: Path, bootstrap: str | None, master: str | None, once: bool, output_format: str | None
 ) -> int:
-    """Run the pipeline that FILE.toml describes, until it ends or is interrupted; started again it
-    continues where it was.
+    """Run the pipeline that FILE.toml describes, until it ends or is interrupted. The next run resumes
+    where it stopped.
 
-    FILE may leave out .toml. Progress goes to stdout, a line for each batch.
+    The suffix .toml may be omitted. Progress goes to stdout, a line for each batch.
     """
     from mqd.spark.pipelines.settings import ONCE, SettingsError, load
 
@@ -80,7 +83,7 @@ def run(
         raise CliError(f"{pipeline.name}: {explained(error)}", EXIT_FAILED) from error
     finally:
         spark.stop()
-    error_line(f"{pipeline.name}: {'done' if ended else 'stopped; started again it continues from its checkpoint'}")
+    error_line(f"{pipeline.name}: {'done' if ended else 'stopped; the next run resumes from its checkpoint'}")
     return 0
 
 

@@ -23,7 +23,7 @@ def command() -> None:
 
 
 def _user(word: str) -> tuple[str, str]:
-    """(type, name) of `alice`, which is User:alice."""
+    """(type, name) of TYPE:NAME; `alice` stands for User:alice."""
     kind, colon, name = word.partition(":")
     return (kind, name) if colon else ("User", word)
 
@@ -37,7 +37,13 @@ def _when(timestamp_ms: int) -> str:
 @click.option("--owner", help="The user that the token represents; needs CREATE_TOKENS on it.  [default: yourself]")
 @click.option("--renewer", "renewers", multiple=True, help="A user that may renew and expire it, too.")
 @click.option("--max-lifetime", type=Duration(), help="It ends after this time, however often it is renewed: 12h, 7d.")
-@click.option("--form", type=click.Choice(list(FORMS)), default="librdkafka", show_default=True, help="Form of --out.")
+@click.option(
+    "--form",
+    type=click.Choice(list(FORMS)),
+    default="librdkafka",
+    show_default=True,
+    help="Format of the file that --out writes.",
+)
 @click.option("-o", "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write a client's settings here.")
 def create(
     settings: Settings,
@@ -139,7 +145,7 @@ def list_(settings: Settings, owners: tuple[str, ...]) -> None:
             )
             for one in found
         ]
-        emit_table(("TOKEN", "OWNER", "RENEWERS", "EXPIRES", "AT MOST UNTIL"), rows)
+        emit_table(("TOKEN", "OWNER", "RENEWERS", "EXPIRES", "MAX EXPIRY"), rows)
     else:
         click.echo("there is no token that you may see")
 

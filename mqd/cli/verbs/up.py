@@ -84,7 +84,7 @@ def _token(text: str, overrides: dict[str, str]) -> Token:
     return token
 
 
-def _check_names(places: Layout) -> None:
+def _check_paths(places: Layout) -> None:
     paths = {"data directory": places.data_dir, "run directory": places.run_dir, "Python interpreter": sys.executable}
     for what, path in paths.items():
         if any(mark in str(path) for mark in '%"\n'):
@@ -105,7 +105,7 @@ def _preflight(settings: Settings) -> None:
     from mqd.shm import locks
 
     places = settings.places
-    _check_names(places)
+    _check_paths(places)
     tls_files.check(settings.config)
     host_identity.check(settings.config)
     principal.local_rules(settings.config)
@@ -121,9 +121,9 @@ def _preflight(settings: Settings) -> None:
             identity.check_node_id(known, places, int(settings.config["node.id"]))
         for listener in sockets.listen_all(settings.config):
             listener.close()
-        between = sockets.listen_cluster(settings.config)
-        if between is not None:
-            between.close()
+        cluster_listener = sockets.listen_cluster(settings.config)
+        if cluster_listener is not None:
+            cluster_listener.close()
     except identity.IdentityError as error:
         raise CliError(str(error)) from error
     except OSError as error:
@@ -189,7 +189,7 @@ def _print_supervisord(
 
     if config_file is not None and not config_file.is_file():
         raise CliError(f"{config_file} is not a file that the broker could read again at every start")
-    _check_names(settings.places)
+    _check_paths(settings.places)
     paths.create(settings.places)
     chosen = {name: value for name, (value, _) in from_environment(properties_environment(os.environ)).items()}
     chosen |= overrides
@@ -222,7 +222,7 @@ def _print_supervisord(
 @click.option(
     "--workers",
     type=click.IntRange(1, 64),
-    help="Worker processes.  [default: one per usable CPU that /dev/shm has room for]",
+    help="Worker processes.  [default: one per usable CPU, as far as /dev/shm has room]",
 )
 @click.option(
     "--config",
@@ -247,7 +247,7 @@ def _print_supervisord(
     "--join",
     "token_text",
     metavar="TOKEN",
-    help="Join the cluster of the host where `mqd cluster invite` has printed TOKEN; includes --secure. -: read it"
+    help="Join the cluster of the host where `mqd cluster invite` printed TOKEN; includes --secure. -: read it"
     " from standard input.",
 )
 @click.option(
@@ -293,7 +293,7 @@ def command(
     settings, secret_variables = _load(data_dir or default_data_dir(), config_file, overrides, port, secured, token)
     places = settings.places
     if printed_kind is not None:
-        # as they are in force: the file and the environment outrank them
+        # the effective values: the file and the environment override the defaults of --secure
         defaults = {name: settings.config[name] for name in secure.settings(places.data_dir)} if secured else {}
         _print_supervisord(printed_kind, settings, config_file, {**defaults, **overrides}, port)
         if secure.files(places.data_dir).pending.exists():

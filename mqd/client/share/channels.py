@@ -37,7 +37,7 @@ class Channel(Protocol):
 
 class AttachmentChannel:
     """A channel through a shared-memory attachment. While the broker is down, requests fail immediately
-    or use `fallback`; they do not wait for the broker, because other brokers may lead its partitions.
+    or use `fallback`; they do not wait for the broker, because other brokers may lead its partitions by then.
     """
 
     def __init__(self, attachment: Attachment, fallback: Channel | None = None) -> None:

@@ -2,8 +2,8 @@
 TCP connection is tried. If no host reaches it, it becomes a suspect.
 
 Every second probe goes to the successor in a ring of all hosts, so that each host is probed within
-two intervals by its predecessor. The other probes go to all members in random order: a successor
-alone would be probed by one host only, which may fail, too, or have a bad link.
+two intervals by its predecessor. The other probes go to all members in random order: with the
+ring alone each host would be probed by one host only, which may fail, too, or have a bad link.
 
     round (every probe interval, times the health multiplier; twice as often while many are suspected)
       Ping -> Ack               alive
@@ -131,7 +131,7 @@ class Prober:
 
     def _successor(self) -> Identity | None:
         """The next host in the order of directory ids. They are random, so the hosts of a rack are seldom
-        neighbours. Suspects are skipped, so that a failed host after a failed one is found soon, too.
+        neighbours. Suspects are skipped, so that two neighbours that failed are both found soon.
         """
         membership = self._core.membership
         own = membership.identity[1]

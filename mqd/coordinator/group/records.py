@@ -300,9 +300,10 @@ STREAMS_GROUP_TYPES: dict[int, RecordType] = {
 # -- OffsetCommit ----------------------------------------------------------------------------------
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
-# by value version: the fields before the metadata (2: of versions 0 to 2), and those after it
+# the fields before the metadata, by value version (entry 2 is also for versions 0 and 1)
 _FIRST = {2: struct.Struct(">hqh"), 3: struct.Struct(">hqih")}
 _OFFSET_VALUE_VERSION = 3
+# the fields after the metadata, by value version
 _OLD_TAIL = {0: struct.Struct(">q"), 1: struct.Struct(">qq"), 2: struct.Struct(">q"), 3: struct.Struct(">q")}
 _VALUE_4 = Shape(
     "OffsetCommitValue",

@@ -109,8 +109,8 @@ class TransactionState:
         raise ValueError("a coordinator's own records are never transactional; this one has another writer")
 
     def _derived_last_epoch(self) -> int:
-        """The last producer epoch, which Kafka's schema cannot hold: after an end of version 2 it
-        follows from the other fields.
+        """The last producer epoch, which Kafka's schema cannot hold: if the transaction was ended
+        with version 2, it follows from the other fields.
         """
         if self.client_version < VERSION_2 or self.state in (State.EMPTY, State.ONGOING):
             return -1
@@ -187,7 +187,7 @@ class TransactionState:
         assert self.producer_id < 0 or 0 <= self.producer_epoch <= EPOCH_MAX, f"T2: epoch {self.producer_epoch}"
         assert self.state != State.ONGOING or self.producer_epoch < EPOCH_MAX, "T3: a client has the last epoch"
         assert self.next_producer_id < 0 or (self.state in PREPARING and self.producer_epoch == EPOCH_MAX), (
-            "T2: a next producer id without need"
+            "T2: an unnecessary next producer id"
         )
         assert not self._held or self.state in PREPARING, f"T7: requests wait in {self.state!r}"
         assert len(self._held) <= HELD_MAX

@@ -137,7 +137,7 @@ static int write_file(const struct mqd_compact_output *output, int kind, const s
 
 int mqd_compact_output_finish(struct mqd_compact_output *output)
 {
-    mqd_index_note_end(&output->index, output->base_offset);
+    mqd_index_add_time_entry(&output->index, output->base_offset);
     if (take_entries(output) < 0 || write_pending(output) < 0)
         return -1;
     if (mqd_file_sync(output->fd, false) < 0)

@@ -14,7 +14,7 @@
 
 struct learning {
     struct mqd_partition *partition;
-    int64_t decided_below;
+    int64_t decided_below; /* transactions that end below this offset cannot be truncated any more */
     uint8_t *bytes;
     size_t capacity_bytes;
 };
@@ -47,7 +47,8 @@ static int learn(struct learning *learning, const struct mqd_batch *batch, int f
         mqd_dedup_learn(dedup, batch, learning->bytes);
     else if (batch->size_bytes <= MQD_MARKER_BYTES_MAX && mqd_marker_parse(learning->bytes, batch, &marker) == 0) {
         mqd_ids_end(&dedup->ids, batch->producer_id, marker.commit, batch->base_offset);
-        mqd_ids_decide(&dedup->ids, learning->decided_below); /* few remain, so the next ids find theirs quickly */
+        /* keeps the list of undecided ids short, so that lookups in it stay fast */
+        mqd_ids_decide(&dedup->ids, learning->decided_below);
     }
     return 0;
 }

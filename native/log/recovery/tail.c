@@ -61,7 +61,7 @@ static int tail_take(struct recovery *recovery, struct tail *tail, const struct 
                                 (long long)tail->base_offset);
     if (position == tail->entry_position && position > 0)
         /* adds again the time entry that was first added with this index entry */
-        mqd_index_note_end(&tail->index, tail->base_offset);
+        mqd_index_add_time_entry(&tail->index, tail->base_offset);
     return 0;
 }
 

@@ -109,7 +109,7 @@ static int respond_segment(struct mqd_reactor *r, const struct mqd_connection *c
         else
             fd = respond_with(response, &location, generation);
         if (location.next_base_offset == INT64_MAX)
-            r->subjects->handed_out[response->slot] = 1;
+            r->subjects->mapped_by_clients[response->slot] = 1;
         if (fd < 0) {
             code = MQD_KAFKA_STORAGE_ERROR;
             mqd_error_system(errno, "cannot open a segment again through /proc");

@@ -20,7 +20,7 @@ bool mqd_subjects_create(struct mqd_reactor *r)
     if (!r->subjects)
         return false;
     mqd_list_init(&r->subjects->unused);
-    memset(r->subjects->handed_out, r->options.control_fd > 0, sizeof r->subjects->handed_out);
+    memset(r->subjects->mapped_by_clients, r->options.control_fd > 0, sizeof r->subjects->mapped_by_clients);
     return true;
 }
 
@@ -218,8 +218,8 @@ static void replace(struct mqd_reactor *r, struct mqd_subject *subject, uint8_t 
     }
     const struct mqd_connection *any = MQD_CONTAINER(subject->connections.next, struct mqd_connection, subject_node);
     MQD_LIST_EACH(node, next, &r->sessions) {
-        /* also for sessions without a fetch in flight, because partitions that are read to the end
-         * are evaluated only on an event */
+        /* also for sessions without a fetch in flight: a partition that is read to its end is
+         * otherwise evaluated only when a record arrives */
         struct mqd_fetch_set *set = MQD_CONTAINER(node, struct mqd_fetch_set, session_node);
         if (set->replica_id < 0 && mqd_session_may_use(set, any))
             mqd_fetch_wake_set(r, set);
@@ -250,14 +250,14 @@ void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *comman
     mqd_command_done(r, command->token, 0, UINT32_MAX, 0, NULL, "");
 }
 
-void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command)
+void mqd_subjects_revoke_mappings(struct mqd_reactor *r, const struct mqd_command *command)
 {
     const uint32_t *slots = command->list;
     for (uint32_t i = 0; i < command->number; i++) {
         uint16_t owner = mqd_load_relaxed(&mqd_control_partition(r->options.control, slots[i])->owner);
-        if (!r->subjects->handed_out[slots[i]])
+        if (!r->subjects->mapped_by_clients[slots[i]])
             continue;
-        r->subjects->handed_out[slots[i]] = 0;
+        r->subjects->mapped_by_clients[slots[i]] = 0;
         struct mqd_descriptor note = {.kind = MQD_LINK_ROLL, .slot = slots[i]};
         if (owner == r->options.self)
             mqd_owner_on_roll(r, slots[i]);
@@ -326,6 +326,7 @@ static void report(struct mqd_reactor *r, const struct mqd_connection *c, enum m
                               .connection = c->id,
                               .offset = type,
                               .level = operation,
+                              /* how many denials this event reports */
                               .log_dir = 1 + (same ? subject->denied_unreported[entry] : 0)};
     memcpy(event.text, name, name_bytes < sizeof event.text ? name_bytes : sizeof event.text - 1);
     if (!mqd_reactor_emit(r, &event)) {

@@ -70,14 +70,14 @@ struct mqd_subjects {
     uint64_t unused_bytes;
     uint64_t next_id, next_version;
     /* S6: by slot: a local client may have mapped its active segment */
-    uint8_t handed_out[MQD_PARTITION_SLOT_COUNT];
+    uint8_t mapped_by_clients[MQD_PARTITION_SLOT_COUNT];
 };
 
 bool mqd_subjects_create(struct mqd_reactor *r); /* false: no memory */
 void mqd_subjects_destroy(struct mqd_reactor *r);
 void mqd_subjects_tick(struct mqd_reactor *r); /* emits again the events that did not fit in the queue */
 void mqd_subject_command(struct mqd_reactor *r, const struct mqd_command *command);
-void mqd_subject_revoke(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_REVOKE */
+void mqd_subjects_revoke_mappings(struct mqd_reactor *r, const struct mqd_command *command); /* MQD_COMMAND_REVOKE */
 /* With an authorizer: gives the connection its subject, once its principal is known. False: nothing
  * may be read yet, or c is closed. */
 bool mqd_subject_attach(struct mqd_reactor *r, struct mqd_connection *c);

@@ -1,8 +1,9 @@
 /* Acquires records at the owner: finds the batches from the first offset that may be acquired, as
- * Fetch finds them, and passes them to the state. See server/share/share.h.
+ * Fetch finds them, and passes them to the share partition's state (struct mqd_share). See
+ * server/share/share.h.
  *
  * Only headers of batches are read here, from pages that are in memory; cold pages are read ahead,
- * and the slot is woken when they are in memory. */
+ * and requests that wait for the slot are woken when they are in memory. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,7 +39,8 @@ static void walk_end(struct walk *w)
     w->aborted = (struct mqd_aborted_list){NULL, 0, 0};
 }
 
-static void ensure_path(struct walk *w)
+/* The reader finds the log's files by this path. */
+static void ensure_log_path(struct walk *w)
 {
     const struct mqd_topic *topic = mqd_topics_find_id(&w->r->topics, w->owned->partition.name.topic_id);
     if (topic)
@@ -80,7 +82,7 @@ static int16_t find(struct walk *w)
     struct mqd_partition_slot *shared = mqd_control_partition(w->r->options.control, w->slot);
     uint32_t size_max = w->request->bytes_max < RANGE_BYTES_MAX ? w->request->bytes_max : RANGE_BYTES_MAX;
     int16_t code = -1;
-    ensure_path(w);
+    ensure_log_path(w);
     for (int tries = 0; tries < 4 && code == -1; tries++) {
         uint64_t generation = mqd_load_acquire(&shared->segments_generation);
         mqd_slot_positions(shared, &w->positions);

@@ -31,7 +31,7 @@ class Users:
     def verifier(self, user: str, mechanism: str) -> scram.Verifier | None:
         return ALICE if (user, mechanism) == ("alice", "SCRAM-SHA-256") else None
 
-    def shapes(self, mechanism: str | None) -> dict[scram.Shape, int]:
+    def parameter_counts(self, mechanism: str | None) -> dict[scram.CredentialParameters, int]:
         return {}
 
     def token_verifier(self, token_id: str, mechanism: str, seed: bytes) -> None:
@@ -240,17 +240,17 @@ def test_shapes_of_credentials_are_counted_again_after_a_change():
         made = ScramCredential(user, mechanism, salt, iterations, b"", b"")
         metadata.apply(CredentialsPut(metadata.version, [made], []))
 
-    assert users.shapes(None) == users.shapes("SCRAM-SHA-256") == {}
+    assert users.parameter_counts(None) == users.parameter_counts("SCRAM-SHA-256") == {}
     put("alice", 1, bytes(24), 4096)
     put("alice", 2, bytes(24), 4096)
     put("bob", 2, b"0123456789abcdefghijklmno", 8192)
-    alice = scram.Shape("SCRAM-SHA-256", 24, 4096)
-    bob = scram.Shape("SCRAM-SHA-512", scram.SALT_OF_JAVA, 8192)
-    assert users.shapes("SCRAM-SHA-256") == {alice: 1}
-    assert users.shapes("SCRAM-SHA-512") == {scram.Shape("SCRAM-SHA-512", 24, 4096): 1, bob: 1}
-    assert users.shapes(None) == {alice: 1, bob: 1}  # each user once, by the mechanism that PLAIN checks
+    alice = scram.CredentialParameters("SCRAM-SHA-256", 24, 4096)
+    bob = scram.CredentialParameters("SCRAM-SHA-512", scram.SALT_OF_JAVA, 8192)
+    assert users.parameter_counts("SCRAM-SHA-256") == {alice: 1}
+    assert users.parameter_counts("SCRAM-SHA-512") == {scram.CredentialParameters("SCRAM-SHA-512", 24, 4096): 1, bob: 1}
+    assert users.parameter_counts(None) == {alice: 1, bob: 1}  # each user once, by the mechanism that PLAIN checks
     metadata.apply(CredentialsPut(metadata.version, [], [("alice", 1)]))
-    assert users.shapes("SCRAM-SHA-256") == {}
+    assert users.parameter_counts("SCRAM-SHA-256") == {}
 
 
 @pytest.mark.parametrize(("is_authenticated", "listener"), [(False, SASL), (True, SASL), (False, SASL + 1)])

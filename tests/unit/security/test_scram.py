@@ -240,15 +240,17 @@ def test_an_unknown_user_looks_like_existing_users():
     iterations.
     """
     name = "SCRAM-SHA-512"
-    made = [scram.shape_of(name, salt, 4096) for salt in salts_of_java(60)]
-    made += [scram.shape_of(name, bytes(64), 8192)] * 30 + [scram.shape_of(name, bytes(24), 16384)] * 10
-    shapes = Counter(made)
-    assert len(shapes) == 3
-    decoys = [scram.make_decoy(name, SEED, f"user {number}", shapes=shapes) for number in range(2000)]
-    found = Counter(scram.shape_of(name, one.salt, one.iterations) for one in decoys)
-    assert found.keys() == shapes.keys()
-    for shape, count in shapes.items():
-        assert found[shape] / 2000 == pytest.approx(count / 100, abs=0.04)
+    made = [scram.parameters_of(name, salt, 4096) for salt in salts_of_java(60)]
+    made += [scram.parameters_of(name, bytes(64), 8192)] * 30 + [scram.parameters_of(name, bytes(24), 16384)] * 10
+    parameter_counts = Counter(made)
+    assert len(parameter_counts) == 3
+    decoys = [
+        scram.make_decoy(name, SEED, f"user {number}", parameter_counts=parameter_counts) for number in range(2000)
+    ]
+    found = Counter(scram.parameters_of(name, one.salt, one.iterations) for one in decoys)
+    assert found.keys() == parameter_counts.keys()
+    for parameters, count in parameter_counts.items():
+        assert found[parameters] / 2000 == pytest.approx(count / 100, abs=0.04)
     # as text they are indistinguishable, too: in length, and in the prefix of the longer ones
     texts = [one.salt for one in decoys if one.iterations == 4096]
     lengths = [Counter((len(salt), salt[:1] == b"1") for salt in salts) for salts in (texts, salts_of_java(2000))]
@@ -257,18 +259,23 @@ def test_an_unknown_user_looks_like_existing_users():
 
 
 def test_few_decoys_change_when_users_do():
-    shapes = Counter({scram.Shape("SCRAM-SHA-256", 24, 4096): 50, scram.Shape("SCRAM-SHA-256", 64, 4096): 50})
-    more = shapes + Counter({scram.Shape("SCRAM-SHA-256", 24, 8192): 5})
+    parameter_counts = Counter(
+        {
+            scram.CredentialParameters("SCRAM-SHA-256", 24, 4096): 50,
+            scram.CredentialParameters("SCRAM-SHA-256", 64, 4096): 50,
+        }
+    )
+    more = parameter_counts + Counter({scram.CredentialParameters("SCRAM-SHA-256", 24, 8192): 5})
     changed = sum(
-        scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=shapes).salt
-        != scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).salt
-        or scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", shapes=more).iterations == 8192
+        scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", parameter_counts=parameter_counts).salt
+        != scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", parameter_counts=more).salt
+        or scram.make_decoy("SCRAM-SHA-256", SEED, f"user {number}", parameter_counts=more).iterations == 8192
         for number in range(1000)
     )
     assert 20 <= changed <= 80  # 5 of 105
 
 
 def test_the_cost_of_plain_is_that_of_the_users_mechanism():
-    shapes = {scram.Shape("SCRAM-SHA-512", 24, 8192): 1}
-    mechanism, verifier = scram.decoy_for_plain(SEED, "nobody", shapes)
+    parameter_counts = {scram.CredentialParameters("SCRAM-SHA-512", 24, 8192): 1}
+    mechanism, verifier = scram.decoy_for_plain(SEED, "nobody", parameter_counts)
     assert (mechanism, verifier.iterations, len(verifier.stored_key)) == ("SCRAM-SHA-512", 8192, 64)

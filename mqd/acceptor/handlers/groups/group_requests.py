@@ -70,7 +70,7 @@ def rebalance_of(
     def age(since_ms: int) -> int:
         return max(0, now_ms - since_ms) if since_ms >= 0 else -1
 
-    holders: list[Any] = [
+    delaying: list[Any] = [
         message.Holder(
             member_id=one.member_id,
             group_instance_id=one.group_instance_id,
@@ -82,4 +82,4 @@ def rebalance_of(
         )
         for one in rebalance.held_up_by
     ]
-    return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=holders)
+    return message.Rebalance(lasting_ms=age(rebalance.since_ms), reason=rebalance.reason, held_up_by=delaying)

@@ -74,7 +74,7 @@ async def _alter(context: Context, request: AlterUserScramCredentialsRequest) ->
     change = messages.AlterScramCredentials(
         [(one.name, one.mechanism) for one in request.deletions],
         [_credential(one) for one in request.upsertions],
-        new_decoy_secret(),
+        new_decoy_secret(),  # for the salts of unknown users, unless the cluster has one
     )
     response = await context.change(change, TIMEOUT_MS)
     results = response.users or [messages.UserResult(user, response.error, response.message) for user in users]

@@ -31,7 +31,7 @@ class ConfigRules:
         of_listener = resource_type == RESOURCE_BROKER and listeners.override_of(name) is not None
         return of_listener and not self.refusal_of(resource_type, name)
 
-    def is_kafkas(self, name: str) -> bool:
+    def is_kafka_setting(self, name: str) -> bool:
         """Whether this is a broker setting of Apache Kafka that mqd has under another name, or does not
         have.
         """

@@ -150,8 +150,8 @@ def _store_min_in_sync(
     controller's configuration file may differ (partitions.py).
 
     If that is the built-in default, a new topic of two replicas gets 1, so that it accepts records
-    while one replica is down. The 1 is stored, because the computed value, which older topics have,
-    is 2. Internal topics always have the computed value, because they grow with the cluster.
+    while one replica is down. The 1 is stored: without it the computed value would be 2, as for
+    older topics. Internal topics always have the computed value, because they grow with the cluster.
     """
     if MIN_IN_SYNC in config or MIN_IN_SYNC in state.broker_configs.get("", {}):
         return
@@ -233,8 +233,8 @@ def allocate_producer_ids(state: MetadataState, change: messages.AllocateProduce
 def _check_known(rules: ConfigRules, resource_type: int, name: str) -> None:
     if not rules.known(resource_type, name):
         # broker settings of Kafka that mqd does not support are refused as not dynamically updatable
-        is_kafkas = resource_type == RESOURCE_BROKER and rules.is_kafkas(name)
-        code = ErrorCode.INVALID_REQUEST if is_kafkas else ErrorCode.INVALID_CONFIG
+        is_kafka_setting = resource_type == RESOURCE_BROKER and rules.is_kafka_setting(name)
+        code = ErrorCode.INVALID_REQUEST if is_kafka_setting else ErrorCode.INVALID_CONFIG
         raise Refusal(code, rules.refusal_of(resource_type, name))
 
 
@@ -317,8 +317,8 @@ def alter_config(
 
 
 def _check_min_in_sync(topic: TopicState, config: Mapping[str, str], broker_default: Mapping[str, str]) -> None:
-    """R13: refuses a number so small that the in-sync replicas would be enough: the metadata would then
-    drop the eligible replicas, which also have all records.
+    """R13: refuses a minimum that the in-sync replicas already satisfy: the metadata would then drop the
+    eligible replicas, which also have all records.
     """
     configured = configured_min_in_sync(config, broker_default)
     for partition in topic.partitions:
