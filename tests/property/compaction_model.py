@@ -39,8 +39,9 @@ class Log:
         self.decided: dict[int, bool] = {}  # offset -> whether it is visible (not transactional, or committed)
         self.first_of: dict[int, int] = {}  # producer -> first offset of its ongoing transaction
         self.ongoing: dict[int, list[int]] = {}
-        self.last_batch: dict[int, int] = {}  # producer -> base offset
-        self.last_data: dict[int, int] = {}  # the same, of its last batch that is not a marker
+        self.producers: set[int] = set()
+        self.epoch: dict[int, int] = {}  # of each producer
+        self.last_data: dict[int, int] = {}  # producer -> base offset of its last data batch of this epoch
         self.sequence: dict[int, int] = {}
         self.batch_of: dict[int, tuple[int, int]] = {}  # base offset -> (last offset, producer)
         self.transactional = transactional
@@ -58,7 +59,7 @@ class Log:
             file.write(data)
         self.batch_of[self.end] = (self.end + count - 1, producer)
         if producer >= 0:
-            self.last_batch[producer] = self.end
+            self.producers.add(producer)
         self.end += count
 
     def record(self, offset: int) -> Record:
@@ -92,7 +93,7 @@ class Log:
             compression=self.random.choice(CODECS),
             partition_leader_epoch=3,
             producer_id=producer,
-            producer_epoch=0 if producer >= 0 else -1,
+            producer_epoch=self.epoch.get(producer, 0) if producer >= 0 else -1,
             base_sequence=sequence if producer >= 0 else -1,
             is_transactional=transactional,
         )
@@ -104,13 +105,22 @@ class Log:
         for offset in self.ongoing.pop(producer, ()):
             self.decided[offset] = commit
         first = self.first_of.pop(producer, None)
+        if self.random.random() < 0.3:  # as transactions of version 2: the marker raises the epoch
+            self.epoch[producer] = self.epoch.get(producer, 0) + 1
+            self.sequence.pop(producer, None)
+            self.last_data.pop(producer, None)
         marker = Record(
             struct.pack(">hi", 0, 5), struct.pack(">hh", 0, _COMMIT if commit else _ABORT), self.now_ms, offset=self.end
         )
         at = self.end
         self._append(
             encode_batch(
-                [marker], base_offset=at, producer_id=producer, producer_epoch=0, is_transactional=True, is_control=True
+                [marker],
+                base_offset=at,
+                producer_id=producer,
+                producer_epoch=self.epoch.get(producer, 0),
+                is_transactional=True,
+                is_control=True,
             ),
             1,
             producer,
@@ -253,13 +263,20 @@ class Log:
         assert {key: value for key, value in left.items() if value is not None} == {
             key: record.value for key, record in expected.items() if record.value is not None
         }
-        for producer, base in self.last_batch.items():
-            # a snapshot may not be based on the marker behind it
-            known_by = {base, self.last_data.get(producer, base)}
-            assert any(
-                header.base_offset in known_by and header.producer_id == producer for header, _ in self.batches()
-            ), f"the last batch of producer {producer}"
+        self._check_producers()
         self._check_transactions(seen)
+
+    def _check_producers(self) -> None:
+        """Each producer's last sequence is still there; if no data batch has its epoch, its epoch is."""
+        headers = [header for header, _ in self.batches()]
+        for producer in self.producers:
+            base = self.last_data.get(producer)
+            assert any(
+                header.producer_id == producer
+                and header.producer_epoch == self.epoch.get(producer, 0)
+                and (header.is_control if base is None else header.base_offset == base)
+                for header in headers
+            ), f"the last batch of producer {producer}"
 
     def _check_transactions(self, seen: dict[int, Record]) -> None:
         """Remaining aborted records are listed as aborted; each listed transaction has a marker."""

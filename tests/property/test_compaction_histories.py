@@ -72,6 +72,7 @@ def test_tombstones_and_markers_are_finally_removed(tmp_path: Path):
         log.appended[offset] = Record(None, b"k%d" % key, log.now_ms, offset=offset)
         log.decided[offset] = True
         log._append(encode_batch([log.appended[offset]], base_offset=offset), 1, -1)
+    log.recover(clean=True)  # writes a snapshot of the producers: without one, any batch may be a producer's last
     for _ in range(4):
         log.now_ms += 2 * RETENTION_MS
         offset = log.end
@@ -82,9 +83,14 @@ def test_tombstones_and_markers_are_finally_removed(tmp_path: Path):
         log.check()
     left = [record for header, data in log.batches() if not header.is_control for record in decode_batch(data)]
     assert [record.key for record in left] == [b"other"]
-    # one batch of each producer is left, its last, so that its sequence number survives
-    producers = [header.producer_id for header, _ in log.batches() if header.producer_id >= 0]
-    assert sorted(producers) == sorted(log.last_batch)
+    # the last data batch of each producer's epoch is left, so that its sequence number survives, and
+    # one marker of each: of the transaction that this batch belongs to, or for the epoch
+    headers = [header for header, _ in log.batches() if header.producer_id >= 0]
+    data = {header.producer_id: header.base_offset for header in headers if not header.is_control}
+    markers = [header.producer_id for header in headers if header.is_control]
+    assert data == log.last_data
+    assert sorted(markers) == [10, 11, 12]
+    assert len(headers) == len(data) + len(markers)
 
 
 def test_a_producers_last_batch_stays_when_the_snapshot_is_older(tmp_path: Path):
@@ -97,6 +103,8 @@ def test_a_producers_last_batch_stays_when_the_snapshot_is_older(tmp_path: Path)
         record = Record(b"%d" % sequence, b"same key", log.now_ms, offset=log.end)
         log.appended[log.end], log.decided[log.end] = record, True
         epoch = 0 if producer >= 0 else -1
+        if producer >= 0:
+            log.last_data[producer] = log.end
         log._append(
             encode_batch(
                 [record],

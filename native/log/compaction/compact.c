@@ -93,6 +93,7 @@ void mqd_compact_close(struct mqd_compact *compact)
     mqd_id_map_free(&compact->ongoing);
     mqd_id_map_free(&compact->seen);
     mqd_id_map_free(&compact->last_batch);
+    mqd_id_map_free(&compact->last_epoch);
     free(compact->input.buffer);
     free(compact->scan_input.buffer);
     free(compact->output.pending.bytes);
@@ -299,8 +300,7 @@ static int map_step(struct mqd_compact *compact)
         return finish_map(compact);
     }
     const struct mqd_batch *batch = &compact->batch;
-    if (batch->producer_id >= 0 && batch->base_offset >= compact->producers_from &&
-        mqd_id_map_put(&compact->last_batch, batch->producer_id, batch->base_offset) < 0)
+    if (mqd_compact_note_producer(compact, batch) < 0)
         return -1;
     return mqd_batch_end_offset(batch) > compact->options.first_dirty_offset ? map_batch(compact) : MQD_COMPACT_MORE;
 }

@@ -23,7 +23,7 @@
  *       MQD_E_CORRUPT, and the files stay unchanged.
  *
  * Bounds: the key table; input and output buffers of MQD_COMPACT_IO_BYTES, or the largest batch; 24
- * bytes for each aborted transaction of the dirty range and for each producer. Concurrency: one
+ * bytes for each aborted transaction of the dirty range, and 48 for each producer. Concurrency: one
  * thread; compactions of different partitions may run in parallel.
  */
 #ifndef MQD_COMPACT_H
@@ -97,6 +97,9 @@ struct mqd_compact_run {
     uint32_t at, size_bytes;
 };
 
+/* in last_batch: no data batch of this epoch is known */
+#define MQD_COMPACT_ONLY_MARKERS(epoch) (-2 - (int64_t)(epoch))
+
 enum mqd_compact_phase { MQD_PHASE_MAP, MQD_PHASE_SCAN, MQD_PHASE_MAPPED, MQD_PHASE_COPY, MQD_PHASE_COPIED };
 
 struct mqd_compact {
@@ -118,9 +121,9 @@ struct mqd_compact {
     struct mqd_id_map ongoing;       /* scan: producer -> first offset */
     struct mqd_aborted_list aborted; /* sorted by producer, then first offset */
     struct mqd_id_map seen;          /* copy: producers with data since their last marker */
-    /* producer -> base offset of its last batch, or (-2 - epoch) if only its markers of that epoch
-     * are known */
-    struct mqd_id_map last_batch;
+    /* producer -> base offset of its last data batch, or MQD_COMPACT_ONLY_MARKERS; and that
+     * batch's epoch */
+    struct mqd_id_map last_batch, last_epoch;
     int64_t producers_from; /* the snapshot covers batches below this offset; -1 = no snapshot */
     /* copy */
     struct mqd_compact_output output;
@@ -146,6 +149,8 @@ int mqd_compact_copy_compressed(struct mqd_compact *compact, const uint8_t *reco
 /* Loads the newest batch of each producer from the snapshot at `offset`. An unreadable snapshot
  * counts as none. -1: no memory. */
 int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_offset);
+/* Adds a batch that the snapshot does not cover to last_batch. -1: no memory. */
+int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batch *batch);
 /* Builds the new segment's index of aborted transactions: the old segments' entries whose marker is
  * kept. */
 int mqd_compact_transaction_index(struct mqd_compact *compact);

@@ -54,8 +54,8 @@ static bool is_last_of_producer(const struct mqd_compact *compact, const struct 
         return false;
     if (!mqd_id_map_get(&compact->last_batch, batch->producer_id, &last))
         return compact->producers_from < 0; /* without a snapshot any batch may be the last */
-    return last == batch->base_offset ||
-           (last <= -2 && (batch->attributes & MQD_ATTRIBUTE_CONTROL) && last == -2 - (int64_t)batch->producer_epoch);
+    return batch->attributes & MQD_ATTRIBUTE_CONTROL ? last == MQD_COMPACT_ONLY_MARKERS(batch->producer_epoch)
+                                                     : last == batch->base_offset;
 }
 
 /* The last batch of the cleaned segments: it determines where the log continues. */

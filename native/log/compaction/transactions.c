@@ -36,11 +36,19 @@ static uint8_t *read_file(const char *path, size_t *size_bytes)
     return bytes;
 }
 
-static int64_t last_of(const struct mqd_producer *producer)
+static int set_last(struct mqd_compact *compact, int64_t producer_id, int16_t epoch, int64_t last)
 {
-    if (producer->count == 0)
-        return -2 - (int64_t)producer->epoch;
-    return producer->batches[(producer->head + MQD_PRODUCER_BATCH_COUNT - 1u) % MQD_PRODUCER_BATCH_COUNT].base_offset;
+    return mqd_id_map_put(&compact->last_batch, producer_id, last) < 0
+               ? -1
+               : mqd_id_map_put(&compact->last_epoch, producer_id, epoch);
+}
+
+static int load_producer(struct mqd_compact *compact, const struct mqd_producer *producer)
+{
+    uint32_t newest = (producer->head + MQD_PRODUCER_BATCH_COUNT - 1u) % MQD_PRODUCER_BATCH_COUNT;
+    return set_last(compact, producer->producer_id, producer->epoch,
+                    producer->count ? producer->batches[newest].base_offset
+                                    : MQD_COMPACT_ONLY_MARKERS(producer->epoch));
 }
 
 int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_offset)
@@ -57,20 +65,36 @@ int mqd_compact_load_producers(struct mqd_compact *compact, int64_t snapshot_off
     if (bytes && mqd_producers_decode(&producers, bytes, size_bytes, &inside) == 0 && inside == snapshot_offset) {
         compact->producers_from = snapshot_offset;
         for (uint32_t link = producers.newest; link && result == 0; link = producers.entries[link - 1].older)
-            result = mqd_id_map_put(&compact->last_batch, producers.entries[link - 1].producer_id,
-                                    last_of(&producers.entries[link - 1]));
+            result = load_producer(compact, &producers.entries[link - 1]);
         for (uint32_t link = producers.transactions.oldest; link && result == 0;
              link = producers.transactions.entries[link - 1].newer) {
             /* the list walked above does not contain producers with an ongoing transaction */
             uint32_t found = mqd_producers_find(&producers, producers.transactions.entries[link - 1].producer_id);
             if (found != MQD_PRODUCER_NONE)
-                result = mqd_id_map_put(&compact->last_batch, producers.entries[found].producer_id,
-                                        last_of(&producers.entries[found]));
+                result = load_producer(compact, &producers.entries[found]);
         }
     }
     mqd_producers_free(&producers);
     free(bytes);
     return result;
+}
+
+/* As in Kafka, a marker does not replace the data batch of its epoch: the batch has the sequence
+ * that K5 keeps. */
+int mqd_compact_note_producer(struct mqd_compact *compact, const struct mqd_batch *batch)
+{
+    int64_t last, epoch;
+    if (batch->producer_id < 0 || batch->base_offset < compact->producers_from)
+        return 0;
+    if (!(batch->attributes & MQD_ATTRIBUTE_CONTROL))
+        return set_last(compact, batch->producer_id, batch->producer_epoch, batch->base_offset);
+    bool known = mqd_id_map_get(&compact->last_batch, batch->producer_id, &last);
+    if (!known && compact->producers_from < 0)
+        return 0; /* its last data batch may be in a segment that is not read: all stay */
+    if (known && mqd_id_map_get(&compact->last_epoch, batch->producer_id, &epoch) && epoch == batch->producer_epoch)
+        return 0;
+    return set_last(compact, batch->producer_id, batch->producer_epoch,
+                    MQD_COMPACT_ONLY_MARKERS(batch->producer_epoch));
 }
 
 static bool was_dropped(const struct mqd_compact *compact, int64_t offset)
