@@ -419,6 +419,17 @@ int64_t mqd_partition_log_end_offset(struct mqd_partition *partition)
     return partition->log_end_offset;
 }
 
+int32_t mqd_partition_log_start_epoch(const struct mqd_partition *partition)
+{
+    const struct mqd_epochs *epochs = &partition->epochs;
+    uint32_t at = 0;
+    if (epochs->count == 0 || partition->log_start_offset == partition->log_end_offset)
+        return -1;
+    while (at + 1 < epochs->count && epochs->entries[at + 1].start_offset <= partition->log_start_offset)
+        at++;
+    return epochs->entries[at].epoch;
+}
+
 uint32_t mqd_partition_producers(struct mqd_partition *partition, struct mqd_producer_view *out, uint32_t capacity)
 {
     return mqd_producers_view(&partition->producers, out, capacity);

@@ -135,6 +135,8 @@ int64_t mqd_partition_allocated_bytes(const struct mqd_partition *partition);
  * watermark, or, if lower, the first offset of the oldest transaction that is ongoing or whose
  * marker is not below the high watermark (but not below the log start). */
 void mqd_partition_positions(const struct mqd_partition *partition, struct mqd_positions *out);
+/* the leader epoch of the record at the log start; -1 = the log is empty */
+int32_t mqd_partition_log_start_epoch(const struct mqd_partition *partition);
 bool mqd_partition_dirty(const struct mqd_partition *partition); /* written data is not flushed yet */
 int64_t mqd_partition_dirty_bytes(const struct mqd_partition *partition);
 

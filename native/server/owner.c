@@ -355,7 +355,11 @@ void mqd_owner_publish(struct mqd_reactor *r, struct mqd_owned *owned)
                "P5: slot %u: last stable offset %lld, high watermark %lld, log end %lld", owned->slot,
                (long long)positions.last_stable_offset, (long long)positions.high_watermark,
                (long long)positions.log_end_offset);
-    mqd_slot_publish(mqd_control_partition(r->options.control, owned->slot), &positions);
+    struct mqd_partition_slot *slot = mqd_control_partition(r->options.control, owned->slot);
+    int32_t log_start_epoch = mqd_partition_log_start_epoch(owned->partition);
+    if (mqd_load_relaxed(&slot->log_start_epoch) != log_start_epoch)
+        mqd_store_relaxed(&slot->log_start_epoch, log_start_epoch);
+    mqd_slot_publish(slot, &positions);
     if (owned->replicated)
         mqd_leading_on_publish(r, owned, &positions);
     if (positions.high_watermark == owned->high_watermark && positions.last_stable_offset == owned->last_stable_offset)

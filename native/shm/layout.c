@@ -136,6 +136,7 @@ uint64_t mqd_abi_hash(void)
         FIELD(mqd_partition_slot, bytes_in),
         FIELD(mqd_partition_slot, bytes_out),
         FIELD(mqd_partition_slot, refused_ms),
+        FIELD(mqd_partition_slot, log_start_epoch),
         sizeof(struct mqd_partition_slot),
         MQD_PARTITION_SLOT_COUNT,
         MQD_SLOT_DELETING,

@@ -8,10 +8,10 @@
  *         owners (see below)
  *   4096  struct mqd_blob api_versions[8]: prepared ApiVersions bodies by version; written by the
  *         acceptor, read by workers
- *   ...   struct mqd_worker_slot[66], one for each endpoint: see the lines of the struct
+ *   ...   struct mqd_worker_slot[66], one for each endpoint: each cache line names its writer
  *   ...   struct mqd_worker_stats[64]: each worker writes its own; the acceptor reads them
  *         (metrics)
- *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: see the lines of the struct
+ *   ...   struct mqd_partition_slot[MQD_PARTITION_SLOT_COUNT]: likewise
  *   ...   struct mqd_quota_table: rules are written by the controller, buckets by workers and
  *         acceptor (shm/quota.h)
  *   ...   struct mqd_tally_table: connections by address and listener, counted by workers
@@ -30,9 +30,9 @@
  *   L2  a partition slot's positions are published by double copy: the owner writes the inactive
  *       copy, then release-stores `version`. A writer killed half-way leaves the active copy
  *       intact, so no reader waits for a dead writer.
- *   L3  a word has one writer, unless its comment names several. These use atomic operations (or,
- *       add, exchange, compare-and-swap), or store whole values, and the last one counts
- *       (`log_level`, `refused_ms`).
+ *   L3  a word has one writer, unless its comment names several. These use atomic operations
+ *       (fetch_or, fetch_add, exchange, compare-and-swap), or plain stores of whole values, and then
+ *       the last store counts (`log_level`, `refused_ms`).
  */
 #ifndef MQD_SHM_LAYOUT_H
 #define MQD_SHM_LAYOUT_H
@@ -102,7 +102,7 @@ struct mqd_worker_slot {
     /* line 2: written by the endpoint */
     uint32_t connection_count;
     uint32_t partition_count;
-    uint64_t accepted_generation; /* reactor: last acceptor generation that it has handled */
+    uint64_t accepted_generation; /* workers only: the newest generation of the acceptor that was handled */
     uint8_t pad2[MQD_CACHE_LINE - 16];
     uint8_t pad3[MQD_CACHE_LINE];
 };
@@ -140,7 +140,7 @@ struct mqd_partition_slot {
     uint8_t validation;    /* owner writes: enum mqd_record_validation */
     uint8_t flush_on_ack;  /* owner writes */
     uint8_t flush_awaited; /* any process stores 1; the owner exchanges it to 0 and notifies all by MQD_LINK_FLUSHED */
-    /* the owner increments it when a broken invariant aborts it while it opens the partition */
+    /* incremented when the owner aborts on a broken invariant while it opens the partition */
     uint8_t recovery_aborts;
     /* line 3: workers set their bit (fetch_or seq_cst) before they park; the owner exchanges the
      * word to 0 and notifies these workers by link */
@@ -163,7 +163,10 @@ struct mqd_partition_slot {
     uint64_t bytes_out;
     /* any worker writes: when it last refused a batch that the producer will send again; 0 = never */
     int64_t refused_ms; /* CLOCK_MONOTONIC */
-    uint8_t pad4[MQD_CACHE_LINE - 32];
+    /* owner writes, when it publishes positions: the epoch of the record at the log start; -1 = the
+     * log is empty */
+    int32_t log_start_epoch;
+    uint8_t pad4[MQD_CACHE_LINE - 36];
 };
 
 _Static_assert(sizeof(struct mqd_control_header) == 4096, "header is one page");

@@ -61,7 +61,7 @@ struct mqd_quota_table {
 };
 
 _Static_assert(sizeof(struct mqd_quota_bucket) == 64, "a bucket is a cache line");
-_Static_assert(sizeof(struct mqd_quota_rules) % 64 == 0, "copied word by word; the buckets begin a line");
+_Static_assert(sizeof(struct mqd_quota_rules) % 64 == 0, "copied word by word; the buckets begin at a cache line");
 
 struct mqd_quota_table *mqd_control_quotas(void *control); /* shm/layout.c */
 

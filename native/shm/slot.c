@@ -193,6 +193,7 @@ void mqd_slot_clear(void *control, uint32_t index)
     mqd_store_release(&slot->bytes_in, 0);
     mqd_store_release(&slot->bytes_out, 0);
     mqd_store_release(&slot->refused_ms, 0);
+    mqd_store_release(&slot->log_start_epoch, -1);
     mqd_store_release(&slot->segments_generation, mqd_load_relaxed(&slot->segments_generation) + 1);
     mqd_slot_publish(slot, &empty);
     identity_write_end(slot, odd);

@@ -123,6 +123,9 @@ static void respond_one(struct mqd_reactor *r, int16_t version, int8_t isolation
             offset = requested->timestamp == TIMESTAMP_EARLIEST ? positions.log_start_offset
                      : isolation_level                          ? positions.last_stable_offset
                                                                 : positions.high_watermark;
+        int32_t log_start_epoch = mqd_load_relaxed(&slot->log_start_epoch);
+        if (requested->timestamp == TIMESTAMP_EARLIEST && log_start_epoch >= 0)
+            leader_epoch = log_start_epoch;
     }
     mqd_list_offsets_response_partition(out, version, requested->partition_index, error, -1, offset,
                                         error ? -1 : leader_epoch);

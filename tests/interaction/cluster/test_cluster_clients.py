@@ -22,6 +22,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
     AlterPartitionReassignmentsRequest,
     CreateTopicsRequest,
+    DeleteRecordsRequest,
     DescribeClusterRequest,
     DescribeProducersRequest,
     DescribeQuorumRequest,
@@ -64,6 +65,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, HEARTBEAT, OFFSET_FETCH, FIND_COORDINATO
     DESCRIBE_PRODUCERS,
     UNREGISTER_BROKER,
 ) = (27, 43, 45, 46, 55, 60, 61, 64)
+DELETE_RECORDS = 21
 
 
 @pytest.fixture(scope="module")
@@ -173,27 +175,50 @@ def test_a_follower_names_the_leader_and_its_address(cluster: Cluster, wrong: in
     ]
 
 
+def offset_and_epoch(broker: Member, name: str, timestamp: int) -> tuple[int, int, int]:
+    """Error code, offset and leader epoch."""
+    topic = ListOffsetsRequest.Topic(
+        name=name,
+        partitions=[ListOffsetsRequest.Partition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)],
+    )
+    request = ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic])
+    one = send_request(broker, LIST_OFFSETS, 8, request).topics[0].partitions[0]
+    return one.error_code, one.offset, one.leader_epoch
+
+
 def test_offsets_are_reported_only_by_the_leader(cluster: Cluster) -> None:
     topic_id = create(cluster, "offsets", [[1, 2]])
     assert produce(cluster.brokers[1], 12, "offsets", topic_id).responses[0].partition_responses[0].error_code == 0
-
-    def offset(broker: Member, timestamp: int) -> tuple[int, int]:
-        topic = ListOffsetsRequest.Topic(
-            name="offsets",
-            partitions=[ListOffsetsRequest.Partition(partition_index=0, current_leader_epoch=-1, timestamp=timestamp)],
-        )
-        one = (
-            send_request(broker, LIST_OFFSETS, 7, ListOffsetsRequest(replica_id=-1, isolation_level=0, topics=[topic]))
-            .topics[0]
-            .partitions[0]
-        )
-        return one.error_code, one.offset
-
     for timestamp, expected in ((-1, 1), (-2, 0), (-3, 0)):
-        assert offset(cluster.brokers[1], timestamp) == (0, expected)
-        assert [offset(cluster.brokers[node], timestamp) for node in (2, 3)] == [
-            (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)
+        assert offset_and_epoch(cluster.brokers[1], "offsets", timestamp) == (0, expected, 0)
+        assert [offset_and_epoch(cluster.brokers[node], "offsets", timestamp) for node in (2, 3)] == [
+            (ErrorCode.NOT_LEADER_OR_FOLLOWER, -1, -1)
         ] * 2
+
+
+def test_the_earliest_offset_has_the_epoch_of_its_record(cluster: Cluster) -> None:
+    topic_id = create(cluster, "epochs", [[1, 2]])
+    assert offset_and_epoch(cluster.brokers[1], "epochs", -2) == (0, 0, 0)
+    assert produce(cluster.brokers[1], 12, "epochs", topic_id).responses[0].partition_responses[0].error_code == 0
+    lead_elsewhere(cluster, "epochs", 0)
+    partition = described(cluster.brokers[1], "epochs").partitions[0]
+    leader, epoch = cluster.brokers[partition.leader_id], partition.leader_epoch
+    assert epoch > 0
+    for earliest in (-2, -4):  # answered by a worker, and by the acceptor
+        assert offset_and_epoch(leader, "epochs", earliest) == (0, 0, 0)
+    assert produce(leader, 12, "epochs", topic_id).responses[0].partition_responses[0].error_code == 0
+    assert offset_and_epoch(leader, "epochs", -1) == (0, 2, epoch)
+    assert offset_and_epoch(leader, "epochs", -2) == (0, 0, 0)
+    request = DeleteRecordsRequest(
+        topics=[
+            DeleteRecordsRequest.Topic(
+                name="epochs", partitions=[DeleteRecordsRequest.Partition(partition_index=0, offset=1)]
+            )
+        ],
+        timeout_ms=60_000,
+    )
+    assert send_request(leader, DELETE_RECORDS, 2, request).topics[0].partitions[0].low_watermark == 1
+    assert offset_and_epoch(leader, "epochs", -2) == (0, 1, epoch)
 
 
 # -- coordinators ----------------------------------------------------------------------------------
