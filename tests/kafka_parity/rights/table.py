@@ -367,6 +367,13 @@ def make_topic(admin: Ask, name: str) -> bytes:
             return bytes(found.topic_id)
 
 
+def remove_topic(admin: Ask, name: str) -> None:
+    """Deletes it, if it exists: other tests' broker-wide listings would have it."""
+    ask = m.MetadataRequest(topics=[m.MetadataRequest.Topic(name=name)], allow_auto_topic_creation=False)
+    while admin(3, 12, ask).topics[0].error_code != E.UNKNOWN_TOPIC_OR_PARTITION:
+        admin(20, 5, m.DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000))
+
+
 def _until(ask: Callable[[], Any]) -> None:
     while ask().error_code:
         pass  # polls another process; nothing here can be waited for

@@ -47,6 +47,7 @@ from tests.kafka_parity.rights.table import (
     make_topic,
     prepare,
     prepare_token,
+    remove_topic,
     rows,
     run,
 )
@@ -158,6 +159,14 @@ def test_tcp(broker: Users) -> None:
         assert_as_recorded(admin, broker.alice, is_newest, before=operator)
 
 
+@pytest.fixture
+def story_topic(broker: Users) -> Iterator[str]:
+    yield stories.STORY
+    with asking(broker.admin) as admin:
+        remove_topic(admin, stories.STORY)
+
+
+@pytest.mark.usefixtures("story_topic")
 @pytest.mark.parametrize("story", stories.STORIES)
 def test_revoked_rights(broker: Users, story: Callable[[Ask, Ask], stories.Steps]) -> None:
     with asking(broker.admin) as admin, asking(broker.alice) as alice:
@@ -182,10 +191,10 @@ def test_the_apis_between_hosts() -> None:
     assert BETWEEN_HOSTS == [58, 83, 84, 85, 86, 87, 20_000]
 
 
-def test_a_session_is_its_principals(broker: Users) -> None:
+def test_a_session_is_its_principals(broker: Users, story_topic: str) -> None:
     """Apache Kafka lets any client continue it, with its own rights."""
     with asking(broker.admin) as admin, asking(broker.alice) as alice:
-        make_topic(admin, stories.STORY)
+        make_topic(admin, story_topic)
         opened = admin(1, 11, stories.fetch(0, 0))
         taken = alice(1, 11, stories.fetch(opened.session_id, 1))
     assert (taken.error_code, taken.responses) == (int(E.FETCH_SESSION_ID_NOT_FOUND), [])
