@@ -44,6 +44,14 @@ bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64
     return true;
 }
 
+void mqd_request_return(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes)
+{
+    mqd_heap_release(r, bytes);
+    request->heap_bytes -= bytes;
+    if (request->connection)
+        request->connection->held_bytes -= bytes;
+}
+
 bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request, const void *bytes,
                               uint32_t size_bytes)
 {

@@ -344,6 +344,8 @@ void mqd_heap_release(struct mqd_reactor *r, uint64_t bytes);
 /* whether the heap is nearly full: connections that hold memory get no more */
 bool mqd_heap_under_pressure(const struct mqd_reactor *r);
 bool mqd_request_hold(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes); /* false: no room */
+/* the opposite, before the request ends */
+void mqd_request_return(struct mqd_reactor *r, struct mqd_request *request, uint64_t bytes);
 /* appends to `reply`; false: no room */
 bool mqd_request_reply_append(struct mqd_reactor *r, struct mqd_request *request, const void *bytes,
                               uint32_t size_bytes);

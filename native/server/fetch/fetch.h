@@ -155,6 +155,11 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
 void mqd_fetch_keep_cursor(struct mqd_reactor *r, const struct mqd_fetch_entry *entry);
 /* releases the range and its references */
 void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entry);
+/* what the request holds for the entry's aborted transactions (mqd_request_hold) */
+static inline uint64_t mqd_fetch_aborted_bytes(const struct mqd_fetch_entry *entry)
+{
+    return entry->aborted.count * sizeof *entry->aborted.entries;
+}
 /* Makes the partition's directory known to this worker's reader. */
 void mqd_fetch_ensure_path(struct mqd_reactor *r, const struct mqd_topic *topic, int32_t partition_index,
                            uint32_t slot);

@@ -62,6 +62,11 @@ void mqd_fetch_entry_release(struct mqd_reactor *r, struct mqd_fetch_entry *entr
         mqd_filtered_free(&entry->filtered);
 }
 
+static bool hold_aborted(struct mqd_reactor *r, struct mqd_request *request, const struct mqd_fetch_entry *entry)
+{
+    return entry->aborted.count == 0 || mqd_request_hold(r, request, mqd_fetch_aborted_bytes(entry));
+}
+
 /* Finds the range of an entry and the aborted transactions that overlap it. Returns what
  * mqd_reader_find returns. */
 static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, struct mqd_fetch_entry *entry,
@@ -89,15 +94,13 @@ static int16_t find_once(struct mqd_reactor *r, struct mqd_request *request, str
         uint32_t shorter = entry->topic->view && size_max > VIEW_BYTES_SHORT ? VIEW_BYTES_SHORT : 1;
         return find_once(r, request, entry, slot, positions, generation, shorter, true);
     }
-    if (code == 0 && entry->aborted.count &&
-        !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries))
-        /* no memory for the transactions: returns nothing now, and the client retries */
-        entry->cursor.valid = false;
-    else if (code == 0 &&
-             mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) == generation)
-        return 0;
-    else if (code == 0)
+    if (code == 0 &&
+        mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
         code = -1; /* data and transactions may come from different files: compaction or deletion ran in between */
+    if (code == 0 && hold_aborted(r, request, entry))
+        return 0;
+    if (code == 0) /* no memory for the transactions: returns nothing now, and the client retries */
+        entry->cursor.valid = false;
     mqd_fetch_entry_release(r, entry);
     return code;
 }
@@ -173,8 +176,7 @@ void mqd_fetch_find_aborted(struct mqd_reactor *r, struct mqd_request *request, 
             mqd_load_acquire(&mqd_control_partition(r->options.control, slot)->segments_generation) != generation)
             error = -1;
     }
-    if (error == 0 && entry->aborted.count &&
-        !mqd_request_hold(r, request, entry->aborted.count * sizeof *entry->aborted.entries)) {
+    if (error == 0 && !hold_aborted(r, request, entry)) {
         mqd_fetch_entry_release(r, entry);
         end_offset = entry->fetch_offset; /* no memory for the transactions: returns nothing now */
     }

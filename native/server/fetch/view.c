@@ -171,13 +171,13 @@ static void take(struct mqd_reactor *r, struct mqd_request *request, struct mqd_
     if (entry->cursor.valid && job->read.end_position < job->read.limit)
         mqd_range_move_cursor(&job->range, job->read.end_position, found->next_offset, &entry->cursor);
     mqd_fetch_keep_cursor(r, entry);
-    if (!mqd_request_hold(r, request, found->capacity_bytes))
-        return; /* no memory: the partition is empty in this response */
     if (!found->size_bytes) {
         skip(r, entry, found);
         mqd_view_add_empty(request, entry);
         return;
     }
+    if (!mqd_request_hold(r, request, found->capacity_bytes))
+        return; /* no memory: the partition is empty in this response */
     entry->filtered = *found;
     found->bytes = NULL;
     entry->filtered.has_empty &= request->connection && request->connection->skips_empty_batches;
@@ -237,8 +237,10 @@ void mqd_view_on_done(struct mqd_reactor *r, uint64_t id)
     if (!request->connection) {
         mqd_request_free(r, request);
     } else if (has_to_continue(r, request)) {
-        for (uint32_t i = 0; i < request->set->included_count; i++)
+        for (uint32_t i = 0; i < request->set->included_count; i++) {
+            mqd_request_return(r, request, mqd_fetch_aborted_bytes(request->set->included[i]));
             mqd_fetch_entry_release(r, request->set->included[i]);
+        }
         request->set->included_count = 0;
         request->evaluated = 0;
         mqd_fetch_evaluate(r, request, false);
