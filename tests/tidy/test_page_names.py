@@ -38,10 +38,23 @@ def test_every_folder_has_its_page(room: Path) -> None:
     assert (room / "README.md").is_file()
 
 
+def _anchors(page: Path) -> set[str]:
+    """The anchors that a site such as GitHub makes of the page's headings."""
+    headings = re.findall(r"^#+ (.*)", page.read_text(), re.MULTILINE)
+    shown = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in shown}
+
+
+def _leads_somewhere(page: Path, link: str) -> bool:
+    file, _, anchor = link.partition("#")
+    target = page.parent / file if file else page
+    return target.exists() and (not anchor or target.suffix != ".md" or anchor in _anchors(target))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
-    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
+    assert [link for link in links if "://" not in link and not _leads_somewhere(page, link)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_name)
