@@ -49,7 +49,8 @@ def environment() -> dict[str, str]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "complete").exists():
             _build(version, home)
-    return {"PYTHONPATH": str(home / "installed")}
+    # without the second, `python -m` would find this version in the working directory first
+    return {"PYTHONPATH": str(home / "installed"), "PYTHONSAFEPATH": "1"}
 
 
 def _build(version: str, home: Path) -> None:
