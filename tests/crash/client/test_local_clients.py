@@ -192,7 +192,10 @@ class Theatre:
         self.history: list[str] = []
 
     def __enter__(self) -> Theatre:
+        """The memory of processes that serve is the measure: after their start they still share pages."""
         self.load.__enter__()
+        self.load.wait_for_progress()
+        self.before = dataclasses.replace(self.before, pss_bytes=Holdings.of(self.broker).pss_bytes)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:

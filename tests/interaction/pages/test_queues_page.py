@@ -136,7 +136,7 @@ def test_urgent_jobs_come_first(broker: Broker, run: Callable[[str], str]) -> No
 def test_failed_jobs_go_to_a_dead_letter_topic(broker: Broker, run: Callable[[str], str]) -> None:
     purge(broker)
     *settings, dry_run, redrive = commands("Failed jobs")
-    type_in(broker, *settings, *commands("Delete what is done"))
+    type_in(broker, *settings, *commands("Delete finished jobs"))
     assert run("failed_jobs.py") == "poison resize Offset rejected by client.\n"
     assert "nothing was changed; 1 record would be moved" in type_in(broker, dry_run)
     assert "1 record moved" in type_in(broker, redrive)
