@@ -450,7 +450,7 @@ def test_a_setting_of_one_listener():
     assert of_clients.listener_settings(config, "INSIDE") == {"some.key": "2"}
     assert of_clients.listener_settings(config, "OUTSIDE") == {"some.key": "1"}
     inside = [of_clients.Listener("INSIDE", "127.0.0.1", 9092)]
-    with pytest.raises(ConfigError, match="a listener OTHER, which listeners does not have"):
+    with pytest.raises(ConfigError, match="names listener OTHER, which is not in `listeners`"):
         of_clients.check_overrides({**config, "listeners": "INSIDE://127.0.0.1:9092"}, inside)
     assert of_clients.override_of("listener.name.INSIDE.some.key") == ("INSIDE", "some.key")
     assert of_clients.override_name("INSIDE", "some.key") == "listener.name.inside.some.key"

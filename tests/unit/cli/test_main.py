@@ -21,7 +21,7 @@ from mqd.cli import main as main_module
 from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT_USAGE, CliError, explain, pairs
 from mqd.cli.main import COMMANDS, cli
 from mqd.cli.verbs import config, quota
-from mqd.cli.verbs.up import _check_names
+from mqd.cli.verbs.up import _check_paths
 from tests.unit.cli.unread_stdout import unread
 
 ROOT = Path(__file__).parents[3]
@@ -292,7 +292,7 @@ def test_a_path_that_supervisord_cannot_parse_is_named(monkeypatch, data, run, p
     monkeypatch.setattr("sys.executable", python)
     places = layout("/")._replace(data_dir=Path(data), run_dir=Path(run))
     with pytest.raises(CliError) as error:
-        _check_names(places)
+        _check_paths(places)
     assert error.value.message.startswith(f"{refused} cannot have a percent sign, a quotation mark or a line break")
 
 
