@@ -157,7 +157,9 @@ def drain(settings: Settings, form: Form) -> Change:
         raise CliError(f"there is no broker {node}")
     with Broker(settings.bootstrap) as broker:
         if not broker.is_mqd():
-            raise CliError("only an mqd cluster, not Apache Kafka, drains a broker; mqd topic reassign moves its replicas")
+            raise CliError(
+                "only an mqd cluster, not Apache Kafka, drains a broker; mqd topic reassign moves its replicas"
+            )
         before = moves.replicas_of_all(broker)
     held = {partition: replicas for partition, replicas in before.items() if node in replicas}
     others = [one.broker_id for one in state.brokers if not one.is_fenced and one.broker_id != node]
