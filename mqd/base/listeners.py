@@ -173,7 +173,8 @@ def advertised_listeners(config: Mapping[str, str]) -> dict[str, Listener]:
 
 def endpoints(config: Mapping[str, str], bound: list[tuple[str, int]]) -> dict[str, tuple[str, int]]:
     """Listener name -> this host's address for it, in the order of `listeners`. Other hosts return the
-    address to clients of their listener of the same name. `bound`: where the listeners listen, by listener id.
+    address to clients of their listener of the same name. `bound`: where the listeners listen, by
+    listener id.
     """
     advertised = advertised_listeners(config)
     found: dict[str, tuple[str, int]] = {}

@@ -291,7 +291,7 @@ class TopicImages(HostCommands):
 
     @classmethod
     def image_without_slots(cls, topic: TopicState) -> messages.TopicImage:
-        """The image of a topic of which this host has placed nothing, or not yet."""
+        """The image of a topic without a partition in the slots of this host."""
         partitions = [cls._describe(partition, -1, OWNER_NONE, LOG_DIR_NONE) for partition in topic.partitions]
         return messages.TopicImage(topic.name, topic.topic_id, partitions, topic.config, topic.name in INTERNAL_TOPICS)
 
