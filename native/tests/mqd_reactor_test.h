@@ -275,6 +275,28 @@ static bool bench_take(struct bench *b, uint32_t endpoint, struct mqd_descriptor
     }
 }
 
+/* What the reactors did with the requests of the clients: printed when an expected descriptor does not arrive. */
+static void bench_report(struct bench *b)
+{
+    struct mqd_event event;
+    for (uint32_t worker = 0; worker < REACTORS; worker++) {
+        fprintf(stderr,
+                "worker %u: %llu turns, connections %llu accepted and %llu closed, %llu Produce and %llu Fetch, "
+                "%llu batches forwarded and %llu refused\n",
+                worker, (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_LOOPS),
+                (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_CONNECTIONS_ACCEPTED),
+                (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_CONNECTIONS_CLOSED),
+                (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_REQUESTS_PRODUCE),
+                (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_REQUESTS_FETCH),
+                (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_BATCHES_FORWARDED),
+                (unsigned long long)mqd_counter_read(b->control, worker, MQD_COUNT_BATCHES_REFUSED));
+        while (mqd_reactor_next_event(b->reactors[worker], &event)) {
+            fprintf(stderr, "worker %u: %s\n", worker, event.text);
+            mqd_proposal_free(event.proposal);
+        }
+    }
+}
+
 /* The next of `kind`; RELEASE notes and other kinds are skipped. */
 __attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *b, uint32_t endpoint, uint16_t kind,
                                                                   uint32_t *from)
@@ -282,7 +304,7 @@ __attribute__((unused)) static struct mqd_descriptor bench_expect(struct bench *
     struct mqd_descriptor descriptor;
     uint32_t sender;
     do
-        CHECK_OR(bench_take(b, endpoint, &descriptor, from ? from : &sender, LIMIT_MS), abort());
+        CHECK_OR(bench_take(b, endpoint, &descriptor, from ? from : &sender, LIMIT_MS), bench_report(b); abort());
     while (descriptor.kind != kind);
     return descriptor;
 }
