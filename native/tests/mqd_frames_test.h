@@ -48,16 +48,31 @@ static void client_limit(const struct client *client)
     setsockopt(client->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
+/* The broker's end of `fd`. The kernel may have given the listener's port to another process before, whose clients
+ * still try to reconnect: their connections are closed. */
+static int client_accept(const struct bench *b, int fd)
+{
+    struct sockaddr_in own, peer;
+    socklen_t size_bytes = sizeof own, peer_bytes = sizeof peer;
+    CHECK_OR(getsockname(fd, (struct sockaddr *)&own, &size_bytes) == 0, abort());
+    for (;;) {
+        int accepted = accept(b->listener, (struct sockaddr *)&peer, &peer_bytes);
+        CHECK_OR(accepted >= 0, abort());
+        if (peer.sin_port == own.sin_port)
+            return accepted;
+        close(accepted);
+    }
+}
+
 static struct client client_open_of(struct bench *b, uint32_t worker, uint16_t listener_id, int32_t peer_node, bool tls)
 {
     struct sockaddr_in address;
     socklen_t size_bytes = sizeof address;
     struct client client = {.fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    int one = 1, peer;
+    int one = 1;
     getsockname(b->listener, (struct sockaddr *)&address, &size_bytes);
-    CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0 &&
-                 (peer = accept(b->listener, NULL, NULL)) >= 0,
-             abort());
+    CHECK_OR(connect(client.fd, (struct sockaddr *)&address, sizeof address) == 0, abort());
+    int peer = client_accept(b, client.fd);
     client_limit(&client);
     setsockopt(client.fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     setsockopt(peer, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);

@@ -145,6 +145,22 @@ BOTH(a_forwarded_batch_times_out_and_its_late_response_is_ignored)
     bench_stop(b);
 }
 
+BOTH(a_client_of_another_process_is_not_taken_for_ours)
+{
+    struct bench *b = bench_start(backend, NULL);
+    struct sockaddr_in address;
+    socklen_t size_bytes = sizeof address;
+    int stray = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(getsockname(b->listener, (struct sockaddr *)&address, &size_bytes) == 0);
+    CHECK(connect(stray, (struct sockaddr *)&address, sizeof address) == 0);
+    struct client client = client_open(b, 0);
+    struct part lone = part(0, 3, 500);
+    CHECK_EQUAL(client_produce(&client, 1, &lone, 1).error[0], 0);
+    close(stray);
+    client_close(&client);
+    bench_stop(b);
+}
+
 BOTH(an_owner_dies_with_a_batch)
 {
     struct bench *b = bench_start(backend, NULL);
