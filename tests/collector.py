@@ -15,12 +15,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
+from tests.ports import free_port
+
 
 class Collector(ThreadingHTTPServer):
     """`status`: the status code of its responses."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", free_port()), _Handler)
         self.paths: list[str] = []
         self.requests: list[ExportMetricsServiceRequest] = []
         self.status = 200

@@ -4,17 +4,19 @@ import contextlib
 import socket
 import threading
 
+from tests.ports import free_port
+
 
 class Recorder:
     """Listens at `host`, forwards to `target`. `seen`: all bytes of both directions; complete once
     close() has returned.
     """
 
-    def __init__(self, target: tuple[str, int], host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, target: tuple[str, int], host: str = "127.0.0.1", port: int | None = None) -> None:
         self.target = target
         self.seen: list[bytes] = []
         self.count = 0  # of connections
-        self._listener = socket.create_server((host, port))
+        self._listener = socket.create_server((host, port or free_port()))
         self.address = self._listener.getsockname()
         self._sockets: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept, daemon=True)]

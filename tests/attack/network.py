@@ -12,6 +12,8 @@ import struct
 import threading
 import time
 
+from tests.ports import free_port
+
 CHUNK_BYTES = 1 << 16
 TICK_S = 0.005
 
@@ -22,7 +24,7 @@ class Proxy(threading.Thread):
     def __init__(self, to_port: int = 0) -> None:
         super().__init__(daemon=True)
         self.to_port = to_port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", free_port()))
         self._listener.setblocking(False)
         self.port: int = self._listener.getsockname()[1]
         self._selector = selectors.DefaultSelector()

@@ -31,6 +31,7 @@ from mqd.schema_registry import SchemaRegistryClient
 from mqd.schema_registry.avro import AvroDeserializer, AvroSerializer
 from mqd.serialization import IntegerDeserializer, IntegerSerializer
 from tests.broker import Broker
+from tests.ports import free_port
 
 FETCH_S, RUN_S = 200, 60  # bound a hang
 USER = {"type": "record", "name": "User", "fields": [{"name": "name", "type": "string"}]}
@@ -81,7 +82,7 @@ class Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def registry() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+    with ThreadingHTTPServer(("127.0.0.1", free_port()), Registry) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()

@@ -21,6 +21,7 @@ from perf.peers.driving import KAFKA_TOOLS, EncodedFrames, Librdkafka, LoadFaile
 from perf.peers.peer import Load, Unavailable
 from perf.peers.plan import Step
 from tests.broker import Broker
+from tests.ports import free_port
 
 SMALL = Load(record_bytes=200, partitions=3)
 
@@ -169,7 +170,7 @@ class FakeRedis:
 
 @contextmanager
 def serving(fake: FakeRedis) -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
 
         def accept() -> None:
             while True:
@@ -249,7 +250,7 @@ def test_stream_load_reports_errors(stream_load: Callable[..., dict], fake: Fake
 
 def test_no_server_is_reported_at_once(stream_load: Callable[..., dict]) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", free_port()))
         with pytest.raises(LoadFailed, match="cannot connect"):
             stream_load("ping", port=taken.getsockname()[1])
 

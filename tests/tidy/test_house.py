@@ -127,3 +127,17 @@ def test_test_files_have_unique_names():
     alone = [path for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
     names = [path.name for path in alone]
     assert not sorted({name for name in names if names.count(name) > 1})
+
+
+def test_servers_of_tests_take_their_port_from_tests_ports() -> None:
+    """The kernel assigns an ephemeral port again at once: then a client of another test, whose
+    server has ended, connects to this one.
+    """
+    listens = re.compile(r"(create_server|bind|Server|__init__)\(\([^()]*, 0\)|start_server\([^()]*, 0\)")
+    found = [
+        f"{_relative(path)}:{number}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if listens.search(line) and "SOCK_DGRAM" not in line
+    ]
+    assert not found, "use free_port() of tests/ports.py"

@@ -16,6 +16,7 @@ from tests.compat.clients import DEADLINE_SECONDS
 from tests.interaction.traffic import create_topic, eventually, log_end
 from tests.interaction.transactional import read_committed
 from tests.kafka_connection import KafkaConnection
+from tests.ports import free_port
 
 PRODUCE = 0
 
@@ -98,7 +99,7 @@ def _end(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
 @pytest.fixture
 def cut_off(start_broker):
     """(broker, proxy): clients go to the broker through the proxy."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
         broker = start_broker(config={"advertised.listeners": f"PLAINTEXT://127.0.0.1:{listener.getsockname()[1]}"})
         proxy = Proxy(broker.port, listener)
         yield broker, proxy

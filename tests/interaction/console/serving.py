@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from mqd.console.command import server_of
 from mqd.console.options import Options
 from tests.interaction.traffic import eventually
+from tests.ports import free_port
 
 
 @contextlib.contextmanager
 def served(options: Options) -> Iterator[int]:
     server = server_of(options)
-    with socket.create_server((options.host, 0)) as listening:
+    with socket.create_server((options.host, free_port())) as listening:
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -18,6 +18,7 @@ from tests.console_client import Browser, options
 from tests.interaction.console.changing import change, command, confirmed, fresh, shown
 from tests.interaction.console.test_console_messages import searched
 from tests.interaction.security.secured import Secured
+from tests.ports import free_port
 
 PAGES = (
     "/", "/topics", "/topic?name=x", "/messages?topic=x", "/message?topic=x", "/groups", "/group?name=x", "/transactions",
@@ -29,7 +30,7 @@ PAGES = (
 @contextlib.contextmanager
 def greeting(banner: bytes) -> Iterator[str]:
     """A server that sends this to each client, and then waits until the client closes."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with socket.create_server(("127.0.0.1", free_port())) as listening:
 
         def run() -> None:
             with contextlib.suppress(OSError):

@@ -456,7 +456,7 @@ def test_a_second_keeper_on_the_directory_is_refused(host):
 
 def test_a_port_in_use_names_port_and_holder(tmp_path):
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", free_port()))
         taken.listen()
         port = taken.getsockname()[1]
         host = Host(tmp_path / "data", MQD_LISTENERS=f"PLAINTEXT://127.0.0.1:{port}")

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from mqd.cli.verbs.monitoring import RULES, scrape
 from perf.peers.debian import program, unpack
 from perf.peers.peer import Unavailable
+from tests.ports import free_port
 
 
 def find(name: str) -> str:
@@ -33,8 +33,7 @@ class Prometheus:
         text = text.replace("global:\n", "global:\n  evaluation_interval: 1s\n")
         (directory / "prometheus.yml").write_text(text)
         (directory / RULES).write_text(rules)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self._log = (directory / "prometheus.log").open("wb")
         self.process = subprocess.Popen(
             [

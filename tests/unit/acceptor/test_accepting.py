@@ -15,6 +15,7 @@ from mqd.acceptor.metadata import Metadata
 from mqd.base.config import ConfigError, load_broker, validate_broker_dynamic
 from mqd.base.host_names import packed_ip
 from mqd.cluster.host import messages
+from tests.ports import free_port
 from tests.unit.worker.refusing_listener import RefusingListener
 
 SECOND_NS = 1_000_000_000
@@ -167,7 +168,7 @@ def test_impossible_limits_are_refused(given: dict[str, str], part: str) -> None
 
 class Setting:
     def __init__(self, limits: ConnectionLimits) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server(("127.0.0.1", free_port()))
         self.worker, self.ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.acceptor = Acceptor([self.listener], [self.ours], lambda worker: 0, lambda worker: True, limits)
         self.acceptor.start(asyncio.get_running_loop())

@@ -8,6 +8,7 @@ import pytest
 from mqd.acceptor.accepting import MAGIC, PACKET, Acceptor, packet
 from mqd.acceptor.connection_limits import ConnectionLimits
 from mqd.base.host_names import packed_ip
+from tests.ports import free_port
 
 # -- hand-off --------------------------------------------------------------------------------------
 
@@ -63,7 +64,7 @@ def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         handoffs = Handoffs(2, buffer_bytes)
-        listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        listener = socket.create_server(("127.0.0.1", free_port()), backlog=512)
         acceptor = Acceptor(
             [listener],
             handoffs.acceptor,
@@ -97,7 +98,7 @@ def test_every_connection_is_handed_over(buffer_bytes: int) -> None:
 def test_a_worker_that_does_not_run_gets_connections_last() -> None:
     async def scenario() -> None:
         handoffs = Handoffs(2)
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", free_port()))
         running = {1}
         acceptor = Acceptor(
             [listener],
@@ -149,7 +150,7 @@ def test_out_of_descriptors_pauses_and_recovers(monkeypatch: pytest.MonkeyPatch)
 
     async def scenario() -> None:
         handoffs = Handoffs(1)
-        listener = Listener(socket.create_server(("127.0.0.1", 0)))
+        listener = Listener(socket.create_server(("127.0.0.1", free_port())))
         acceptor = Acceptor(
             [listener], handoffs.acceptor, lambda worker: 0, lambda worker: True, ConnectionLimits({}, ["PLAINTEXT"])
         )  # type: ignore[list-item]

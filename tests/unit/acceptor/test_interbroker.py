@@ -24,6 +24,7 @@ from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import ListTransactionsResponse, WriteTxnMarkersRequest, WriteTxnMarkersResponse
 from mqd.security import pki
 from mqd.security.pki import Pair
+from tests.ports import free_port
 from tests.recorder import Recorder
 from tests.unit.acceptor.test_cluster import NODE, SECRET, broker_image, made, partition, topic
 from tests.unit.security.host_files import NOW, authority, host, impose
@@ -66,7 +67,7 @@ class Hosts:
         self.requested: list[tuple[object, int]] = []
 
     async def __aenter__(self) -> "Hosts":
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = socket.create_server(("127.0.0.1", free_port()))
         self.handoff, self.worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         brokers = [
             msgspec.structs.replace(broker_image(node), inter_broker_port=listener.getsockname()[1])

@@ -20,6 +20,7 @@ from mqd.base.listeners import Listener
 from mqd.base.property_values import ConfigError
 from mqd.security import python_tls, tls_files
 from tests.certificates import Authority
+from tests.ports import free_port
 from tests.unit.acceptor.test_metrics_server import Decided
 
 SECRET = "0123456789abcdef-token"
@@ -228,7 +229,7 @@ def test_tls_and_tokens_are_checked_before_the_start(token_file, tmp_path, autho
 
 
 def test_a_fixed_port_that_is_taken_is_not_replaced() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
         port = taken.getsockname()[1]
         assert listen(Listener("METRICS", "127.0.0.1", port), 0, is_fixed=True) is None
         other = listen(Listener("METRICS", "127.0.0.1", port), 0, is_fixed=False)

@@ -19,6 +19,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.ports import free_port
+
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
 from mqd.cli import common, main  # noqa: E402
@@ -42,7 +44,7 @@ class Stdin(io.BytesIO):
 @pytest.fixture
 def silent() -> Iterator[str]:
     """The address of a server that accepts connections and sends nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
         yield "127.0.0.1:%d" % server.getsockname()[1]
 
 

@@ -5,7 +5,6 @@ start-up time.
 import errno
 import io
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ from mqd.cli.common import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_UNREACHABLE, EXIT
 from mqd.cli.main import COMMANDS, cli
 from mqd.cli.verbs import config, quota
 from mqd.cli.verbs.up import _check_paths
+from tests.ports import free_port
 from tests.unit.cli.unread_stdout import unread
 
 ROOT = Path(__file__).parents[3]
@@ -41,9 +41,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def closed_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    return free_port()
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -15,6 +15,7 @@ from mqd.cli import main as main_module
 from mqd.cli.broker_lookup import Cluster
 from mqd.cli.common import EXIT_UNREACHABLE, CliError
 from mqd.cli.kafka_request import Broker
+from tests.ports import free_port
 
 Serve = Callable[[socket.socket], None]
 
@@ -25,7 +26,7 @@ def port() -> Iterator[Callable[[Serve], str]]:
     with contextlib.ExitStack() as stack:
 
         def begin(serve: Serve) -> str:
-            listening = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            listening = stack.enter_context(socket.create_server(("127.0.0.1", free_port())))
             stack.callback(listening.shutdown, socket.SHUT_RDWR)
 
             def accept() -> None:

@@ -19,6 +19,7 @@ from mqd.cli.kafka_request import Broker, with_retries
 from mqd.protocol.api import decode_request, encode_response, with_length
 from mqd.protocol.headers import SUPPORTED, RequestHeader
 from mqd.protocol.messages import ApiVersionsResponse, ListGroupsRequest, ListGroupsResponse
+from tests.ports import free_port
 
 LIST_GROUPS = 16
 
@@ -29,7 +30,7 @@ class Server:
     """
 
     def __init__(self) -> None:
-        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket = socket.create_server(("127.0.0.1", free_port()))
         self.bootstrap = "127.0.0.1:%d" % self._socket.getsockname()[1]
         self.misbehave: Callable[[int, RequestHeader], bytes | None] = lambda count, header: None
         self.count = 0

@@ -18,6 +18,7 @@ from mqd.cluster.metadata.records import BrokerState
 from mqd.cluster.metadata.state import MetadataState
 from mqd.cluster.raft.messages import ReplicaKey, Voter
 from mqd.keeper import proof
+from tests.ports import free_port
 
 SECRET = b"a secret of the cluster"
 NOTICE = Notice(3, 1 << 40, 7, 1 << 50)
@@ -106,11 +107,11 @@ def test_a_socket_of_both_address_families_reaches_ipv4_addresses() -> None:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as recipient,
         socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as datagrams,
     ):
-        recipient.bind(("127.0.0.1", 0))
+        recipient.bind(("127.0.0.1", free_port()))
         recipient.settimeout(10)
         try:
             datagrams.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            datagrams.bind(("::", 0))
+            datagrams.bind(("::", free_port()))
         except OSError as error:
             pytest.skip(f"this machine has no IPv6: {error}")
         instructions = Instructions(11, 3, 5, 7, "cluster", (recipient.getsockname(),))

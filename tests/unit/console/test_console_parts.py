@@ -24,6 +24,7 @@ from mqd.console.options import Options
 from mqd.console.pages.moves import Pace
 from mqd.console.sessions import IDLE_S, SESSION_S, SESSIONS_MAX, Sessions
 from mqd.security.client import ClientSecurity
+from tests.ports import free_port
 
 
 class Clock:
@@ -232,7 +233,7 @@ def cut_short(request: pytest.FixtureRequest) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with HTTPServer(("127.0.0.1", free_port()), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -9,6 +9,7 @@ import pytest
 
 from mqd.keeper.loop import Keeper
 from mqd.keeper.sockets import listen
+from tests.ports import free_port
 from tests.unit.worker.refusing_listener import RefusingListener
 
 
@@ -35,7 +36,7 @@ def test_connections_are_refused_while_there_is_no_acceptor() -> None:
     """
     keeper = Keeper.__new__(Keeper)
     keeper._selector, keeper._is_refusing = selectors.DefaultSelector(), False
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
         keeper.resources = SimpleNamespace(listeners=[listener])
 
         def turn() -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
+
 pytest.importorskip("pyarrow", reason="the executors' readers come with pyarrow: pip install 'mqd[spark]'")
 
 from mqd.protocol.api import decode_request, encode_response, with_length  # noqa: E402
@@ -50,7 +52,7 @@ class World:
         self.requested: list[int] = []  # for metadata
         # bytes: the whole response; a PartitionData: that
         self.lie: Callable[[int, int], Any] = lambda node, offset: None
-        self._sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        self._sockets = [socket.create_server(("127.0.0.1", free_port())) for _ in range(2)]
         for node, listener in enumerate(self._sockets, 1):
             threading.Thread(target=self._accept, args=(node, listener), daemon=True).start()
 
@@ -352,8 +354,7 @@ def test_unknown_sizes_of_partitions_are_not_queried_for_every_batch(monkeypatch
 
 
 def test_an_unavailable_broker_is_not_used(world: World) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        away = "127.0.0.1:%d" % closed.getsockname()[1]
+    away = f"127.0.0.1:{free_port()}"
     cluster = Cluster(
         source_options(
             {"kafka.bootstrap.servers": f"{world.bootstrap},{away}", "subscribe": "orders"}, streaming=True

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from mqd.shm.attach import KEEPER_LOST
+from tests.ports import free_port
 
 pytest.importorskip("mqd._native")
 
@@ -186,7 +187,7 @@ class Host:
 
     def connect(self, worker: int) -> KafkaConnection:
         """A connection served by `worker`."""
-        with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_server(("127.0.0.1", free_port())) as server:
             ours = KafkaConnection("127.0.0.1", server.getsockname()[1])
             theirs, _ = server.accept()
             note = struct.pack("<IHH16sHH16s20x", 0x31434E4F, 0, 0, b"", 0, 0, b"")

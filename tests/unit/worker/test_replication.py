@@ -25,6 +25,7 @@ from mqd.worker.assignments import Assignment, Cluster, Member, assignment_of, s
 from mqd.worker.host_connections import Dialled
 from mqd.worker.replication import CATCH_UP, IN_SYNC, THROTTLED, Replication, Route, Target, spare_routes, target_routes
 from tests.polling import PATIENCE_S
+from tests.ports import free_port
 from tests.unit.security.host_files import host
 
 SECRET = b"a secret of sixteen bytes and more"
@@ -187,7 +188,7 @@ class Leader:
         return self.refuse or Identity(self.node_id, f"directory-{self.node_id}", "cluster")
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._on_connection, "127.0.0.1", free_port())
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -16,6 +16,7 @@ from mqd.client.share.channels import TcpChannel
 from mqd.client.share.events import Send, Target
 from mqd.protocol.messages import FindCoordinatorRequest
 from mqd.security.client import ClientSecurity
+from tests.ports import free_port
 
 SEND = Send(1, Target("control"), requests.FIND_COORDINATOR, FindCoordinatorRequest(coordinator_keys=["g"]))
 
@@ -24,7 +25,7 @@ SEND = Send(1, Target("control"), requests.FIND_COORDINATOR, FindCoordinatorRequ
 def channel_with() -> Iterator[Callable[[Callable[[], ClientSecurity]], TcpChannel]]:
     """channel_with(security) as TcpChannel, to a server that accepts connections."""
     made: list[TcpChannel] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
 
         def make(security: Callable[[], ClientSecurity]) -> TcpChannel:
             made.append(TcpChannel("test", lambda: [server.getsockname()], "c", 10, security))
