@@ -297,7 +297,9 @@ class ClassicCore:
 
     def _on_response(self, message: Any, now_ms: int, actions: list[Action]) -> None:
         code, sent = message.error_code, self._sent
-        if self.state is State.LEAVING:
+        if self.state is State.LEAVING and sent is HeartbeatRequest:
+            self._on_heartbeat_while_leaving(code, now_ms)
+        elif self.state is State.LEAVING:
             self._finish_leaving(now_ms, actions)
         elif self.state not in (State.JOINING, State.SYNCING, State.STABLE):
             return
@@ -319,6 +321,17 @@ class ClassicCore:
                     actions,
                 )
         elif sent is HeartbeatRequest:
+            self._failures, self._heartbeat_ms = 0, now_ms + self.settings.heartbeat_interval_ms
+
+    def _on_heartbeat_while_leaving(self, code: int, now_ms: int) -> None:
+        """A rebalance is no reason to join: the others wait for this member to leave."""
+        if code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID):
+            self.member_id = ""
+        elif code == ErrorCode.ILLEGAL_GENERATION:
+            self.epoch = -1
+        elif code and code != ErrorCode.REBALANCE_IN_PROGRESS:
+            self._retry_later(now_ms)
+        else:
             self._failures, self._heartbeat_ms = 0, now_ms + self.settings.heartbeat_interval_ms
 
     def _on_error(self, code: int, message: Any, now_ms: int, actions: list[Action]) -> None:
@@ -433,9 +446,15 @@ class ClassicCore:
 
     @property
     def _sends_heartbeats(self) -> bool:
-        """A member that joins sends them while the application carries out Revoke or Assign, which
-        may take longer than the session timeout.
+        """A member that joins or leaves sends them while the application carries out Revoke or Assign,
+        which may take longer than the session timeout; one that leaves for at most the poll interval.
         """
+        if self.callback is not None and self.state is State.LEAVING:
+            return (
+                bool(self.member_id)
+                and self.epoch >= 0
+                and self._heartbeat_ms < self._polled_ms + self.settings.max_poll_interval_ms
+            )
         return self.state is State.STABLE or (self.state is State.JOINING and self.callback is not None)
 
     def _reconcile(self, now_ms: int, actions: list[Action]) -> None:

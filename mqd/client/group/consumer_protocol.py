@@ -14,6 +14,8 @@ Invariants (check())
     M5  between a report of the owned partitions and its response no partition is added: the
         coordinator may have given a partition that is missing from the report to another member
     M6  next_ms is never later than the time when the core has something to do
+    M7  a member that leaves stays in the group, by heartbeats, while the application carries out the
+        last Revoke, for at most the poll interval: until then its commits are valid
 Bounds: owned and target are bounded by the coordinator's assignments; responses to requests that
 are not under way are dropped.
 
@@ -217,8 +219,7 @@ class GroupCore:
         elif self.state is not State.LEAVING:
             self._was_member = self.state in (State.MEMBER, State.JOINING)
             self.state = State.LEAVING
-            self.target = set()
-            self.under_way, self._failures = None, 0
+            self.target, self._failures = set(), 0
 
     def _on_polled(self, now_ms: int) -> None:
         self._polled_ms = now_ms
@@ -284,7 +285,9 @@ class GroupCore:
         if number != self.under_way:
             return
         self.under_way = None
-        if self.state is State.LEAVING:
+        if self.state is State.LEAVING and number != self._leaving_number:
+            self._on_heartbeat_while_leaving(message, now_ms)
+        elif self.state is State.LEAVING:
             if message.error_code in _RETRIED:
                 self._retry_later(now_ms)
                 return
@@ -294,6 +297,17 @@ class GroupCore:
                 self._on_error(message.error_code, message.error_message, now_ms, actions)
             else:
                 self._on_success(message, now_ms)
+
+    def _on_heartbeat_while_leaving(self, message: ConsumerGroupHeartbeatResponse, now_ms: int) -> None:
+        if message.error_code == ErrorCode.UNKNOWN_MEMBER_ID:
+            self._was_member = False
+        elif message.error_code == ErrorCode.FENCED_MEMBER_EPOCH:
+            self.epoch = 0
+        elif message.error_code:
+            self._retry_later(now_ms)
+        else:
+            self.epoch, self._failures = message.member_epoch, 0
+            self._due_ms = now_ms + self._interval_ms
 
     def _finish_leaving(self, now_ms: int, actions: list[Action]) -> None:
         self.state, self.epoch, self.target = State.IDLE, 0, None
@@ -409,6 +423,17 @@ class GroupCore:
                     instance_id=self.settings.instance_id,
                 )
                 self._leaving_number = self._send(message, actions)
+            elif self._stays_until_released and self.under_way is None and now_ms >= self._due_ms:
+                self._send(
+                    ConsumerGroupHeartbeatRequest(
+                        group_id=self.settings.group_id,
+                        member_id=self.member_id,
+                        member_epoch=self.epoch,
+                        instance_id=self.settings.instance_id,
+                    ),
+                    actions,
+                )
+                self._due_ms = now_ms + self._interval_ms
             return
         if self.under_way is not None or self.state not in (State.JOINING, State.MEMBER):
             return
@@ -425,6 +450,17 @@ class GroupCore:
     @property
     def _is_leaving_sent(self) -> bool:
         return self.under_way is not None and self.under_way == self._leaving_number
+
+    @property
+    def _stays_until_released(self) -> bool:
+        """M7"""
+        return (
+            self.state is State.LEAVING
+            and self.callback is not None
+            and self._was_member
+            and self.epoch > 0
+            and self._due_ms < self._polled_ms + self.settings.max_poll_interval_ms
+        )
 
     def _send(self, message: ConsumerGroupHeartbeatRequest, actions: list[Action]) -> int:
         self._number += 1
@@ -466,11 +502,12 @@ class GroupCore:
 
     def _arm(self) -> None:
         times = [self._resolve_ms] if self._resolve_ms is not None else []
+        must_leave = self.state is State.LEAVING and self.callback is None and not self._is_leaving_sent
         if self.state in (State.JOINING, State.MEMBER):
             times.append(self._polled_ms + self.settings.max_poll_interval_ms)
             if self.under_way is None:
                 times.append(self._due_ms)
-        elif self.state is State.LEAVING and self.callback is None and not self._is_leaving_sent:
+        elif must_leave or (self._stays_until_released and self.under_way is None):
             times.append(self._due_ms)
         self.next_ms = min(times) if times else None
 
@@ -486,3 +523,5 @@ class GroupCore:
             assert not self.owned or self.callback is not None, "M4"
         if self.state in (State.JOINING, State.MEMBER) and self.under_way is None:
             assert self.next_ms is not None, "M6"
+        if self._stays_until_released and self.under_way is None:
+            assert self.next_ms is not None and self.next_ms <= self._due_ms, "M7"

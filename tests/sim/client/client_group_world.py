@@ -18,6 +18,7 @@ import contextlib
 import random
 from collections import deque
 
+import msgspec
 import pytest
 
 from mqd.client.group.consumer_protocol import GroupCore, Settings, State
@@ -164,6 +165,32 @@ class Consumer:
 def places(partitions: tuple[Partition, ...]) -> set[tuple[bytes, int]]:
     """With the topic id where there is one: a topic that was recreated is another one."""
     return {(one.topic_id or one.topic.encode(), one.index) for one in partitions}
+
+
+def leaves_slowly(world: World, poll_ms: int) -> tuple[Consumer, int]:
+    """A single consumer whose application carries out the last Revoke for three sessions. Returns it
+    and for how long its commits were valid, in ms.
+    """
+    world.has_faults = False
+    world._join()
+    (consumer,) = world.consumers
+    consumer.core.settings = msgspec.structs.replace(consumer.core.settings, max_poll_interval_ms=poll_ms)
+    consumer.give(Subscribe(TOPICS))
+    world._run_ms(3 * SESSION_MS)
+    if not consumer.works_on:
+        raise Violation("the member has no partitions")
+    consumer.is_closing = True
+    began_ms = valid_ms = world.now_ms
+    consumer.give(Leave())
+    assert consumer.callback is not None
+    consumer.callback = began_ms + 3 * SESSION_MS, consumer.callback[1]
+    while not consumer.is_gone and world.now_ms < began_ms + 5 * SESSION_MS:
+        if consumer.core.generation >= 0 and world.group.members:
+            valid_ms = world.now_ms
+        # the application is busy: it does not poll meanwhile
+        consumer.busy_until_ms = consumer.callback[0] if consumer.callback is not None else 0
+        world.step()
+    return consumer, valid_ms - began_ms
 
 
 class World:

@@ -19,7 +19,8 @@ from mqd.client.group.assignors import (
     encode_subscription,
 )
 from mqd.client.group.classic import ClassicCore
-from tests.sim.client.client_classic_world import run
+from tests.sim.client.client_classic_world import ClassicWorld, run
+from tests.sim.client.client_group_world import MAX_POLL_MS, SESSION_MS, leaves_slowly
 from tests.tiers import quick
 
 QUICK_SEEDS = 25
@@ -30,6 +31,18 @@ def test_histories() -> None:
     for seed in range(QUICK_SEEDS):
         received |= run(seed).received
     assert {0, 25, 27, 79} <= received
+
+
+def test_a_member_that_leaves_keeps_its_partitions_until_they_are_released() -> None:
+    for seed in range(5):
+        member, valid_ms = leaves_slowly(ClassicWorld(seed), poll_ms=20 * SESSION_MS)
+        assert member.is_gone and valid_ms > 2.9 * SESSION_MS
+
+
+def test_an_application_that_never_releases_them_loses_them() -> None:
+    for seed in range(5):
+        member, valid_ms = leaves_slowly(ClassicWorld(seed), poll_ms=MAX_POLL_MS)
+        assert member.is_gone and MAX_POLL_MS < valid_ms < MAX_POLL_MS + SESSION_MS + 100
 
 
 @pytest.mark.slow
@@ -51,7 +64,7 @@ def keeps_what_it_has_when_it_joins(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_rejoins(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ClassicCore, "_rejoin", lambda self: None)
+    patch.setattr(ClassicCore, "_rejoin", lambda self, now_ms: None)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,14 @@ import pytest
 
 from mqd.client.group import consumer_protocol as group_core
 from mqd.client.group.consumer_protocol import GroupCore
-from tests.sim.client.client_group_world import acknowledges_before_it_lets_go, run
+from tests.sim.client.client_group_world import (
+    MAX_POLL_MS,
+    SESSION_MS,
+    World,
+    acknowledges_before_it_lets_go,
+    leaves_slowly,
+    run,
+)
 from tests.tiers import examples, quick
 
 QUICK_SEEDS = examples(15, 30)
@@ -21,6 +28,19 @@ def test_histories() -> None:
 
 def test_a_member_that_leaves_without_polling_gets_nothing_more() -> None:
     run(2464)
+
+
+def test_a_member_that_leaves_keeps_its_partitions_until_they_are_released() -> None:
+    for seed in range(5):
+        world = World(seed)
+        member, valid_ms = leaves_slowly(world, poll_ms=20 * SESSION_MS)
+        assert member.is_gone and valid_ms > 2.9 * SESSION_MS and world.received == {0}
+
+
+def test_an_application_that_never_releases_them_loses_them() -> None:
+    for seed in range(5):
+        member, valid_ms = leaves_slowly(World(seed), poll_ms=MAX_POLL_MS)
+        assert member.is_gone and MAX_POLL_MS < valid_ms < MAX_POLL_MS + SESSION_MS + 100
 
 
 @pytest.mark.slow
