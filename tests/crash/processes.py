@@ -22,11 +22,17 @@ def status(broker: Broker) -> Status:
 
 
 def pids(broker: Broker) -> dict[str, int]:
-    return {process.name: process.pid for process in status(broker).processes}
+    """Of the processes that run: the keeper reports pid 0 for one that ended, and a signal to 0 would
+    go to this process and its group.
+    """
+    return {process.name: process.pid for process in status(broker).processes if process.pid}
 
 
 def kill(broker: Broker, name: str) -> int:
-    pid = pids(broker)[name]
+    """Raises ProcessLookupError while the process is not running."""
+    pid = pids(broker).get(name)
+    if pid is None:
+        raise ProcessLookupError(f"{name} is not running")
     os.kill(pid, signal.SIGKILL)
     return pid
 

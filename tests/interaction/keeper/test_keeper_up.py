@@ -77,7 +77,7 @@ class Up:
 
     def pids(self) -> dict[str, int]:
         with KeeperTool(self.data_dir) as tool:
-            return {one.name: one.pid for one in tool.status().processes if one.pid is not None}
+            return {one.name: one.pid for one in tool.status().processes if one.pid}
 
     def history(self) -> str:
         logs = [path.read_text(errors="replace")[-3000:] for path in sorted(self.places.logs_dir.glob("*.log"))]
