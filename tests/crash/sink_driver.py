@@ -42,7 +42,7 @@ class Attempt:
     when it failed.
     """
 
-    def __init__(self, found: SinkOptions, place: writing.Place, batch: int, task: int, fails: bool) -> None:
+    def __init__(self, found: SinkOptions, place: writing.BatchRun, batch: int, task: int, fails: bool) -> None:
         self.task = task
         reader, writer = os.pipe()
         self.pid = os.fork()
@@ -68,7 +68,7 @@ class Attempt:
         return int(producer_id), int(epoch)
 
 
-def carry_out(found: SinkOptions, place: writing.Place, batch: int, rng: random.Random) -> None:
+def carry_out(found: SinkOptions, place: writing.BatchRun, batch: int, rng: random.Random) -> None:
     winners = {}
     attempts = [
         Attempt(found, place, batch, task, rng.random() < 0.1)

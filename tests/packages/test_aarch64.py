@@ -83,8 +83,8 @@ class Emulated:
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emulated]:
     try:
-        qemu = debian.unpacked(["qemu-user-static"]) / "usr/bin/qemu-aarch64-static"
-        root = debian.unpacked(PYTHON, "arm64")
+        qemu = debian.unpack(["qemu-user-static"]) / "usr/bin/qemu-aarch64-static"
+        root = debian.unpack(PYTHON, "arm64")
     except Unavailable as why:
         pytest.skip(f"qemu-user-static and an aarch64 Python: {why}")
     yield Emulated(tmp_path_factory.mktemp("aarch64"), qemu, root)

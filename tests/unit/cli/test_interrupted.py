@@ -62,7 +62,7 @@ def test_ctrl_c_at_the_end_of_the_input(
     monkeypatch.setattr(sys, "stdin", Stdin(b"one\ntwo\n", soon))
     flushes: list[float] = []
 
-    class Producer(confluent_kafka.Producer):
+    class Producer(confluent_kafka.Producer):  # type: ignore[name-defined]  # written in C
         def flush(self, timeout: float = -1) -> int:
             flushes.append(timeout)
             return super().flush(timeout if timeout >= 0 else 2)
