@@ -2,7 +2,8 @@
 
 Promises
     C1  lost        an acknowledged record is at its acknowledged offset, unless that is below the
-                    log start offset
+                    log start offset. One that was acknowledged without an offset, as a duplicate
+                    of a batch that the broker no longer remembers, is anywhere in its partition
     C2  duplicate   a record of an idempotent producer is in the log at most once
     C3  reordered   the records of an idempotent producer are in its partition in the order in which
                     they were sent
@@ -45,7 +46,7 @@ class Acknowledged:
     counter: int
     topic: str
     partition: int
-    offset: int
+    offset: int | None
     at_ns: int  # CLOCK_MONOTONIC, when the client got the acknowledgement
 
 
@@ -186,6 +187,10 @@ class _Checker:
             )
 
         for ack in self.history.acknowledged:
+            if ack.offset is None:
+                if not starts.get((ack.topic, ack.partition)) and self.is_absent(ack):
+                    self.add("lost", f"{(ack.producer, ack.counter)} was acknowledged in {ack.topic}-{ack.partition}")
+                continue
             self.report(ack.topic, ack.partition, ack.offset, (ack.producer, ack.counter), "its acknowledgement")
             if missing(ack.topic, ack.partition, ack.offset):
                 self.add(
@@ -196,6 +201,11 @@ class _Checker:
         for one in self.history.seen:
             if missing(one.topic, one.partition, one.offset):
                 self.add("vanished", f"{one.observer} saw {one.topic}-{one.partition} offset {one.offset}")
+
+    def is_absent(self, ack: Acknowledged) -> bool:
+        log = self.final.get((ack.topic, ack.partition))
+        value = make_value(ack.producer, ack.counter)
+        return ack.topic not in self.volatile_topics and (log is None or value not in (one for _, one in log.records))
 
 
 def check(

@@ -125,6 +125,17 @@ def test_an_acknowledgement_of_another_offset():
     assert kinds(history, final) == {"changed"}
 
 
+def test_an_acknowledgement_without_an_offset():
+    history, final = sound()
+    first = history.acknowledged[0] = dataclasses.replace(history.acknowledged[0], offset=None)
+    assert kinds(history, final) == set()
+    history.seen = [one for one in history.seen if (one.partition, one.offset) != (first.partition, 0)]
+    log = final["t", first.partition]
+    log.records[0] = (0, make_value("p2", 0))
+    history.sent["p2"] = 1
+    assert kinds(history, final) == {"lost"}
+
+
 def test_a_hole_in_the_log():
     history, final = sound()
     del final["t", 0].records[-2]
