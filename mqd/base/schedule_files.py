@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import struct
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,13 @@ def timer_process(run_dir: Path) -> tuple[int, int] | None:
         return None
     finally:
         os.close(fd)
+
+
+def end_timer(run_dir: Path) -> None:
+    """Sends SIGTERM to the timer that runs, if any: a supervisord that runs other programs too keeps
+    it when the broker ends.
+    """
+    timer = timer_process(run_dir)
+    if timer is not None and timer[0] > 0:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(timer[0], signal.SIGTERM)

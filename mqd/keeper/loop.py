@@ -34,7 +34,7 @@ from typing import Any
 import msgspec
 
 from mqd import native
-from mqd.base import logging
+from mqd.base import logging, schedule_files
 from mqd.base.clock import now_ms
 from mqd.keeper.broker_state import BrokerState, Process
 from mqd.keeper.resources import Resources
@@ -571,6 +571,7 @@ class Keeper(BrokerState):
         log.info("shutting down", reason=reason)
         self._publish()  # before any process ends because of it
         self._broadcast(Shutdown(reason))
+        schedule_files.end_timer(self.settings.places.run_dir)
         self._after(SHUTDOWN_GRACE_S, self._end_by_force)
         self._maybe_end()
 

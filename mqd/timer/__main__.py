@@ -159,6 +159,9 @@ def main() -> int:
     layout = paths.layout(paths.default_data_dir())
     config = schedule_files.read_schedules(layout.run_dir).config
     log = logging.setup("timer", 0, config)
+    stopping = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):  # early: the keeper sends SIGTERM once the timer has its lock
+        signal.signal(number, lambda *_: stopping.set())
     try:
         wake_fd = schedule_files.register_timer(layout.run_dir)
     except OSError as error:
@@ -167,10 +170,7 @@ def main() -> int:
     from mqd.native import core  # noqa: F401  # before confinement: in tests the import opens a file
 
     log.info("process confined", in_force=confinement.confine(config, layout))
-    stopping = threading.Event()
     signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopping.set())
     timer = Timer(layout, lambda: _wake(wake_fd))
     while not stopping.is_set():
         if not timer.update():

@@ -160,6 +160,24 @@ def test_starting_and_stopping_the_broker_leaves_the_other_program_running(super
 
 
 @pytest.mark.slow
+def test_the_timer_ends_with_the_broker(supervisord):
+    supervisord.serves()
+    bootstrap = f"127.0.0.1:{supervisord.port}"
+    for one in (("orders",), ("later", "--config", "schedule.to=orders")):
+        done = mqd("-b", bootstrap, "topic", "create", *one)
+        assert done.returncode == 0, done.stderr
+    eventually(lambda: "mqd-timer" in supervisord.pids(), supervisord.history)
+    pids = supervisord.pids()
+    supervisord.ctl("stop", "mqd-keeper")
+    supervisord.ended(pids)
+    assert set(supervisord.states().values()) == {"RUNNING", "EXITED", "STOPPED"}  # the other program; the keeper
+
+    supervisord.ctl("start", "mqd-keeper", "mqd-controller", "mqd-worker:*", "mqd-acceptor")
+    supervisord.serves()
+    eventually(lambda: "mqd-timer" in supervisord.pids(), supervisord.history)
+
+
+@pytest.mark.slow
 def test_a_keeper_that_was_killed_is_started_again_with_the_others(supervisord):
     pids = supervisord.serves()
     unrelated = supervisord.unrelated()
