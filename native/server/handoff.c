@@ -117,21 +117,32 @@ struct mqd_connection *mqd_connection_open(struct mqd_reactor *r, int fd, uint16
     return c;
 }
 
-/* " (client ADDRESS:PORT)"; "" if it has no address. */
-static void describe_peer(int fd, char *text, size_t size_bytes)
+static const uint8_t ipv4_mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
+
+/* " (client ADDRESS:PORT)"; "" for a client on shared memory. From the hand-off: the socket no longer
+ * knows its peer once the peer has reset the connection. */
+static void describe_peer(const struct mqd_connection *c, char *text, size_t size_bytes)
 {
-    struct sockaddr_storage address;
-    socklen_t address_bytes = sizeof address;
     char host[INET6_ADDRSTRLEN];
-    const struct sockaddr_in *four = (const struct sockaddr_in *)&address;
-    const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)&address;
     text[0] = 0;
-    if (fd < 0 || getpeername(fd, (struct sockaddr *)&address, &address_bytes) < 0)
+    if (!c->peer_port)
         return;
-    if (address.ss_family == AF_INET && inet_ntop(AF_INET, &four->sin_addr, host, sizeof host))
-        snprintf(text, size_bytes, " (client %s:%u)", host, ntohs(four->sin_port));
-    else if (address.ss_family == AF_INET6 && inet_ntop(AF_INET6, &six->sin6_addr, host, sizeof host))
-        snprintf(text, size_bytes, " (client [%s]:%u)", host, ntohs(six->sin6_port));
+    if (memcmp(c->peer_ip, ipv4_mapped, sizeof ipv4_mapped) == 0 &&
+        inet_ntop(AF_INET, c->peer_ip + sizeof ipv4_mapped, host, sizeof host))
+        snprintf(text, size_bytes, " (client %s:%u)", host, c->peer_port);
+    else if (inet_ntop(AF_INET6, c->peer_ip, host, sizeof host))
+        snprintf(text, size_bytes, " (client [%s]:%u)", host, c->peer_port);
+}
+
+static void keep_addresses(struct mqd_connection *c, const struct handoff *handoff)
+{
+    c->local_port = handoff->local_port;
+    c->peer_port = handoff->peer_port;
+    memcpy(c->peer_ip, handoff->peer_ip, sizeof c->peer_ip);
+    if (memcmp(handoff->local_ip, ipv4_mapped, sizeof ipv4_mapped) == 0)
+        memcpy(&c->local_ipv4, handoff->local_ip + sizeof ipv4_mapped, 4);
+    if (memcmp(handoff->peer_ip, ipv4_mapped, sizeof ipv4_mapped) == 0)
+        memcpy(&c->peer_ipv4, handoff->peer_ip + sizeof ipv4_mapped, 4);
 }
 
 /* Counts the connection by its key; false: there are more than `count_max` now. */
@@ -176,16 +187,16 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         close(fd);
         return;
     }
+    keep_addresses(c, handoff);
     const char *exceeded = client ? count_connection(r, c, handoff) : NULL;
     if (exceeded) {
         mqd_stat(r, MQD_COUNT_CONNECTIONS_REFUSED, 1);
         char peer[INET6_ADDRSTRLEN + 24];
-        describe_peer(fd, peer, sizeof peer);
+        describe_peer(c, peer, sizeof peer);
         mqd_log(r, 4, c->id, UINT32_MAX, "connection refused (%s)%s", exceeded, peer);
         mqd_connection_close(r, c, exceeded);
         return;
     }
-    c->local_port = handoff->local_port;
     if (!client)
         c->peer_node = handoff->peer_node;
     bool secure =
@@ -194,12 +205,6 @@ static void adopt(struct mqd_reactor *r, int fd, const struct handoff *handoff)
         return;
     if (client && r->options.listeners[handoff->listener_id] & MQD_LISTENER_SASL)
         mqd_authentication_begin(r, c);
-    memcpy(c->peer_ip, handoff->peer_ip, sizeof c->peer_ip);
-    static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff};
-    if (memcmp(handoff->local_ip, mapped, 12) == 0)
-        memcpy(&c->local_ipv4, handoff->local_ip + 12, 4);
-    if (memcmp(handoff->peer_ip, mapped, 12) == 0)
-        memcpy(&c->peer_ipv4, handoff->peer_ip + 12, 4);
     if (!c->tls) /* early, so that the rights are looked up before the first request arrives */
         mqd_subject_attach(r, c);
 }
@@ -268,7 +273,7 @@ void mqd_connection_fail(struct mqd_reactor *r, struct mqd_connection *c, const 
 {
     mqd_stat(r, MQD_COUNT_PROTOCOL_ERRORS, 1);
     char peer[INET6_ADDRSTRLEN + 24];
-    describe_peer(c->fd, peer, sizeof peer);
+    describe_peer(c, peer, sizeof peer);
     mqd_log(r, 4, c->id, UINT32_MAX, "closing the connection: %s%s", reason, peer);
     mqd_connection_close(r, c, reason);
 }
