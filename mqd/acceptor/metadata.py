@@ -43,6 +43,7 @@ class Metadata:
         self.names: dict[bytes, str] = {}
         self.broker_config: dict[str, str] = {}
         self.broker_default_config: dict[str, str] = {}
+        self.broker_own_config: dict[str, str] = {}
         self.group_configs: dict[str, dict[str, str]] = {}
         self.client_metrics: dict[str, dict[str, str]] = {}
         self.client_quotas: list[messages.ClientQuota] = []
@@ -94,6 +95,7 @@ class Metadata:
                     self._sorted = None
             case messages.BrokerConfigPut():
                 self.broker_config, self.broker_default_config = message.config, message.default_config
+                self.broker_own_config = message.own_config
             case messages.GroupConfigPut():
                 if message.config:
                     self.group_configs[message.group_id] = message.config
@@ -216,6 +218,7 @@ class Metadata:
         self.topics = published
         self.names = {topic.topic_id: topic.name for topic in image.topics}
         self.broker_config, self.broker_default_config = image.broker_config, image.broker_default_config
+        self.broker_own_config = image.broker_own_config
         self.group_configs = dict(image.group_configs)
         self.client_metrics = dict(image.client_metrics)
         self.client_quotas, self.features, self.features_version = image.client_quotas, image.features, image.version

@@ -5,6 +5,7 @@ Kafka's.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from tests.broker import Broker
 from tests.kafka_connection import ConnectionEnded, KafkaConnection
 from tests.kafka_parity.model import Batch, Step, World
 from tests.kafka_parity.sides import Side
+from tests.polling import eventually
 
 NO_UUID = bytes(16)
 WRONG_NAMES = ["", "..", "bad name!", "x" * 250]
@@ -568,3 +570,29 @@ def test_an_election_for_no_partition_needs_no_type(shared_broker: Broker, parti
     with KafkaConnection(port=shared_broker.port) as kafka:
         found = kafka.call(43, 2, m.ElectLeadersRequest(2, partitions, 1000))
     assert found.error_code == error and not found.replica_election_results
+
+
+def test_a_broker_setting_equal_to_the_cluster_wide_one_is_listed(start_broker: Callable[..., Broker]) -> None:
+    """Otherwise nobody would see it when the cluster-wide one changes."""
+    name = "log.retention.ms"
+    with KafkaConnection(port=start_broker().port) as kafka:
+
+        def put(resource: str, value: str | None) -> None:
+            config = m.IncrementalAlterConfigsRequest.Config(name, 0 if value else 1, value)
+            altered = m.IncrementalAlterConfigsRequest.Resource(4, resource, [config])
+            assert kafka.call(44, 1, m.IncrementalAlterConfigsRequest([altered])).responses[0].error_code == 0
+
+        def sources(resource_type: int, resource: str, name: str) -> list[int]:
+            described = m.DescribeConfigsRequest.Resource(resource_type, resource, [name])
+            (entry,) = kafka.call(32, 4, m.DescribeConfigsRequest([described], True)).results[0].configs
+            assert entry.config_source == entry.synonyms[0].source
+            return [one.source for one in entry.synonyms]
+
+        kafka.call(19, 5, m.CreateTopicsRequest([m.CreateTopicsRequest.Topic("judge-levels", 1, 1)]))
+        put("", "5000000")
+        put("1", "5000000")
+        for resource in ((4, "1", name), (2, "judge-levels", "retention.ms")):
+            eventually(lambda: sources(*resource)[:2] == [2, 3], lambda: f"{sources(*resource)}")  # noqa: B023
+        put("", None)
+        for resource in ((4, "1", name), (2, "judge-levels", "retention.ms")):
+            eventually(lambda: sources(*resource)[0] == 2 and 3 not in sources(*resource), "set on the broker")  # noqa: B023

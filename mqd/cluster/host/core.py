@@ -181,7 +181,12 @@ class HostCore(TopicImages):
             parts += self._topic_changes(topic, partial.get(topic.name), actions)
         if event.broker_config is not None:
             parts.append(
-                messages.BrokerConfigPut(event.version, event.broker_config, self._state.broker_configs.get("", {}))
+                messages.BrokerConfigPut(
+                    event.version,
+                    event.broker_config,
+                    self._state.broker_configs.get("", {}),
+                    self._state.broker_configs.get(str(self.node_id), {}),
+                )
             )
         if event.settings_changed:
             parts.append(self._settings(event))
@@ -306,6 +311,7 @@ class HostCore(TopicImages):
             list(state.scram_credentials.values()) if role == "acceptor" else [],
             state.client_metrics if role == "acceptor" else {},
             list(state.delegation_tokens.values()) if role == "acceptor" else [],
+            state.broker_configs.get(str(self.node_id), {}),
         )
 
     def _on_subscriber_left(self, event: SubscriberLeft, now_ms: int) -> list[Action]:

@@ -105,6 +105,7 @@ class Image(msgspec.Struct, tag=True, frozen=True):
     scram_credentials: list[ScramCredential] = []  # only to the acceptor
     client_metrics: dict[str, dict[str, str]] = {}  # only to the acceptor: subscription -> configuration
     delegation_tokens: list[DelegationToken] = []  # only to the acceptor
+    broker_own_config: dict[str, str] = {}  # the part of broker_config that is set for this broker
 
 
 class TopicPut(msgspec.Struct, tag=True, frozen=True):
@@ -132,9 +133,14 @@ class TopicRemoved(msgspec.Struct, tag=True, frozen=True):
 
 
 class BrokerConfigPut(msgspec.Struct, tag=True, frozen=True):
+    """As in Image: broker_config, and its parts for all brokers and for this one, which may have the same
+    properties.
+    """
+
     version: int
     config: dict[str, str]
     default_config: dict[str, str] = {}
+    own_config: dict[str, str] = {}
 
 
 class ClientMetricsPut(msgspec.Struct, tag=True, frozen=True):

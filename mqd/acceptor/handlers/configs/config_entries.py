@@ -51,8 +51,8 @@ def _broker_synonyms(broker: Broker, row: Property) -> list[Synonym]:
     metadata, found = broker.metadata, []
     name = row.name
     default_dynamic = metadata.broker_default_config.get(name)
-    own_dynamic = metadata.broker_config.get(name)
-    if own_dynamic is not None and own_dynamic != default_dynamic:
+    own_dynamic = metadata.broker_own_config.get(name)
+    if own_dynamic is not None:
         found.append(Synonym(name, _shown(row, own_dynamic), BROKER_DYNAMIC))
     if default_dynamic is not None:
         found.append(Synonym(name, _shown(row, default_dynamic), BROKER_DYNAMIC_DEFAULT))
