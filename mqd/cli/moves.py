@@ -315,7 +315,8 @@ def wait_until_empty(broker: Broker, node: int, shown: bool) -> None:
         topic, index = min(partitions)
         return (
             f"{len(partitions)} partition(s) cannot leave node {node}, {topic}-{index} among them: there are not enough"
-            " other brokers in service for their replicas; start or add one"
+            " other brokers in service for their replicas; start or add one, and they leave. mqd cluster drain --cancel"
+            f" {node} lets them stay"
         )
 
     _watch(f"leaving node {node}", lambda: partitions_on(broker, node), _Stall(broker, stalled), shown)
