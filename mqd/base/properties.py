@@ -46,7 +46,7 @@ broker.rack: string
 max.connections: int >=1 <=1000000 dynamic per_listener = 10000
     Connections that the broker accepts; further ones are closed immediately. For one listener
     (listener.name.NAME.max.connections): its limit within that number. At run time it can be raised to 65536, or to its
-    value at the start.
+    value at start if that was higher.
 max.connections.per.ip: int >=0 dynamic = INT_MAX
     Connections that one address may have; further ones are closed immediately.
 max.connections.per.ip.overrides: string dynamic =
@@ -197,12 +197,14 @@ controller.listener: string
     (mqd) HOST:PORT where other hosts reach this one's controller (TCP, and UDP for gossip). Not set: with cluster.seeds
     or inter.broker.listener, the address of the first listener and its port + 2; else no other host can reach it.
 advertised.controller.listener: string
-    (mqd) The address that other hosts use instead of controller.listener. Required if that is on every address.
+    (mqd) The address that other hosts use instead of controller.listener. Required if controller.listener binds to all
+    addresses.
 inter.broker.listener: string
     (mqd) HOST:PORT where other hosts fetch this one's partitions. Not set: with cluster.seeds or
     controller.listener, the address of the first listener and its port + 1.
 advertised.inter.broker.listener: string
-    (mqd) The address that other hosts use instead of inter.broker.listener. Required if that is on every address.
+    (mqd) The address that other hosts use instead of inter.broker.listener. Required if inter.broker.listener binds to
+    all addresses.
 cluster.key.file: string
     (mqd) File with the secret by which hosts of one cluster authenticate each other: the same on every host, readable
     by this user only; `mqd cluster key` creates one, and rotates it while the cluster runs.
@@ -245,9 +247,8 @@ replica.socket.timeout.ms: int >=100 <=600000 = 10000
     A follower reconnects to a leader that does not respond for this time beyond replica.fetch.wait.max.ms (Kafka:
     30000).
 follower.replication.throttled.rate: long >=1 <=LONG_MAX dynamic = LONG_MAX
-    Bytes per second that replicas of this host fetch while they are not in sync and
-    follower.replication.throttled.replicas of their topic lists them; each worker gets an equal share. In-sync replicas
-    are never throttled.
+    Bytes per second that this host's replicas fetch while they are not in sync, if they are listed in their topic's
+    follower.replication.throttled.replicas; each worker gets an equal share. In-sync replicas are never throttled.
 leader.replication.throttled.rate: long >=0 <=LONG_MAX dynamic ignored = LONG_MAX
     Accepted. Replication is throttled at the follower: follower.replication.throttled.rate of its host.
 replica.alter.log.dirs.io.max.bytes.per.second: long >=1 <=LONG_MAX dynamic = LONG_MAX
@@ -264,7 +265,7 @@ replication.recovery.delay.ms: long >=-1 <=LONG_MAX = 600000
 replica.moves.max: int >=1 <=100000 = 50
     (mqd) Partitions whose replicas are moved at a time to drain a host, to balance the load, or to replace a lost host.
 controlled.shutdown.moves.max: int >=1 <=1000000 = 1000
-    (mqd) Leaderships that a host which shuts down transfers with each heartbeat.
+    (mqd) Leaderships that a host that is shutting down hands over with each heartbeat.
 controlled.shutdown.wait.ms: int >=0 <=INT_MAX = 30000
     (mqd) How long a host that shuts down waits for other hosts to take over its leaderships and to learn of that.
 partition.retire.barrier.ms: int >=0 <=INT_MAX = 10000
@@ -369,7 +370,8 @@ log.message.timestamp.after.max.ms: long >=0 dynamic = 3600000
 log.preallocate: bool dynamic ignored = false
     Accepted. mqd always preallocates, in steps (log.preallocate.bytes.min and max).
 log.preallocate.bytes.min: long >=4096 <=1073741824 = 65536
-    (mqd) First step of preallocation; it doubles with the write rate.
+    (mqd) Initial step of preallocation. The step is doubled while writes use it up within a second, and halved again
+    when they slow down.
 log.preallocate.bytes.max: long >=4096 <=2147483648 = 33554432
     (mqd) Largest step of preallocation.
 log.stripe.bytes: long >=0 <=1073741824 = 0
@@ -466,7 +468,7 @@ group.streams.max.heartbeat.interval.ms: int >=1 = 15000
 group.streams.max.size: int >=1 = INT_MAX
     Members that a streams group may have.
 group.streams.num.standby.replicas: int >=0 = 0
-    Standby tasks of each task with state. Per group: streams.num.standby.replicas.
+    Standby tasks of each stateful task. Per group: streams.num.standby.replicas.
 group.streams.max.standby.replicas: int >=0 = 2
     The largest streams.num.standby.replicas that a group may have.
 group.streams.initial.rebalance.delay.ms: int >=0 = 3000
@@ -502,8 +504,8 @@ group.share.min.record.lock.duration.ms: int >=1000 <=30000 = 15000
 group.share.max.record.lock.duration.ms: int >=30000 <=3600000 = 60000
     The longest share.record.lock.duration.ms that a group may have.
 group.share.partition.max.record.locks: int >=100 <=10000 = 2000
-    Records of a partition that may be acquired, or released and not yet delivered again, at a time. A slow record does
-    not block others: records after it that were accepted do not count.
+    The most records of a partition that are acquired, or released and not yet delivered again, at any one time. A slow
+    record does not block others: records after it that were accepted do not count.
 group.share.max.share.sessions: int >=1 = 2000
     Share sessions of a broker, one for each member of each share group that reads here.
 share.memory.max.bytes: int >=1048576 = 67108864
@@ -559,8 +561,8 @@ allow.everyone.if.no.acl.found: bool = false
     A resource without any matching access control list is open to every client.
 local.principal.mapping.rules: string = DEFAULT
     (mqd) Maps the login name of a local process to a user: RULE:pattern/replacement/[LU] and DEFAULT, separated by
-    commas; the first that matches decides. A process that maps to no user connects over TCP; one of
-    the broker's own user may do everything.
+    commas; the first that matches decides. A process that maps to no user connects over TCP; a process that runs as the
+    broker's own user may do everything.
 authorizer.log.only: bool = false
     (mqd) Operations that access control lists deny are logged and carried out. This shows which permissions the clients
     of a running cluster need before the lists are enforced. Denials are in logs/audit.log.
@@ -686,9 +688,9 @@ replica.lag.max.messages: long >=-1 dynamic = -1
     fetches and flushes. For a follower that has not fetched from a new leader yet, only the time
     counts. -1: no limit.
 record.validation: enum(none|uncompressed|all) dynamic = all
-    (mqd) Which batches are parsed before they are accepted (INVALID_RECORD otherwise), so that no invalid record stops
-    consumers: `all`, as in Kafka; `uncompressed`: compressed batches are stored without this check; `none`. Batches for
-    compacted topics are always parsed.
+    (mqd) Which batches are parsed before they are accepted, so that no invalid record stops consumers; an invalid batch
+    is refused with INVALID_RECORD: `all`, as in Kafka; `uncompressed`: compressed batches are stored without this
+    check; `none`. Batches for compacted topics are always parsed.
 schedule.to: string dynamic =
     (mqd) The topic to which the records of this one are delivered when they are due, by their headers mqd-deliver-at or
     mqd-delay-ms (docs/schedules.md). Retention by age and size does not apply: records are deleted when they
@@ -708,8 +710,8 @@ queue.memory.bytes: long >=0 dynamic = 0
     their deletion: set segment.bytes to at least a third of this size. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
-    applies to the partitions that one host leads. A tenth is reserved for lower priorities, so that they do not wait
-    forever.
+    applies to the partitions that one host leads. A tenth of each response is reserved for lower priorities, so that
+    they do not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
@@ -728,9 +730,9 @@ acks.replicas: int >=0 <=16 dynamic = 0
     min.insync.replicas has no effect and must not be higher. Needs mqd.version 10 (docs/delivery.md). 0: all replicas
     that are in sync.
 view.of: string dynamic =
-    (mqd) The base topic: makes this topic a view, which has no log, but the base's records that view.filter selects, at
-    the same partitions and offsets. Set when it is created, with view.filter and nothing else; it never changes. Needs
-    mqd.version 9 (docs/views.md). Empty: the topic has a log.
+    (mqd) The base topic: makes this topic a view: it has no log of its own, and shows the base's records that
+    view.filter selects, in the same partitions and at the same offsets. Set when it is created, with view.filter and
+    nothing else; it never changes. Needs mqd.version 9 (docs/views.md). Empty: the topic has a log.
 view.filter: string dynamic =
     (mqd) With view.of: a condition on the headers of records, such as tag IN ('a', 'b') AND NOT EXISTS test; at most 64
     comparisons and operators. It never changes.
@@ -770,7 +772,7 @@ streams.session.timeout.ms: as group.streams.session.timeout.ms
 streams.heartbeat.interval.ms: as group.streams.heartbeat.interval.ms
     How often members of a streams group send heartbeats.
 streams.num.standby.replicas: as group.streams.num.standby.replicas
-    Standby tasks of each task with state.
+    Standby tasks of each stateful task.
 streams.initial.rebalance.delay.ms: as group.streams.initial.rebalance.delay.ms
     How long the first assignment of the empty group waits for further members.
 share.session.timeout.ms: as group.share.session.timeout.ms

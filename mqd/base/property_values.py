@@ -21,7 +21,8 @@ class ConfigError(ValueError):
 def allowed_text(prop: Property) -> str:
     """The allowed values, for messages and the manual: "a whole number, at least 1"."""
     if prop.choices:
-        return ("any of " if prop.kind == "list" else "one of ") + ", ".join(prop.choices)
+        prefix = "any of " if prop.kind == "list" else "empty or one of " if "" in prop.choices else "one of "
+        return prefix + ", ".join(filter(None, prop.choices))
     noun = {
         "int": "a whole number",
         "long": "a whole number",

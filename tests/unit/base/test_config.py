@@ -165,7 +165,7 @@ def test_kafkas_properties_without_effect_are_accepted_and_listed():
             "a.B",
             "listener.name.external.ssl.engine.factory.class cannot be set: the broker loads no Java classes",
         ),
-        ("authorizer.class.name", "a.B", "it must be one of"),
+        ("authorizer.class.name", "a.B", "it must be empty or one of"),
         ("super.users", "User:admin;ops", "a principal has a type and a name"),
         ("create.topic.policy.class.name", "a.B", "its restrictions would not be enforced"),
         ("log.local.retention.ms", "1000", "tiered storage"),
