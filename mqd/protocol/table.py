@@ -21,11 +21,11 @@ version from which tagged fields are possible. Unknown ones are skipped.
 """
 
 NOTES = """
-* **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only then
-  (KAFKA-18659). Versions 0-2 have message formats that mqd does not store, and are refused with
-  UNSUPPORTED_FOR_MESSAGE_FORMAT. Each partition must have exactly one record batch of magic 2. A
-  transactional batch to a partition that is not in the transaction is refused; from version 12 on
-  it adds the partition.
+* **Produce** is advertised from 0 because librdkafka before 2.11.1 compresses only if version 0 is
+  advertised (KAFKA-18659). Versions 0-2 have message formats that mqd does not store, and are
+  refused with UNSUPPORTED_FOR_MESSAGE_FORMAT. Each partition must have exactly one record batch of
+  magic 2. Before version 12 a transactional batch to a partition that is not in the transaction is
+  refused; from version 12 on, such a batch adds the partition to the transaction.
 * **Transactions** are those of version 2 (KIP-890: `transaction.version` 2 is finalized) for
   clients that support them, and of version 1 for the others. The response to EndTxn is sent when
   the markers are written, so once the producer has it, the committed records are readable. If
@@ -45,26 +45,27 @@ NOTES = """
   first request for a group creates `__consumer_offsets`, and the first for a transactional id
   creates `__transaction_state`.
 * **DescribeGroups** (from 5 on) and **ConsumerGroupDescribe** have a tagged field of mqd's own,
-  number 9100. If it is `true` in the request, the field of the same number in the response has the
-  rebalance in progress in each group, its reason, and the members that delay it. Otherwise the
-  response does not have the field. `mqd group describe` requests it.
+  number 9100. If it is `true` in the request, the field of the same number in the response
+  describes the rebalance in progress in each group: its reason, and the members that delay it.
+  Otherwise the response does not have the field. `mqd group describe` requests it.
 * **InitProducerId** and **EndTxn** (5) have a tagged field of mqd's own, number 9100, for joint
   transactions: transactions of many producers, in which EndTxn lists the producers to commit
   (winners) (`mqd/coordinator/transaction/joint.py`). Their transactional ids begin with
   `mqd.joint.`; no other id may use the field, and these ids may not be used for other transactions.
-  InitProducerId with `batch_id` and `run_id` enlists a child in the batch's transaction (the first
-  child begins the transaction): the response has the child's own producer id and epoch. With a
-  producer id and epoch in the request, that child reports that it is alive: the timeout runs
-  from the last such report. The response has `committed_batch_id`; a requested batch
-  that is not above it is already committed, and the response has no producer id (-1). EndTxn has
-  `batch_id`, `run_id` and `winners` (producer id and epoch of each child whose records count); its
-  producer id is ignored. With `committed` false the batch is aborted, and its run is over: children
-  that it would enlist later are refused, even if none was enlisted before. With an empty `run_id`
-  and `committed` false an administrator aborts the transaction in progress. Errors:
-  PRODUCER_FENCED: another run has replaced this one, or this one was aborted; INVALID_TXN_STATE:
-  the transaction was aborted meanwhile; INVALID_PRODUCER_ID_MAPPING: a winner does not belong to
-  this transaction. A response without the field comes from a broker that does not support joint
-  transactions. Children produce with Produce 12 and up.
+  InitProducerId with `batch_id` and `run_id` enlists one more producer (a child) in the joint
+  transaction of that batch, which the first child begins: the response has the child's own producer
+  id and epoch. With a producer id and epoch in the request, that child reports that it is alive:
+  the timeout runs from the last such report. The response has `committed_batch_id`; if the
+  requested `batch_id` is not higher, that batch is already committed, and the response has no
+  producer id (-1). EndTxn has `batch_id`, `run_id` and `winners` (producer id and epoch of each
+  child whose records count); its producer id is ignored. With `committed` false the batch is
+  aborted, and the run is over: later requests to enlist a child with this `run_id` are refused,
+  even if the run had no children yet. With an empty `run_id` and `committed` false an administrator
+  aborts the transaction in progress. Errors: PRODUCER_FENCED: another run has replaced this one, or
+  this one was aborted; INVALID_TXN_STATE: the transaction was aborted meanwhile;
+  INVALID_PRODUCER_ID_MAPPING: a winner does not belong to this transaction. A response without the
+  field comes from a broker that does not support joint transactions. Children produce with Produce
+  12 and up.
 * **Envelope** (58, KIP-590) is used only between hosts, over the listener that clients cannot use:
   it contains a request that one host forwards to another for a client that is attached to the first
   through shared memory. The other host coordinates the client's group or transactional id, or leads
@@ -95,18 +96,19 @@ NOTES = """
   of tasks, warm-up tasks and source topics by regular expression are refused (INVALID_REQUEST), as
   in Kafka 4.2.
 * **OffsetCommit** and **OffsetFetch** name topics by id from version 10 on. Committed offsets are
-  removed with their topic or partition. As in Kafka's records, they are kept by the topic's name: a
-  topic that is deleted and created again while no host coordinates the group then has the old
-  offsets. An error of the whole group is repeated at each requested partition (**OffsetFetch** 2 to
-  7).
+  removed with their topic or partition. As in Kafka's records, their key contains the topic's name,
+  not its id: a topic that is deleted and created again while no host coordinates the group then has
+  the old offsets. An error of the whole group is repeated at each requested partition
+  (**OffsetFetch** 2 to 7).
 * **Fetch** has incremental sessions (KIP-227) and long polls. A replica id is valid only between
   hosts; a client that names one gets CLUSTER_AUTHORIZATION_FAILED (below version 7 the response has
   no field for the error, and no partitions). A consumer that sends its rack (11 and up) is
   directed to an in-sync replica there (KIP-392), and may read from any replica up to its high
   watermark. A session belongs to its principal; others get FETCH_SESSION_ID_NOT_FOUND, where Kafka
   lets any client continue it under its own permissions.
-* **Produce** from 10 and **Fetch** from 12 on name the current leader along with
-  NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, and its address (KIP-951; Fetch: from 16 on).
+* With NOT_LEADER_OR_FOLLOWER and FENCED_LEADER_EPOCH, the responses of **Produce** from 10 and
+  **Fetch** from 12 on name the current leader and its address (KIP-951; the address in Fetch: from
+  16 on).
 * **Metadata** and **DescribeCluster** show brokers that are not fenced (DescribeCluster 2: all,
   when requested), each with the address that it has registered; the responding broker is shown with
   the address that the client has used. The response names the responding broker as the controller;
@@ -124,22 +126,23 @@ NOTES = """
 * **AlterPartitionReassignments** gets its response when the reassignments have begun; each is
   checked separately. **DescribeQuorum** returns the view of the quorum's leader, whichever broker
   is queried; tagged field 9100 of each partition is the leader's
-  `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one. For **ElectLeaders** it
-  returns ELECTION_NOT_NEEDED, or PREFERRED_LEADER_NOT_AVAILABLE or ELIGIBLE_LEADERS_NOT_AVAILABLE
-  if the log directory is offline. **UnregisterBroker** is refused while the broker is alive or has
-  replicas.
-* The responses to **CreateAcls** and **DeleteAcls** are sent when all workers of the host that
-  received them apply the change. Without `authorizer.class.name` these and **DescribeAcls** return
+  `controller.quorum.fetch.timeout.ms`. A single host is a quorum of one. It answers
+  **ElectLeaders** with ELECTION_NOT_NEEDED, or PREFERRED_LEADER_NOT_AVAILABLE or
+  ELIGIBLE_LEADERS_NOT_AVAILABLE if the log directory is offline. **UnregisterBroker** is refused
+  while the broker is alive or has replicas.
+* **CreateAcls** and **DeleteAcls** get their responses when all workers of the host that received
+  the request apply the change. Without `authorizer.class.name` these and **DescribeAcls** return
   SECURITY_DISABLED, and requests for authorized operations return all operations that the resource
   supports. The permissions that each request needs are in `mqd/acceptor/rights.py`.
 * **CreatePartitions** (from 2 on) has a tagged field of mqd's own, number 9100, in each topic: 1
   retires the partitions from `count` on; 2 does so even if keys of the remaining partitions move; 3
   lets the producers that wait at sealed partitions continue; 4 only queries the state. The response
-  to each has the field of the same number: `step` (0 no partition is being retired, 1 retired
-  partitions move to the hosts of the partitions that take their records, 2 sealed, 3 redirected, 4
-  hidden), whether this host's workers have applied it (`applied`), how many partitions remain, and
-  for each retired partition the partition that takes its records, its leader and leader epoch.
-  CONCURRENT_TRANSACTIONS: a transaction is open on one of them.
+  to each has the field of the same number: `step` (0: no partition is being retired; 1: the retired
+  partitions are moved to the hosts of the partitions that take their records; 2: sealed; 3:
+  redirected; 4: hidden), whether this host's workers have applied it (`applied`), how many
+  partitions remain, and for each retired partition the partition that takes its records, and the
+  leader and leader epoch of the latter. CONCURRENT_TRANSACTIONS: a transaction is open on one of
+  them.
 * **GetTelemetrySubscriptions** and **PushTelemetry** (71, 72; KIP-714) are not offered, as in
   Apache Kafka without a metrics reporter that implements `ClientTelemetry`. Clients with
   `enable.metrics.push=true`, the default in Java and librdkafka, then send no metrics and log no

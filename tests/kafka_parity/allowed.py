@@ -56,24 +56,28 @@ ONLY_NAMED = (
 VERIFIED_LATER = "acks, batches and sequences are checked before the transaction's coordinator is consulted"
 ONE_PRODUCER = "if a request has batches of two producers, Kafka refuses both, mqd those of the second"
 BESIDE_FENCED = (
-    "with INVALID_PRODUCER_EPOCH, Kafka gives the log's start only if the log refused the batch, not the coordinator"
+    "with INVALID_PRODUCER_EPOCH, Kafka gives the log's start only if the batch was refused by the log rather than by"
+    " the coordinator"
 )
 EMPTY_ADD = "adding an empty list of partitions does not begin a transaction"
 FENCED_FIRST = "a producer with another epoch is fenced; Kafka first aborts the transaction that is open"
 WRITTEN = "mqd returns the time at which the producer's last batch was written, Kafka the batch's timestamp"
 OWN_LOG = "each broker has its own metadata log"
-SHARE_START = "Kafka stores a share partition's start at the first acknowledgement; mqd knows it from the first fetch"
+SHARE_START = "Kafka stores a share partition's start at the first acknowledgement, mqd at the first fetch"
 NO_GROUP = "without a group id, Kafka looks for, and opens, sessions of a group without a name; mqd refuses"
 NEVER_READ = (
     "if nothing was read from a share partition since its leader started, Kafka says that it does not exist, and"
     " clients retry; mqd says that the member has not acquired these records"
 )
 ALTERED = "altering offsets raises the epoch of the group, so that state that was read before cannot overwrite them"
-REFUSED_LAST = "mqd names partitions whose offset is refused after the others"
-NOT_ALTERED = "altering an offset creates a missing group; in Kafka also when no offset could be altered"
+REFUSED_LAST = "mqd lists the partitions whose offsets are refused last"
+NOT_ALTERED = "altering an offset creates a missing group; Kafka creates it even if no offset could be altered"
 NEGATIVE = "a negative start offset is refused; in Kafka the group begins as if it had never read"
 TWO_EPOCHS = "aborting an open transaction raises the epoch by two, so that a late EndTxn is recognized"
-RESOLVED = "Kafka resolves a regular expression in the background, so its member gets partitions later; mqd immediately"
+RESOLVED = (
+    "Kafka resolves a regular expression in the background, so the member gets its partitions later; mqd resolves it"
+    " immediately"
+)
 
 ALLOWED = (
     Allowed("*", "0+", "*.error_message", TEXTS),
@@ -303,7 +307,7 @@ ALLOWED = (
         "ApiVersions",
         "4",
         "supported_features[] only mqd",
-        "Kafka hides features that begin at 0 only in version 3, and has no mqd.version",
+        "only in version 3 does Kafka hide features whose minimum is 0; it has no mqd.version",
     ),
     Allowed(
         "ApiVersions",

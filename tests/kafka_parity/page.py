@@ -1,5 +1,5 @@
 """`python -m tests.kafka_parity.page > docs/protocol.md`: mqd's APIs and versions, and every difference
-from Apache Kafka that are allowed.
+from Apache Kafka that is allowed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from tests.kafka_parity.stories import FEWER, LEFT_OUT, WHOLE
 INTRODUCTION = """
 ## Differences from Apache Kafka 4.2
 
-Both get the same requests, and their responses are compared field by field
-(`python -m tests.kafka_parity`). The differences below are allowed, and no others; `*` is every API, or
-the end of every path. "order" is the order of a list.
+mqd and Apache Kafka are sent the same requests, and their responses are compared field by field
+(`python -m tests.kafka_parity`). The differences below are allowed, and no others; `*` is every API,
+or the end of every path. "order" is the order of a list.
 
 """
 OPEN_INTRODUCTION = """

@@ -42,16 +42,19 @@ SHARE = frozenset({
 STREAMS = frozenset({"StreamsGroupHeartbeat", "StreamsGroupDescribe"})
 # Their effects concern the whole broker, or cannot be undone.
 LEFT_OUT = {
-    "UnregisterBroker": "it takes the only broker away",
-    "AddRaftVoter": "it changes the quorum, and each broker is its only voter here",
-    "RemoveRaftVoter": "it changes the quorum, and each broker is its only voter here",
+    "UnregisterBroker": "it removes the only broker",
+    "AddRaftVoter": "it changes the quorum, and each of the two brokers compared is a quorum of one",
+    "RemoveRaftVoter": "it changes the quorum, and each of the two brokers compared is a quorum of one",
     "UpdateFeatures": "a downgrade would change every later case",
     "AlterReplicaLogDirs": "the directories have other paths, and moves take their time",
     "WriteTxnMarkers": "what brokers send to each other; mqd takes aborts only (above)",
 }
 
 # Versions for which generate() finds fewer than 200 cases.
-NO_FIELDS = "a request without fields: its cases differ in their number, what came before, and damage to frames"
+NO_FIELDS = (
+    "a request without fields: its cases differ only in how many are sent, what precedes them, and how frames are"
+    " damaged"
+)
 FEWER = {
     "ApiVersions": ("0-2", NO_FIELDS),
     "DescribeCluster": ("0", "one field, a boolean"),
