@@ -41,8 +41,8 @@ STRICT = "an unknown setting of a broker is refused; Kafka stores it"
 
 BETWEEN = "requests that are only sent between brokers are not advertised to clients"
 SHARE_START = (
-    "the start offset of a share-partition moves past finished records with the write that finishes them, and is known"
-    " from the first fetch on; Kafka writes it later"
+    "the start offset of a share-partition advances in the same write that marks records as finished, and is set at the"
+    " first fetch; Kafka writes it later"
 )
 TIERED = (
     "not in mqd: tiered storage and its settings. `flush.on.ack`, `record.validation`, `replica.lag.max.messages`,"

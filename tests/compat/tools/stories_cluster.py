@@ -59,7 +59,7 @@ def reassign(side: Side) -> None:
     side.run("topics", "--describe", "--topic", "move", until=lambda ran: "Leader: 2" in ran.out)
 
 
-@story("reassign-partitions", "three brokers: throttles, verify and cancel while it moves", brokers=3)
+@story("reassign-partitions", "three brokers: throttles; verify and cancel during a move", brokers=3)
 def reassign_throttled(side: Side) -> None:
     side.topic("slow", "--replica-assignment", "1:2")
     side.produce("slow", ["x" * 10_000] * 300)
