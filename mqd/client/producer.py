@@ -175,8 +175,8 @@ class Producer:
         return 0
 
     def poll(self, timeout: float = -1) -> int:
-        """Serves delivery reports and the other callbacks; waits up to `timeout` seconds (below 0:
-        without limit) for the first. Returns how many were served.
+        """Calls the callbacks of delivery reports, and the others; waits up to `timeout` seconds (below 0:
+        without limit) for the first. Returns how many were called.
         """
         return self._implementation.poll(timeout)
 
@@ -193,7 +193,7 @@ class Producer:
         self._implementation.purge(in_queue=in_queue, in_flight=in_flight, blocking=blocking)
 
     def __len__(self) -> int:
-        """The number of undelivered records and unserved reports."""
+        """The number of undelivered records, and of reports whose callbacks were not called yet."""
         return len(self._implementation)
 
     def __bool__(self) -> bool:

@@ -156,7 +156,7 @@ class Rebalancer:
         consumer = self._consumer
         self._has_left = False
         while not self._has_left and time.monotonic() < deadline:
-            consumer._serve_responses()
+            consumer._handle_responses()
             if consumer._inbox.operations:
                 self.carry_out(consumer._inbox.operations.popleft())
             else:

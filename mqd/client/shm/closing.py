@@ -90,7 +90,7 @@ def _flush(producer: Producer, raised: list[Exception]) -> None:
 def _serve(producer: Producer, raised: list[Exception]) -> None:
     while producer.events:
         try:
-            producer.events.serve(producer.attachment.lock)
+            producer.events.run_callbacks(producer.attachment.lock)
         except Exception as error:
             _keep_first(raised, error)
 

@@ -226,7 +226,7 @@ class ShmConsumer:
                     found += more
                     continue
                 self._inbox.attention = False
-                self._serve_responses()
+                self._handle_responses()
                 if self._inbox.operations:
                     break
                 if time.monotonic() >= self._offsets.due:
@@ -409,7 +409,7 @@ class ShmConsumer:
         self._advance_past_returned()
         if self._runner is not None:
             self._runner.polled()
-        self._serve_responses()
+        self._handle_responses()
         if time.monotonic() >= self._offsets.due:
             self._offsets.commit_automatically(more_follow=self._chunk is not None)
         while self._inbox.operations:
@@ -419,8 +419,8 @@ class ShmConsumer:
         self._call_on_commit()
         return self._fetcher.events.popleft() if self._fetcher.events else None
 
-    def _serve_responses(self) -> None:
-        self._inbox.serve()
+    def _handle_responses(self) -> None:
+        self._inbox.handle_responses()
         if self._metadata_version != self.control.metadata.version:
             self._metadata_version = self.control.metadata.version
             self._report_missing_topics()
@@ -439,7 +439,7 @@ class ShmConsumer:
         first.
         """
         while True:
-            self._serve_responses()
+            self._handle_responses()
             if is_done():
                 return True
             left = min(deadline, self._offsets.commits.due, self._fetcher.due) - time.monotonic()

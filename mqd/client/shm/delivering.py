@@ -77,21 +77,21 @@ class Delivery:
         """Calls the callbacks; returns their number. When one raises, the later reports are kept, and the
         next call() continues after it.
         """
-        served, parts, position = 0, self.parts, 0
+        call_count, parts, position = 0, self.parts, 0
         for number, (rows, indices, count) in enumerate(parts):
             offset = self.base_offset + position if self.base_offset >= 0 else None
             if isinstance(rows, CallReport):
                 self.parts = [(None, None, position + count), *parts[number + 1 :]]
                 self.left -= 1
-                served += 1
+                call_count += 1
                 rows.on_delivery(
                     self.error,
                     BatchDelivery(self.topic, self.partition, offset, indices, time.monotonic() - rows.began),
                 )
             elif rows is not None:
-                served += self._call_rows(rows, indices, offset, parts[number + 1 :], position)
+                call_count += self._call_rows(rows, indices, offset, parts[number + 1 :], position)
             position += count
-        return served
+        return call_count
 
     def _call_rows(
         self,
@@ -101,7 +101,7 @@ class Delivery:
         later: list[tuple[Any, Any, int]],
         position: int,
     ) -> int:
-        served, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
+        call_count, now, error, stamped = 0, time.monotonic(), self.error, self.log_append_ms >= 0
         topic, partition, offset = self.topic, self.partition if self.partition >= 0 else None, None
         for at, index in enumerate(indices):
             value, key, _, timestamp_ms, _, on_delivery, began, headers = rows[index]
@@ -112,17 +112,17 @@ class Delivery:
             timestamp = (
                 (TIMESTAMP_LOG_APPEND_TIME, self.log_append_ms) if stamped else (TIMESTAMP_CREATE_TIME, timestamp_ms)
             )
-            served += 1
+            call_count += 1
             try:
                 on_delivery(
                     error, Message(topic, partition, offset, key, value, headers, error, timestamp, now - began)
                 )
             except BaseException:
-                self.left -= served
+                self.left -= call_count
                 self.parts = [(None, None, position + at + 1), (rows, indices[at + 1 :], len(indices) - at - 1), *later]
                 raise
-        self.left -= served
-        return served
+        self.left -= call_count
+        return call_count
 
 
 def _callback_count(rows: Any, indices: Any) -> int:
@@ -148,40 +148,40 @@ class ErrorEvent:
 
 
 class Events:
-    """Events for poll(), oldest first. `unserved`: the number of record callbacks among them, which
-    count as outstanding.
+    """Events for poll(), oldest first. `pending_call_count`: how many callbacks of records they have yet to
+    call; these records count as outstanding.
     """
 
     def __init__(self) -> None:
         self._queue: collections.deque[Any] = collections.deque()
-        self.unserved = 0
+        self.pending_call_count = 0
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def put(self, event: Any) -> None:
         """Queues an event. With the attachment's lock held."""
-        self.unserved += event.pending_calls()
+        self.pending_call_count += event.pending_calls()
         self._queue.append(event)
 
-    def serve(self, lock: Any) -> int:
+    def run_callbacks(self, lock: Any) -> int:
         """Calls the callbacks of all queued events; returns their number. Takes the lock only to update
-        `unserved`. When a callback raises, later events stay queued.
+        `pending_call_count`. When a callback raises, later events stay queued.
         """
-        served, queue = 0, self._queue
+        call_count, queue = 0, self._queue
         for _ in range(len(queue)):
             try:
                 event = queue.popleft()
-            except IndexError:  # another thread serves them too
+            except IndexError:  # another thread runs them too
                 break
             waiting = event.pending_calls()
             try:
-                served += event.call()
+                call_count += event.call()
             except BaseException:
                 if event.pending_calls():
                     queue.appendleft(event)
                 raise
             finally:
                 with lock:
-                    self.unserved -= waiting - event.pending_calls()
-        return served
+                    self.pending_call_count -= waiting - event.pending_calls()
+        return call_count

@@ -18,9 +18,9 @@ class Inbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        # served by every call in which the application's thread waits
+        # handled by every call in which the application's thread waits
         self.responses: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        # served only by poll() and consume(), because operations call the user's functions
+        # carried out only by poll() and consume(), because operations call the user's functions
         self.operations: deque[Any] = deque()
         self.attention = False
 
@@ -36,7 +36,7 @@ class Inbox:
         self.attention = True
         self._wake()
 
-    def serve(self) -> None:
+    def handle_responses(self) -> None:
         """Processes the responses that have arrived."""
         while self.responses:
             handler, arguments = self.responses.popleft()

@@ -259,7 +259,7 @@ class ShmProducer(ProducerDriver):
         return self._serve()
 
     def _serve(self) -> int:
-        return self.events.serve(self.attachment.lock)
+        return self.events.run_callbacks(self.attachment.lock)
 
     def flush(self, timeout: float | None = -1) -> int:
         """Like mqd.Producer.flush."""

@@ -307,7 +307,7 @@ class ProducerDriver:
         return (
             self.native.outstanding_records
             + self.compressor.records
-            + self.events.unserved
+            + self.events.pending_call_count
             + sum(len(stage.entries) for stage in self.stages.values())
         )
 

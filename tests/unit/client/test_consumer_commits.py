@@ -70,7 +70,7 @@ def respond(control: Control, inbox: Inbox, code: int = 0, error: KafkaError | N
         for topic in message.topics
     ]
     on_response(None if error else OffsetCommitResponse(topics=topics), error)
-    inbox.serve()
+    inbox.handle_responses()
     return text
 
 
@@ -136,7 +136,7 @@ def test_a_commit_with_all_ids_is_retried_whatever_else_is_refused_in_it(monkeyp
             ),
             None,
         )
-        inbox.serve()
+        inbox.handle_responses()
         return [topic.topic_id for topic in message.topics]
 
     assert answer(int(ErrorCode.NOT_COORDINATOR)) == [T, b"b" * 16] and both.outcome is None
