@@ -22,8 +22,12 @@ RECORD_BYTES = (100, 1024, 16384)
 ACKS = ("0", "1", "all")
 COMPRESSIONS = ("none", "lz4", "zstd")
 PARTITIONS = (1, 6, 100)
-SHARE = 0.5  # of its own maximum
-RATES = (10_000, 100_000, 300_000)  # records/s, the same for all: half of its own maximum is more work for a fast peer
+SHARE = 0.5  # of the own maximum rate of each peer
+RATES = (
+    10_000,
+    100_000,
+    300_000,
+)  # records/s, the same for all: half of its own maximum rate is more work for a fast peer
 MIXED_RATE = 10_000
 
 THROUGHPUT = "throughput"  # produce, then read it all
@@ -63,7 +67,7 @@ class Step:
         if self.kind == START:
             return what
         rate = f" at {self.rate:,} records/s" if self.rate is not None else ""
-        rate = f" at {self.share:.0%} of its maximum" if self.share is not None else rate
+        rate = f" at {self.share:.0%} of the broker's maximum rate" if self.share is not None else rate
         driver = {KAFKA_TOOLS: " by Kafka's tools", LEAN: " by the leanest client"}.get(self.driver, "")
         beside = f" {self.beside}" if self.beside else ""
         return f"{what}{rate}{beside}{driver}: {self.load.label()}"

@@ -48,8 +48,8 @@ class RabbitmqStreams(StreamPeer):
     name = "RabbitMQ streams"
     protocol = "rabbitmq"
     settings = (
-        "Debian's package; one node, `rabbitmq_stream` enabled, its defaults; 100 records to a publish frame and 10"
-        " credits to a reader, as its Java client has them"
+        "Debian's package; one node, `rabbitmq_stream` enabled, its defaults; 100 records per publish frame and 10"
+        " credits per reader, the defaults of its Java client"
     )
 
     def prepare(self) -> None:

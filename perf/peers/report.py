@@ -60,7 +60,7 @@ def headline_rows() -> list[Row]:
         )
         rows.append(
             Row(
-                f"acknowledged, p99 at half of its maximum, {fsync}",
+                f"acknowledged, p99 at half of the broker's maximum rate, {fsync}",
                 _at_half(load),
                 "acknowledged_p99_us",
                 "ms",
@@ -81,7 +81,7 @@ def headline_rows() -> list[Row]:
         Row("read back", Step(plan.THROUGHPUT), "consume_records_per_s", "records/s", True),
         Row("broker CPU to read", Step(plan.THROUGHPUT), "consume_broker_cpu_s_per_million", "CPU-s per million"),
         Row(
-            "produced to read, p99 at half of its maximum, no fsync",
+            "produced to read, p99 at half of the broker's maximum rate, no fsync",
             _at_half(BASE),
             "consumed_p99_us",
             "ms",
@@ -112,7 +112,7 @@ def headline_rows() -> list[Row]:
             scale=1e-3,
         ),
         Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
-        Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
+        Row("memory when idle, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
         Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
         Row("disk for a record", Step(plan.THROUGHPUT), "disk_bytes_per_record", "bytes"),
     ]
@@ -204,8 +204,12 @@ def targets() -> list[Target]:
         ("produce, fsync before the acknowledgement", 1.0, ""),
         ("produce, by the leanest client, no fsync", 1.0, ""),
         ("produce, by the leanest client, fsync before the acknowledgement", 1.0, ""),
-        ("acknowledged, p99 at half of its maximum, no fsync", 1 / 3, "Apache Kafka"),
-        ("acknowledged, p99 at half of its maximum, fsync before the acknowledgement", 1 / 3, "Apache Kafka"),
+        ("acknowledged, p99 at half of the broker's maximum rate, no fsync", 1 / 3, "Apache Kafka"),
+        (
+            "acknowledged, p99 at half of the broker's maximum rate, fsync before the acknowledgement",
+            1 / 3,
+            "Apache Kafka",
+        ),
         ("memory after load, all processes", 1 / 4, "Apache Kafka"),
         ("start-up on an empty directory", 1 / 5, "Apache Kafka"),
     ]
@@ -350,7 +354,7 @@ def _latency_rows(loads: Sequence[Load]) -> list[Row]:
     rows = []
     for load in loads:
         fsync = "fsync" if load.durable else "no fsync"
-        half = (_at_half(load), f"{plan.SHARE:.0%} of its maximum")
+        half = (_at_half(load), f"{plan.SHARE:.0%} of the broker's maximum rate")
         for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
             label = f"{fsync}, {rate}"
             rows.append(Row(label, step, "rate", "records/s", True))
@@ -386,7 +390,7 @@ def _replicated_rows() -> list[Row]:
         Row("read back", produced, "consume_records_per_s", "records/s", True),
         Row("memory after load, all processes", produced, "pss_mb", "MB (PSS)"),
     ]
-    half = (_at_half(load), "half of its maximum")
+    half = (_at_half(load), "half of the cluster's maximum rate")
     for step, rate in [half, *((_at_rate(load, rate), f"{rate:,} records/s") for rate in plan.RATES)]:
         rows += [
             Row(f"acknowledged, {shown} at {rate}", step, f"acknowledged_{rank}_us", "ms", scale=1e-3)
@@ -429,7 +433,7 @@ def _lean_rows(loads: Sequence[Load]) -> list[Row]:
 def footprint_rows() -> list[Row]:
     return [
         Row("start-up on an empty directory", Step(plan.START), "start_seconds", "s"),
-        Row("memory unused, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
+        Row("memory when idle, all processes", Step(plan.START), "idle_pss_mb", "MB (PSS)"),
         Row("memory after load, all processes", Step(plan.THROUGHPUT), "pss_mb", "MB (PSS)"),
     ]
 

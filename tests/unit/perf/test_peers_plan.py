@@ -100,7 +100,7 @@ def test_labels_say_what_differs() -> None:
     )
     assert (
         Step(plan.LATENCY, share=0.5).label()
-        == "latency at 50% of its maximum: 1 KiB, acks=all, 6 partitions, no fsync"
+        == "latency at 50% of the broker's maximum rate: 1 KiB, acks=all, 6 partitions, no fsync"
     )
     assert (
         Step(plan.PRODUCE, driver=LEAN).label()
