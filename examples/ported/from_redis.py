@@ -47,7 +47,7 @@ if __name__ == "__main__":
     dead = member(sys.argv[1])
     while not (taken := dead.consume(10, timeout=2.0)):
         pass
-    del dead  # without an acknowledgement; the lock ends after 15 s
+    del dead  # without an acknowledgement; the lock expires after 15 s
     print(f"{len(taken)} records taken and not acknowledged")
     with member(sys.argv[1]) as consumer:
         for page, views in sorted(count_views(consumer, 30).items()):

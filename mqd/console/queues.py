@@ -23,7 +23,7 @@ GROUP_RESOURCE = 32
 class Queue(msgspec.Struct, frozen=True):
     """A share group. `backlog`: records that it has not finished; `oldest_s`: the age of the oldest
     of them. `delivered`: delivery count -> number of records that wait for their next delivery,
-    because they were released or their lock has ended. None: not known. `letters_topic`: the topic
+    because they were released or their lock has expired. None: not known. `letters_topic`: the topic
     of its dead letters, or ""; `letters`: how many offsets that topic has, an upper bound on the
     number of letters.
     """

@@ -200,7 +200,7 @@ struct mqd_share_acknowledgement {
 };
 /* Acknowledges all ranges or none. 0; MQD_SHARE_INVALID_REQUEST: ranges that do not ascend, unknown
  * types or a wrong number of them; MQD_SHARE_INVALID_RECORD_STATE: an offset is not acquired by
- * this member, or its lock has ended. Offsets below the log's start are ignored. */
+ * this member, or its lock has expired. Offsets below the log's start are ignored. */
 int mqd_share_acknowledge(struct mqd_share *share, uint64_t member, const struct mqd_share_acknowledgement *list,
                           uint32_t count, int64_t now_ms);
 /* Called when the dead letters of the Archiving records from first to last are written, or are not

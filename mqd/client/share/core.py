@@ -91,7 +91,11 @@ class _Ready:
     def __init__(
         self, topic_partition: TopicPartitionKey, owner: Owner, fetched: records.Fetched, deadline_ms: int
     ) -> None:
-        self.topic_partition, self.owner, self.deadline_ms = topic_partition, owner, deadline_ms  # when its locks end
+        self.topic_partition, self.owner, self.deadline_ms = (
+            topic_partition,
+            owner,
+            deadline_ms,
+        )  # when its locks expire
         self.messages, self.offsets, self.at = fetched.messages, fetched.offsets, 0
 
 

@@ -72,7 +72,7 @@ def test_the_settings_of_the_unit() -> None:
     assert found["StateDirectory"] == "mqd" and "ReadWritePaths" not in found
     assert found["ExecStart"].endswith(" up --data-dir /var/lib/mqd --secure")
     assert Path(found["ExecStart"].split()[0]).is_absolute()
-    # the broker's own watchdog ends a hung process after a minute
+    # the broker's own watchdog kills a hung process after a minute
     assert int(found["WatchdogSec"]) == 120
 
 
