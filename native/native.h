@@ -473,7 +473,7 @@ struct mqd_log_options {
     int64_t segment_jitter_ms;
     int32_t index_interval_bytes;
     int32_t max_message_bytes;
-    int64_t preallocate_bytes_min; /* first step; doubles with the write rate */
+    int64_t preallocate_bytes_min; /* initial step; doubled while writes use it up quickly */
     int64_t preallocate_bytes_max;
     int64_t stripe_bytes; /* RAID stripe width, preallocation is rounded to it; 0 = none */
     int64_t timestamp_before_max_ms, timestamp_after_max_ms;

@@ -710,8 +710,8 @@ queue.memory.bytes: long >=0 dynamic = 0
     their deletion: set segment.bytes to at least a third of this size. 0: flushed as other records are.
 share.priority: int >=0 <=9 dynamic = 0
     (mqd) A member of a share group that reads several topics gets records of topics with a higher priority first. This
-    applies to the partitions that one host leads. A tenth of each response is reserved for lower priorities, so that
-    they do not wait forever.
+    applies to the partitions that one host leads. One record in ten is reserved for lower priorities, so that they do
+    not wait forever.
 dedup.window.ms: long >=0 <=604800000 dynamic = 0
     (mqd) Deduplication: a record with the id of another record of its partition, which was appended at most this long
     ago, is acknowledged with that record's offset and not written again, whichever producer sends it. Needs
