@@ -22,12 +22,8 @@ RECORD_BYTES = (100, 1024, 16384)
 ACKS = ("0", "1", "all")
 COMPRESSIONS = ("none", "lz4", "zstd")
 PARTITIONS = (1, 6, 100)
-SHARE = 0.5  # of the own maximum rate of each peer
-RATES = (
-    10_000,
-    100_000,
-    300_000,
-)  # records/s, the same for all: half of its own maximum rate is more work for a fast peer
+SHARE = 0.5  # of each peer's own maximum rate, which is more work for a faster peer
+RATES = (10_000, 100_000, 300_000)  # records/s, the same for all peers
 MIXED_RATE = 10_000
 
 THROUGHPUT = "throughput"  # produce, then read it all

@@ -1,11 +1,11 @@
 """`python -m perf.trees.agreement`: whether the last run of `make bench` and of `make bench-peers` agrees
 with the runs before it.
 
-Two runs agree about a figure if their ranges (lowest to highest repetition) overlap. At random, the
-ranges of n and m repetitions do not overlap in 2 of (n + m over n) cases: one in ten for three and
-three, one in 28 for three and five. So the number of figures apart says something only beside the
-number expected at random. Of the run before the last one, all figures that are apart are printed,
-those whose medians differ most first.
+Two runs agree about a figure if their ranges (lowest to highest repetition) overlap. By random
+variation alone, the ranges of n and m repetitions do not overlap in 2 of (n + m over n) cases: one
+in ten for three and three, one in 28 for three and five. So compare the number of figures apart
+with the number expected from random variation. Of the run before the last one, all figures that are
+apart are printed, those whose medians differ most first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Difference(NamedTuple):
 class Comparison(NamedTuple):
     count: int  # figures that both runs have
     apart: list[Difference]  # those whose ranges do not overlap, the most different first
-    expected: float  # how many would be apart at random
+    expected: float  # how many would be apart by random variation alone
 
 
 def figures_of(line: dict[str, Any]) -> dict[str, Range]:
@@ -94,7 +94,7 @@ def main(history: Path = HISTORY) -> int:
             found = compare(before, last)
             print(
                 f"{title}, {before['date']} and {last['date']}: {len(found.apart)} of {found.count} figures are apart;"
-                f" {found.expected:.0f} would be at random"
+                f" {found.expected:.0f} would be by random variation alone"
             )
         for one in found.apart:
             print(f"  {one.ratio:5.2f} times: {one.name}: {one.before} and {one.after}")

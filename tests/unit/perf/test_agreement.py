@@ -50,6 +50,6 @@ def test_the_last_run_of_each_kind_is_compared_with_earlier_ones(
     history.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert agreement.main(history) == 0
     output = capsys.readouterr().out
-    heading = "make bench, today and today: 1 of 1 figures are apart; 0 would be at random\n"
+    heading = "make bench, today and today: 1 of 1 figures are apart; 0 would be by random variation alone\n"
     assert heading + heading + "   2.00 times: a: 1 (1 to 1) and 2 (2 to 2)\n" in output
     assert "make bench-peers: fewer than two runs" in output
