@@ -1,4 +1,4 @@
-"""TLS of mqd compared with Apache Kafka's: the same certificate, the same load generator, in turns within one
+"""TLS of mqd compared with Apache Kafka's: the same certificate, the same load generator, alternating within one
 run; the CPU of all processes of the broker for each megabyte of records.
 """
 

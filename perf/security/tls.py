@@ -1,4 +1,4 @@
-"""TLS compared with plain text: two listeners of one broker, the same topics, measured in turns.
+"""TLS compared with plain text: two listeners of one broker, the same topics, measured alternately.
 
 Names of figures are the keys of perf/history.jsonl: a new meaning needs a new name.
 """
