@@ -573,7 +573,7 @@ def test_an_election_for_no_partition_needs_no_type(shared_broker: Broker, parti
 
 
 def test_a_broker_setting_equal_to_the_cluster_wide_one_is_listed(start_broker: Callable[..., Broker]) -> None:
-    """Otherwise nobody would see it when the cluster-wide one changes."""
+    """Otherwise no one would see it when the cluster-wide one changes."""
     name = "log.retention.ms"
     with KafkaConnection(port=start_broker().port) as kafka:
 
