@@ -356,7 +356,7 @@ class QuorumCore(QuorumTransitions):
         if self.leading is not None:
             self.leading.resign(f"a replica is already in epoch {epoch}", now_ns, campaign_again=True)
         self.adopt_epoch(epoch, now_ns)
-        if self.may_stand:
+        if self.may_campaign:
             self.election_deadline_ns = min(
                 self.election_deadline_ns, max(self.promise.until_ns, now_ns + self.random_backoff())
             )
@@ -423,7 +423,9 @@ class QuorumCore(QuorumTransitions):
     def become_unattached(self, now_ns: int, election_deadline_ns: int) -> None:
         self._leave_role()
         self.leader = -1
-        self.election_deadline_ns = max(election_deadline_ns, self.promise.until_ns) if self.may_stand else NO_DEADLINE
+        self.election_deadline_ns = (
+            max(election_deadline_ns, self.promise.until_ns) if self.may_campaign else NO_DEADLINE
+        )
         self._discover_at_ns = now_ns + self.random_backoff() if not self.is_alone else NO_DEADLINE
 
     def _leave_role(self) -> None:
@@ -435,7 +437,7 @@ class QuorumCore(QuorumTransitions):
         """Starts a pre-vote. If this replica is not a voter, has given a promise, or is installing a
         snapshot, it becomes unattached instead.
         """
-        if not self.may_stand:
+        if not self.may_campaign:
             self.become_unattached(now_ns, NO_DEADLINE)
         elif self.promise.holds(now_ns) or self._installing is not None:
             self.become_unattached(now_ns, now_ns + self.settings.backoff_ns[1])
@@ -508,7 +510,7 @@ class QuorumCore(QuorumTransitions):
             if (
                 self.leader < 0
                 and self.election is None
-                and self.may_stand
+                and self.may_campaign
                 and self.election_deadline_ns == NO_DEADLINE
             ):
                 self.election_deadline_ns = max(now_ns, self.promise.until_ns) + self.settings.promise_ns
@@ -529,7 +531,7 @@ class QuorumCore(QuorumTransitions):
             self.leading.check()
 
 
-def standalone(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
+def standalone_meta(meta: SnapshotMeta, survivors: Voters) -> SnapshotMeta:
     """force-standalone: returns the same snapshot in a new generation with these voters, which count as
     founded. Members of the old generation are refused.
     """

@@ -371,7 +371,7 @@ class Leadership:
         successors = [key.node_id for key in self._best_first()]
         if successor is not None:
             successors = [successor] + [node for node in successors if node != successor]
-        if campaign_again and core.may_stand:
+        if campaign_again and core.may_campaign:
             successors.insert(0, core.key.node_id)
         nodes = {voter.node_id for voter in core.voters} | {key.node_id for key in self.replicas}
         core.leading = None

@@ -6,7 +6,7 @@ raft/core.py is the replica itself and lists the invariants. This module ensures
     I2  truncate() refuses to remove committed records
     I4  persist_vote() never replaces a vote with an older one
     I5  Committed is delivered only for records that are both committed and durable here
-The disk works in the order of the sequence numbers; `_disk` holds the pending writes.
+Disk writes complete in the order of their sequence numbers; `_disk` holds the pending ones.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class QuorumReplica:
         return any(voter.key == self.key for voter in self.log.voters)
 
     @property
-    def may_stand(self) -> bool:
+    def may_campaign(self) -> bool:
         """Whether this replica may be a candidate: it is a voter, or its removal is in its log but possibly
         not committed yet. Then it may be the only one that can win (Raft dissertation 4.2.2).
         """
@@ -101,8 +101,8 @@ class QuorumReplica:
         return self.log.end_offset
 
     def snapshot_meta(self, offset: int) -> SnapshotMeta:
-        """The meta of a snapshot of the state at `offset`, which must be applied and not before the last
-        snapshot.
+        """The meta of a snapshot of the state at `offset`, which must lie between the last
+        snapshot's offset and the applied offset.
         """
         if not self.log.start_offset <= offset <= self.applied_offset:
             raise ValueError(
@@ -195,7 +195,7 @@ class QuorumReplica:
 
         self._disk_effect("install", meta.offset, make)
 
-    def _install(self) -> None:
+    def _finish_install(self) -> None:
         installed, self._installing = self._installing, None
         assert installed is not None
         meta = installed.meta
@@ -217,7 +217,7 @@ class QuorumReplica:
             if what == "append":
                 self.durable_offset = max(self.durable_offset, end_offset)
             elif what == "install":
-                self._install()
+                self._finish_install()
                 installed = True
         if not self.is_vote_pending:
             self._durable_vote = self.vote

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mqd.cluster.metadata.records import decode_record
-from mqd.cluster.raft.core import standalone
+from mqd.cluster.raft.core import standalone_meta
 from mqd.cluster.raft.identity import MetadataCorrupt, load_or_create_key
 from mqd.cluster.raft.messages import DATA, VOTERS, SnapshotMeta, Voter, voters_of
 from mqd.cluster.raft.store import QuorumStore, encode_state
@@ -43,7 +43,7 @@ def force_standalone(directory: Path, node_id: int) -> Standalone:
             state.version = batch.next_offset
         epoch = stored.batches[-1].epoch if stored.batches else stored.snapshot.epoch
         own = next((voter for voter in voters if voter.key == key), Voter(key, "", 0))
-        meta = standalone(SnapshotMeta(state.version, epoch, voters, stored.snapshot.generation), (own,))
+        meta = standalone_meta(SnapshotMeta(state.version, epoch, voters, stored.snapshot.generation), (own,))
         store.begin_generation(meta, encode_state(state))
         return Standalone(
             meta.generation, meta.offset, stored.committed_offset, tuple(sorted(voter.node_id for voter in voters))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import msgspec
 
 from mqd.cluster.raft import events
-from mqd.cluster.raft.core import QuorumCore, standalone
+from mqd.cluster.raft.core import QuorumCore, standalone_meta
 from mqd.cluster.raft.events import QuorumSettings, VoteState
 from mqd.cluster.raft.messages import Batch, ReplicaKey, SnapshotMeta, leader_change_batch, voters_batch
 from tests.sim.kernel import Violation
@@ -220,7 +220,7 @@ def forced(seed: int, core_class: type[QuorumCore]) -> None:
         host.stop(0)
     disk = survivor.disk
     meta, data = survivor.snapshot_of_all()
-    disk.snapshot, disk.log = (standalone(meta, (world.voter(survivor.node_id),)), data), []
+    disk.snapshot, disk.log = (standalone_meta(meta, (world.voter(survivor.node_id),)), data), []
     survivor.start()
     if not world.until(lambda: survivor.is_active, 3):
         raise Violation("H1", "the survivor does not lead")

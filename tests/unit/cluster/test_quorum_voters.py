@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from mqd.cluster.raft import events
-from mqd.cluster.raft.core import standalone
+from mqd.cluster.raft.core import standalone_meta
 from mqd.cluster.raft.events import QuorumSettings, Stored, VoteState
 from mqd.cluster.raft.messages import (
     FOUNDED,
@@ -84,7 +84,7 @@ def test_a_voter_set_records_whether_it_grows_or_was_shrunk_across_restarts() ->
     assert settled() == after_restart() == SHRUNK
     assert add(2) == after_restart() == SHRUNK, "two, where an operator has gone from three to one, are a wish"
     assert add(3) == after_restart() == GROWING
-    assert standalone(driver.core.snapshot_meta(driver.core.applied_offset), (voter(1),)).history == FOUNDED
+    assert standalone_meta(driver.core.snapshot_meta(driver.core.applied_offset), (voter(1),)).history == FOUNDED
 
 
 def test_a_version_without_history_reads_and_writes_the_other_fields() -> None:
@@ -257,7 +257,7 @@ def test_a_long_log_requests_a_snapshot_once() -> None:
 
 
 def test_members_of_an_older_generation_are_refused_with_the_current_one() -> None:
-    forced = Driver(stored=Stored(VoteState(7), standalone(meta(1, 2, 3, offset=5, epoch=7), (voter(1),)), 5))
+    forced = Driver(stored=Stored(VoteState(7), standalone_meta(meta(1, 2, 3, offset=5, epoch=7), (voter(1),)), 5))
     forced.disk()
     assert forced.core.is_active and forced.core.generation == 2
     old = follower()

@@ -31,8 +31,9 @@ UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
 
 
 def quota_window_ns(config: Mapping[str, str]) -> int:
-    """The burst that a quota allows, as a time at the quota's rate: the length of the complete windows
-    over which Kafka measures a rate (all of quota.window.num but the current one).
+    """The burst that a quota allows, as a duration: how long traffic at the quota's rate takes to
+    add up to it. This is the length of the complete windows over which Kafka measures a rate (all
+    of quota.window.num but the current one).
     """
     window_s = broker_number(config, "quota.window.size.seconds")
     return (broker_number(config, "quota.window.num") - 1) * window_s * 1_000_000_000
