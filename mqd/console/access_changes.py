@@ -1,4 +1,4 @@
-"""Changes of users, rules (ACLs) and quotas."""
+"""Changes to users, rules (ACLs) and quotas."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULT = "<default>"
 
 
 def set_password(settings: Settings, form: Form) -> Change:
-    name = required(form, "name", "the user a name")
+    name = required(form, "name", "a name for the user")
     try:
         who = principal.user(name)
     except ValueError as error:
@@ -38,7 +38,7 @@ def set_password(settings: Settings, form: Form) -> Change:
     effects = ["A password is generated and shown once."]
     if is_known:
         effects.append(
-            f"{name} exists: its old password is not valid any more. Open connections stay until they must authenticate"
+            f"{name} exists: its old password will stop working. Open connections stay until they must authenticate"
             " again."
         )
     else:
@@ -60,7 +60,7 @@ def delete_user(settings: Settings, form: Form) -> Change:
         f"Delete the user {name}?",
         command_of(settings, "user", "delete", name),
         [
-            "Its password is not valid any more. Rules that name it stay, and so do open connections until they must"
+            "Its password will stop working. Rules that name it stay, and so do open connections until they must"
             " authenticate again."
         ],
         lambda: access.delete_user(settings, name),
@@ -152,7 +152,7 @@ def remove_rule(settings: Settings, form: Form) -> Change:
 
 
 def _entity(form: Form) -> tuple[Entity, list[str]]:
-    """The entity that the form names, and its options of `mqd quota`."""
+    """The entity that the form names, and the options of `mqd quota` that select it."""
     found: Entity = {}
     words: list[str] = []
     options = {"user": ("user", "--user", "--default-user"), "client": ("client-id", "", "--default"),

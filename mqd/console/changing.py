@@ -92,7 +92,7 @@ def required(form: Form, name: str, what: str) -> str:
 
 
 def create_topic(settings: Settings, form: Form) -> Change:
-    name = required(form, "name", "the topic a name")
+    name = required(form, "name", "a name for the topic")
     partitions = number_in(form, "partitions", "partitions", PARTITIONS_MAX)
     replicas = number_in(form, "replicas", "replicas", REPLICAS_MAX)
     lines = [line.strip() for line in form.get("configs", "").splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""The filter of a search: parts of key, value and headers, and one condition on a JSON value."""
+"""The filter of a search: substrings of key, value and headers, and one condition on a JSON value."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def parse_condition(text: str) -> Condition:
 
 
 class Filter(msgspec.Struct, frozen=True):
-    """A filter of records. Empty parts are ignored; all others must match. Text is compared as UTF-8 bytes."""
+    """A filter of records. Empty fields are ignored; all others must match. Text is compared as UTF-8 bytes."""
 
     key: bytes = b""
     value: bytes = b""
@@ -108,7 +108,7 @@ class Filter(msgspec.Struct, frozen=True):
         return not self.key and not self.value and self.header is None and self.condition is None
 
     def keeps(self, message: Any) -> bool:
-        """Whether the filter matches. Invalid UTF-8 and invalid JSON are no errors: they do not match."""
+        """Whether the filter matches. Invalid UTF-8 and invalid JSON are not errors: they do not match."""
         if self.key and self.key not in (message.key() or b""):
             return False
         if self.value and self.value not in (message.value() or b""):
@@ -118,9 +118,9 @@ class Filter(msgspec.Struct, frozen=True):
             for name, value in message.headers() or ()
         ):
             return False
-        return self.condition is None or self._has(message.value() or b"")
+        return self.condition is None or self._meets_condition(message.value() or b"")
 
-    def _has(self, value: bytes) -> bool:
+    def _meets_condition(self, value: bytes) -> bool:
         assert self.condition is not None
         try:
             return self.condition.holds(json.loads(value))
@@ -129,12 +129,12 @@ class Filter(msgspec.Struct, frozen=True):
 
 
 def parse(key: str, value: str, header: str, path: str) -> Filter:
-    """`header`: NAME or NAME=PART. Raises BadFilter."""
-    name, equals, part = header.partition("=")
+    """`header`: NAME or NAME=SUBSTRING. Raises BadFilter."""
+    name, equals, substring = header.partition("=")
     return Filter(
         key.encode(),
         value.encode(),
         name.strip().encode() if name.strip() else None,
-        part.strip().encode() if equals and part.strip() else None,
+        substring.strip().encode() if equals and substring.strip() else None,
         parse_condition(path) if path.strip() else None,
     )

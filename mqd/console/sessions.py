@@ -19,7 +19,7 @@ from mqd.security.client import ClientSecurity
 
 IDLE_S = 3600.0
 SESSION_S = 12 * 3600.0
-SESSIONS_MAX = 1000  # the least recently used one is ended
+SESSIONS_MAX = 1000  # beyond this, the least recently used session is ended
 COOKIE_BYTES = 32
 
 

@@ -78,7 +78,7 @@ def test_create_change_and_delete_a_topic(secured: Secured, browser: Browser, au
     ("path", "form", "reason"),
     [
         ("/topic/create", {"name": "a b"}, "INVALID_TOPIC_EXCEPTION"),
-        ("/topic/create", {"name": ""}, "give the topic a name"),
+        ("/topic/create", {"name": ""}, "give a name for the topic"),
         ("/topic/create", {"name": "x", "partitions": "0"}, "is not a number from 1"),
         ("/topic/create", {"name": "x", "replicas": "9"}, "INVALID_REPLICATION_FACTOR"),
         ("/topic/create", {"name": "x", "configs": "retention.ms=soon"}, "INVALID_CONFIG"),
