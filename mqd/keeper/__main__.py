@@ -44,17 +44,17 @@ def _keep_directories_private(settings: keeper_settings.Settings) -> None:
     from mqd.keeper.sockets import traversal_bits
 
     log = logging.get("keeper")
-    passable = traversal_bits(int(settings.config.get("local.socket.permissions", "0600"), 8))
+    traversal_mode = traversal_bits(int(settings.config.get("local.socket.permissions", "0600"), 8))
     for directory in {str(settings.places.data_dir), *settings.log_dirs}:
         if os.path.isdir(directory) and paths.tighten(
-            directory, passable if directory == str(settings.places.data_dir) else 0
+            directory, traversal_mode if directory == str(settings.places.data_dir) else 0
         ):
             log.info("a directory was open to other users; its permissions were restricted", directory=directory)
 
 
-def _wait_until_started(started_s: float) -> None:
-    """supervisord takes an exit within startsecs for a failed start, and would start the keeper again
-    after `mqd down`.
+def _wait_out_startsecs(started_s: float) -> None:
+    """Delays the exit until startsecs have passed: supervisord takes an earlier exit for a failed
+    start, and would start the keeper again after `mqd down`.
     """
     from mqd.keeper.supervisor_config import START_S
 
@@ -102,13 +102,13 @@ def main() -> int:
         keeper.confinement = confined
         return keeper.run()
     except Exception:
-        log.exception("the keeper failed; the broker ends")
+        log.exception("the keeper failed; the broker shuts down")
         return 1
     finally:
         resources.remove(settings, made)
         log.info("keeper ended")
         if supervisor_pid and not supervisor_is_own:
-            _wait_until_started(started_s)
+            _wait_out_startsecs(started_s)
 
 
 if __name__ == "__main__":

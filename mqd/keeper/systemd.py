@@ -27,18 +27,18 @@ PACKET_BYTES_MAX = 64 << 10
 
 
 class Manager:
-    """systemd, or nothing."""
+    """The systemd service manager; does nothing if systemd did not start this process."""
 
     def __init__(self, address: str, watchdog_s: float = 0.0) -> None:
         self._address = address
         self.watchdog_s = watchdog_s
 
     @classmethod
-    def take(cls, environment: MutableMapping[str, str], pid: int) -> Manager:
-        """Removes systemd's variables, so that no child inherits them."""
+    def from_environment(cls, environment: MutableMapping[str, str], pid: int) -> Manager:
+        """Takes systemd's variables out of `environment`, so that no child inherits them."""
         address = environment.pop("NOTIFY_SOCKET", "")
-        microseconds, meant = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(pid))
-        watches = bool(address) and microseconds.isdigit() and meant == str(pid)
+        microseconds, watchdog_pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", str(pid))
+        watches = bool(address) and microseconds.isdigit() and watchdog_pid == str(pid)
         return cls(address, int(microseconds) / 1e6 if watches else 0.0)
 
     def notify(self, *states: str) -> None:
@@ -55,9 +55,9 @@ class Manager:
 
 
 class Feeder:
-    """Feeds the watchdog from supervisord's loop. tick() is called in every turn. While a Feeder waits
-    for the keeper, it is registered with that loop as a dispatcher. `dispatchers`: supervisord's,
-    by descriptor.
+    """Feeds the watchdog from supervisord's loop, which calls tick() on every iteration. While a
+    Feeder waits for the keeper, it is registered with that loop as a dispatcher. `dispatchers`:
+    supervisord's, by descriptor.
     """
 
     def __init__(

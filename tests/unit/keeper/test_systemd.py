@@ -109,11 +109,11 @@ def test_a_dead_keeper_or_invalid_responses_do_not_feed_the_watchdog(world: Worl
 
 def test_systemd_s_variables_are_taken_from_the_environment(tmp_path: Path) -> None:
     environment = {"NOTIFY_SOCKET": "/x", "WATCHDOG_USEC": "120000000", "WATCHDOG_PID": "7", "PATH": "/bin"}
-    assert Manager.take(dict(environment), 7).watchdog_s == 120.0
-    assert Manager.take(dict(environment), 8).watchdog_s == 0.0
-    Manager.take(environment, 7)
+    assert Manager.from_environment(dict(environment), 7).watchdog_s == 120.0
+    assert Manager.from_environment(dict(environment), 8).watchdog_s == 0.0
+    Manager.from_environment(environment, 7)
     assert environment == {"PATH": "/bin"}
-    Manager.take({}, 7).notify("READY=1")  # without systemd: nothing
+    Manager.from_environment({}, 7).notify("READY=1")  # without systemd: nothing
 
 
 def test_an_abstract_address(tmp_path: Path) -> None:
