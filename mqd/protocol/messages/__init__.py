@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from mqd.protocol.messages.acls import *
     from mqd.protocol.messages.admin import *
     from mqd.protocol.messages.authentication import *
-    from mqd.protocol.messages.between import *
     from mqd.protocol.messages.cluster import *
     from mqd.protocol.messages.consumer_groups import *
     from mqd.protocol.messages.groups import *
-    from mqd.protocol.messages.hot import *
+    from mqd.protocol.messages.hot_path import *
+    from mqd.protocol.messages.interbroker import *
     from mqd.protocol.messages.share_groups import *
     from mqd.protocol.messages.streams_groups import *
     from mqd.protocol.messages.tokens import *

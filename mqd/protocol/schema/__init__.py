@@ -6,11 +6,11 @@ from mqd.protocol.schema import (
     acls,
     admin,
     authentication,
-    between,
     cluster,
     consumer_groups,
     groups,
-    hot,
+    hot_path,
+    interbroker,
     share_groups,
     streams_groups,
     tokens,
@@ -24,7 +24,7 @@ _FAMILIES = (
     tokens,
     admin,
     authentication,
-    hot,
+    hot_path,
     cluster,
     topics,
     groups,
@@ -32,7 +32,7 @@ _FAMILIES = (
     share_groups,
     streams_groups,
     transactions,
-    between,
+    interbroker,
 )
 
 # Every defined API, by key.
@@ -48,6 +48,8 @@ _COORDINATED = (
 )
 # The APIs that a broker of this version answers and advertises.
 SUPPORTED_KEYS = (
-    frozenset(api.key for family in (hot, cluster, topics, admin, acls, authentication, tokens) for api in family.APIS)
+    frozenset(
+        api.key for family in (hot_path, cluster, topics, admin, acls, authentication, tokens) for api in family.APIS
+    )
     | _COORDINATED
 )
