@@ -68,18 +68,22 @@ class Rows:
         )
 
     def native(self, start: int, end: int) -> Columns:
-        found = Columns(count=end - start, timestamp_ms=self.timestamp_ms)
+        selected = Columns(count=end - start, timestamp_ms=self.timestamp_ms)
         values = self.values.part(start, end)
-        found.values, found.value_bytes, found.fixed_value_bytes = values.data, values.sizes, values.fixed_bytes
+        selected.values, selected.value_bytes, selected.fixed_value_bytes = (
+            values.data,
+            values.sizes,
+            values.fixed_bytes,
+        )
         if self.keys is not None:
             keys = self.keys.part(start, end)
-            found.keys, found.key_bytes = keys.data, keys.each_size()
+            selected.keys, selected.key_bytes = keys.data, keys.each_size()
         if self.headers is not None:
             headers = self.headers.part(start, end)
-            found.headers, found.header_bytes = headers.data, headers.each_size()
+            selected.headers, selected.header_bytes = headers.data, headers.each_size()
         if self.timestamps is not None:
-            found.timestamps_ms = self.timestamps[start:end]
-        return found
+            selected.timestamps_ms = self.timestamps[start:end]
+        return selected
 
     def size_bytes(self, start: int, end: int) -> int:
         """Upper bound of the encoded size."""
@@ -222,8 +226,8 @@ class Encoder:
             yield from encode(topic, partition, rows, start, end, self._options.batch_bytes, self._options.compression)
 
     def _column(self, batch: pa.RecordBatch, name: str) -> pa.Array | None:
-        called = self._names[name]
-        return None if called is None else batch.column(batch.schema.get_field_index(called))
+        actual_name = self._names[name]
+        return None if actual_name is None else batch.column(batch.schema.get_field_index(actual_name))
 
     def _keys(self, batch: pa.RecordBatch) -> Column | None:
         keys = self._column(batch, "key")
@@ -282,4 +286,4 @@ class Encoder:
         try:
             return encode_headers(headers)
         except HeadersError as error:
-            raise MqdWriteError(f"column headers: {error}; a header needs a key") from None
+            raise MqdWriteError(f"column 'headers': {error}; every header needs a key") from None

@@ -1,10 +1,12 @@
 """Offsets of a stream as Spark stores them: JSON in the form of Spark's Kafka source, plus the
 topic ids.
 
-    {"orders": {"0": 12, "1": 7}, "@topic_ids": {"orders": "q83vASNFZ4mrze8BI0VniQ"}}        the next offset to read of every partition
+    {"orders": {"0": 12, "1": 7}, "@topic_ids": {"orders": "q83vASNFZ4mrze8BI0VniQ"}}
 
-    O1  the text of equal offsets is equal (Spark compares texts): topics by name, partitions by
-        number
+The number is, for each partition, the next offset to read.
+
+    O1  equal offsets have the same text (Spark compares texts): topics in the order of their names,
+        partitions of their numbers
     O2  topic ids distinguish a topic that was deleted and recreated from one that has grown; no
         topic name begins with "@"
 Offsets of Spark's Kafka source (without ids) are read as well, but then a recreated topic is not
@@ -61,7 +63,9 @@ class Position(msgspec.Struct, frozen=True):
                 for topic, text in found.get(IDS, {}).items()
             }
         except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f'not offsets of format mqd, like {{"topic":{{"0":12}}}}: {found!r}: {error}') from None
+            raise ValueError(
+                f'not valid offsets for format mqd: {found!r}: {error}; expected, for example: {{"topic":{{"0":12}}}}'
+            ) from None
         return cls(offsets, ids)
 
     def topics(self) -> list[str]:

@@ -94,6 +94,6 @@ def test_positions_in_sparks_format() -> None:
         try:
             Position.from_json(wrong)
         except ValueError as error:
-            assert "not offsets of format mqd" in str(error)
+            assert "not valid offsets for format mqd" in str(error)
         else:
             raise AssertionError(wrong)

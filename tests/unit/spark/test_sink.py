@@ -295,7 +295,7 @@ def test_rows_without_a_key_stay_together_for_a_round() -> None:
             "headers",
             [[{"key": None, "value": b""}], None],
             pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-            "a header needs a key",
+            "every header needs a key",
         ),
     ],
 )
