@@ -489,7 +489,7 @@ class Reactor:
         command: no event follows."""
         check(lib.mqd_reactor_set_connection_max(self._reactor, connection_count_max, broker_count_max))
 
-    def listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
+    def set_listener_tls(self, token: int, listener_id: int, context: TlsContext) -> None:
         """Sets the TLS context of the listener's new connections (LISTENER_HOSTS: those between
         hosts); the reactor owns the context from here on, even on an error.
         """

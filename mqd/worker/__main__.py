@@ -28,14 +28,14 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m mqd.worker", description="One worker process of a broker; started by supervisord."
     )
-    parser.add_argument("position", nargs="?", type=int, metavar="INDEX", help="which worker, from 0")
+    parser.add_argument("position", nargs="?", type=int, metavar="INDEX", help="which worker, counted from 0")
     parser.add_argument("--index", type=int, help="the same as INDEX")
     parser.add_argument("--data-dir", type=Path, help="the broker's data directory; default: MQD_DATA_DIR")
     arguments = parser.parse_args()
     if arguments.index is None:
         arguments.index = arguments.position
     if arguments.index is None:
-        parser.error("the index of the worker, from 0, is missing")
+        parser.error("missing INDEX: which worker, counted from 0")
     return arguments
 
 
@@ -75,8 +75,8 @@ def main() -> int:
         return asyncio.run(serve())
     except Exception as error:
         # mqd up shows the cause and remedy of errors that the user can fix
-        mendable = isinstance(error, (NativeError, ConfigError))
-        log.exception(f"worker failed: {error}" if mendable else "worker failed")
+        is_user_fixable = isinstance(error, (NativeError, ConfigError))
+        log.exception(f"worker failed: {error}" if is_user_fixable else "worker failed")
         # the reactor's thread still runs in memory that an orderly exit would unmap
         os._exit(CANNOT_START if _is_final(error, client.config) else 1)
 

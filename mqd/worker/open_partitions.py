@@ -139,7 +139,7 @@ class OpenPartitions:
             )
             return -1
 
-    # -- checkpoints and the end -------------------------------------------------------------------
+    # -- checkpoints and shutdown ------------------------------------------------------------------
 
     def checkpoint_entries(self, log_dir: int) -> tuple[list[Entry], list[Entry]]:
         """(recovery points, log starts) of the open partitions, from the published positions: a
@@ -172,50 +172,50 @@ class OpenPartitions:
             task.cancel()
         await asyncio.gather(*self._deleting, return_exceptions=True)
         hung: list[LogDirectory] = []
-        await each(self._end_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
+        await each(self._close_directory(log_dir, generation, hung) for log_dir in self.log_dirs)
         return hung
 
-    async def _end_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
+    async def _close_directory(self, log_dir: LogDirectory, generation: int, hung: list[LogDirectory]) -> None:
         loop = asyncio.get_running_loop()
         opened_here = [opened for opened in self.open.values() if opened.owned.log_dir == log_dir.index]
-        ends: list[tuple[Owned, int, int]] = []
+        results: list[tuple[Owned, int, int]] = []  # (partition, log end or -1, log start)
         last_step_s = loop.time()
 
-        async def end(opened: OpenPartition) -> None:
+        async def close(opened: OpenPartition) -> None:
             nonlocal last_step_s
             start = self._control.slot_view(opened.owned.slot).log_start_offset
             partition = await self._take_back(opened)
             log_end = await self._close(opened.owned, partition, clean=True) if partition is not None else -1
-            ends.append((opened.owned, log_end, start))
+            results.append((opened.owned, log_end, start))
             last_step_s = loop.time()
 
-        async def end_all() -> None:
-            await each(end(opened) for opened in opened_here)
-            await self._finish_directory(log_dir, ends, generation)
+        async def close_and_finish() -> None:
+            await each(close(opened) for opened in opened_here)
+            await self._finish_directory(log_dir, results, generation)
 
-        if not await unless_hung(end_all(), lambda: last_step_s):
+        if not await unless_hung(close_and_finish(), lambda: last_step_s):
             hung.append(log_dir)
             self._log.error(
                 "log directory does not respond: it was not closed cleanly; the next start checks its logs",
                 directory=str(log_dir.path),
                 partitions=len(opened_here),
-                closed=len(ends),
+                closed=len(results),
             )
 
     async def _finish_directory(
-        self, log_dir: LogDirectory, here: list[tuple[Owned, int, int]], generation: int
+        self, log_dir: LogDirectory, results: list[tuple[Owned, int, int]], generation: int
     ) -> None:
-        closed = [end for end in here if end[1] >= 0]
-        if log_dir.failure or not here:
+        closed = [result for result in results if result[1] >= 0]
+        if log_dir.failure or not results:
             return
         points = [self._entry(owned, log_end) for owned, log_end, _ in closed]
-        starts = [self._entry(owned, start) for owned, _, start in here]
-        if len(closed) < len(here):
+        starts = [self._entry(owned, start) for owned, _, start in results]
+        if len(closed) < len(results):
             return  # the last checkpoint stays valid for all partitions
         written = await self._background.slow(log_dir.index, log_dir.write_checkpoints, points, starts)
         known = [
             self._entry(owned, max(0, self._control.slot_view(owned.slot).high_watermark))
-            for owned, _, _ in here
+            for owned, _, _ in results
             if owned.replicated
         ]
         await self._background.slow(log_dir.index, log_dir.write_high_watermarks, known)

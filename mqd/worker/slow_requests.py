@@ -10,7 +10,7 @@ from mqd.protocol.headers import KNOWN
 from mqd.worker.catalog import Catalog
 
 JOIN_GROUP, SYNC_GROUP = 11, 14
-WAITS = (JOIN_GROUP, SYNC_GROUP)  # not logged: they are answered when a rebalance ends
+UNLOGGED_APIS = (JOIN_GROUP, SYNC_GROUP)  # they are answered only when a rebalance ends
 WORDS = {
     native.Spent.QUEUE: "queued",
     native.Spent.WAIT: "waited_for_records",
@@ -44,7 +44,7 @@ def fields(slow: native.SlowRequest) -> dict[str, Any]:
 
 def log_line(log: logging.Logger, event: native.Event, catalog: Catalog) -> None:
     """Handles MQD_EVENT_SLOW."""
-    if event.slow is None or event.slow.api_key in WAITS:
+    if event.slow is None or event.slow.api_key in UNLOGGED_APIS:
         return
     where = {"partition": catalog.partition_name(event.slot)} if event.slot != native.SLOT_NONE else {}
     log.warning("a slow request", connection=event.connection, **where, **fields(event.slow))

@@ -61,10 +61,10 @@ class TlsListeners:
         """Called before the reactor starts. Raises ConfigError."""
         for index, listener in self._listeners:
             self._seen[index] = self._state(listener)
-            self._reactor.listener_tls(0, index, self._context(listener))
+            self._reactor.set_listener_tls(0, index, self._context(listener))
         if self._credentials.host is not None:
             try:
-                self._reactor.listener_tls(0, LISTENER_HOSTS, _host_context(self._credentials.host))
+                self._reactor.set_listener_tls(0, LISTENER_HOSTS, _host_context(self._credentials.host))
             except NativeError as error:
                 raise ConfigError(f"the host certificate cannot be used: {error.strerror}", CERTIFICATE) from None
         if self._listeners:
@@ -82,7 +82,7 @@ class TlsListeners:
             return
         try:
             context = _host_context(self._credentials.host)
-            await self._commands.run(self._reactor.listener_tls, LISTENER_HOSTS, context)
+            await self._commands.run(self._reactor.set_listener_tls, LISTENER_HOSTS, context)
         except NativeError as error:
             log.warning(
                 "a changed host certificate cannot be used for data connections; the previous one stays in use",
@@ -104,7 +104,7 @@ class TlsListeners:
         self._seen[index] = state
         try:
             context = await asyncio.to_thread(self._context, listener)
-            await self._commands.run(self._reactor.listener_tls, index, context)
+            await self._commands.run(self._reactor.set_listener_tls, index, context)
         except (ConfigError, NativeError) as error:
             log.warning(
                 "a changed certificate cannot be used; the previous one stays in use",
@@ -124,7 +124,7 @@ class TlsListeners:
             log.warning("a certificate's subject maps to no user", subject=name, reason=str(error))
             return ""
 
-    async def on_name(self, event: Event) -> None:
+    async def on_certificate_subject(self, event: Event) -> None:
         """A client has authenticated by its certificate and waits for its principal."""
         await self._commands.run(self._reactor.tls_principal, event.token, self.principal(event.slot, event.text))
 

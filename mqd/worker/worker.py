@@ -500,7 +500,7 @@ class Worker:
         elif kind == native.EventKind.RELAY_ENDED:
             self._forwarding.on_ended(event)
         elif kind == native.EventKind.TLS_NAME:
-            self._run_in_background(self._tls.on_name(event))
+            self._run_in_background(self._tls.on_certificate_subject(event))
         elif kind == native.EventKind.SUBJECT_REQUESTED:
             self._subjects.on_requested(event)
         elif kind == native.EventKind.SUBJECT_GONE:

@@ -20,7 +20,7 @@ class FakeReactor:
     def __init__(self) -> None:
         self.given: list[tuple[int, TlsContext]] = []
 
-    def listener_tls(self, _token: int, listener_id: int, context: TlsContext) -> None:
+    def set_listener_tls(self, _token: int, listener_id: int, context: TlsContext) -> None:
         self.given.append((listener_id, context))
 
 
