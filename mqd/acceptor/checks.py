@@ -25,7 +25,7 @@ from mqd.protocol.crc32c import crc32c
 from mqd.protocol.errors import ErrorCode, ProtocolError
 from mqd.protocol.records import COMPRESSION_MASK, HEADER_BYTES, BatchHeader, decode_batch_header
 
-ADDS_SINCE_PRODUCE = 12  # from this version on, Produce adds its partitions to the transaction (KIP-890)
+FIRST_PRODUCE_VERSION_THAT_ADDS = 12  # its partitions to the transaction, so no other request has to (KIP-890)
 # Like Kafka's add.partitions.to.txn.retry.backoff.ms and .max.ms: the first batch after a commit
 # arrives while the markers are still being written.
 CONCURRENT_RETRY_S = 0.02
@@ -91,7 +91,7 @@ class Checks:
                 if isinstance(errors, int)
                 else ErrorCode.CONCURRENT_TRANSACTIONS in errors
             )
-            if not concurrent or version < ADDS_SINCE_PRODUCE or loop.time() + CONCURRENT_RETRY_S > until:
+            if not concurrent or version < FIRST_PRODUCE_VERSION_THAT_ADDS or loop.time() + CONCURRENT_RETRY_S > until:
                 break
             await asyncio.sleep(CONCURRENT_RETRY_S)
         if isinstance(errors, int):  # one code for all is always an error

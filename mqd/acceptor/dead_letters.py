@@ -54,7 +54,7 @@ from mqd.coordinator.share.dead_letter_writer import (
     parse_progress,
 )
 from mqd.coordinator.share.letter_records import Copied, Source
-from mqd.coordinator.share.records import core_name, runs_of
+from mqd.coordinator.share.records import runs_of, share_partition_name
 from mqd.coordinator.share.runs import ARCHIVING
 from mqd.log.batches import CorruptBatch
 from mqd.log.lookup import records_at
@@ -188,7 +188,7 @@ class DeadLetters:
 
     async def respond_to_owner(self, api_key: int, group_id: str, topic_id: bytes, one: Any) -> Any:
         """Handles an owner's READ or WRITE of one share-partition, as ShareStates.respond_one."""
-        name = core_name(group_id, topic_id, one.partition)
+        name = share_partition_name(group_id, topic_id, one.partition)
         writer = self._writers.get(name)
         if writer is None:
             result = await self._states.respond_one(api_key, group_id, topic_id, one)

@@ -1,13 +1,13 @@
-"""Reads a coordinator's partition from its segment files and builds its cores, in a thread. A million
-committed offsets are loaded in seconds.
+"""Reads a coordinator's partition from its segment files and builds the coordinator's cores (its
+state machines), in a thread. A million committed offsets are loaded in seconds.
 
 The records that count are those that compaction would keep: the last plain record of each key, in
-log order, without tombstones. Records of a transaction count from its commit marker on, unless the
-current record for their key was written after them (Kafka compares the offsets of the two in the
-same way). Records without a marker are pending. A pending record that can no longer count is passed
-to its core with its key but without its value. If the cores are `in_order` (share-partitions, whose
-topic is not compacted and has no transactions), every record counts, and is replayed when it is
-read.
+log order, without tombstones. The records of a transaction take effect at its commit marker, except
+those whose key has a current record that was written after them (Kafka compares the offsets of the
+two records in the same way). Records without a marker are pending. A pending record that can no
+longer count is passed to its core with its key but without its value. If the cores are `in_order`
+(share-partitions, whose topic is not compacted and has no transactions), every record counts, and
+is replayed when it is read.
 
 Damage is logged and skipped. At most the damaged batch is lost if the offset index shows where the
 next one begins. If a core cannot read a record, only that record is logged and skipped. A
@@ -50,9 +50,9 @@ class _State:
         self.cores, self.loaded, self.name = cores, loaded, name
         self.plain: dict[bytes, bytes] = {}
         # producer id -> (epoch, key -> (write counter, value))
-        self.open: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
+        self.open_transactions: dict[int, tuple[int, dict[bytes, tuple[int, bytes | None]]]] = {}
         # key -> the value of `write_count` when the record that counts was written. Kept only while
-        # a transaction is open; keys last written before that are missing.
+        # a transaction is open; keys last written before then are absent.
         self.written: dict[bytes, int] = {}
         self.write_count = 0
         self.in_order: bool = getattr(cores, "in_order", False)
@@ -82,7 +82,7 @@ class _State:
             discard(key, None)
             if value_size >= 0:
                 plain[key] = data[value_start:value_end]
-        if self.open:
+        if self.open_transactions:
             self.write_count += 1
             for key_start, key_size in places[:, :2].tolist():
                 self.written[data[key_start : key_start + key_size]] = self.write_count
@@ -95,7 +95,7 @@ class _State:
         self.plain.pop(key, None)
         if value is not None:
             self.plain[key] = value
-        if self.open:
+        if self.open_transactions:
             self.written[key] = written
 
     def on_other(self, batch: BatchInfo, data: bytes) -> None:
@@ -106,8 +106,8 @@ class _State:
         if batch.control:
             self._on_marker(batch, found)
         elif batch.transactional:
-            epoch, pending = self.open.get(batch.producer_id, (batch.producer_epoch, {}))
-            self.open[batch.producer_id] = (max(epoch, batch.producer_epoch), pending)
+            epoch, pending = self.open_transactions.get(batch.producer_id, (batch.producer_epoch, {}))
+            self.open_transactions[batch.producer_id] = (max(epoch, batch.producer_epoch), pending)
             for key, value in found:
                 if key is not None:
                     pending.pop(key, None)
@@ -126,12 +126,12 @@ class _State:
             if found and found[0][0] is not None and len(found[0][0]) >= 4
             else -1
         )
-        _, pending = self.open.pop(batch.producer_id, (-1, {}))
+        _, pending = self.open_transactions.pop(batch.producer_id, (-1, {}))
         if kind == 1:
             for key, (written, value) in pending.items():
                 if self.written.get(key, -1) < written:
                     self.put(key, value, written)
-        if not self.open:
+        if not self.open_transactions:
             self.written.clear()
 
     # -- cores -------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class _State:
             self._replay_each()
         pending_records = [
             (written, producer_id, epoch, key, value)
-            for producer_id, (epoch, pending) in self.open.items()
+            for producer_id, (epoch, pending) in self.open_transactions.items()
             for key, (written, value) in pending.items()
         ]
         for written, producer_id, epoch, key, value in sorted(pending_records, key=lambda one: one[0]):
@@ -195,10 +195,10 @@ def load(
     loaded = Loaded(end_offset)
     if end_offset > 0:
         state = _State(cores, loaded, name or directory.name)
-        places = RecordPositions(RECORDS_AT_ONCE)
+        walker = RecordPositions(RECORDS_AT_ONCE)
         bases = [base for base in segments.base_offsets(directory) if base < end_offset]
         for base, next_base in zip(bases, [*bases, end_offset][1:], strict=True):
-            _read_segment(directory, base, min(next_base, end_offset), state, places, progress)
+            _read_segment(directory, base, min(next_base, end_offset), state, walker, progress)
         progress.stop_timing()
         state.build()
         if loaded.skipped_count > _NAMED_MAX:
@@ -213,14 +213,14 @@ def load(
 
 
 def _read_segment(
-    directory: Path, base: int, end_offset: int, state: _State, places: RecordPositions, progress: QueryProgress
+    directory: Path, base: int, end_offset: int, state: _State, walker: RecordPositions, progress: QueryProgress
 ) -> None:
     fd = os.open(segments.segment_path(directory, base), os.O_RDONLY | os.O_CLOEXEC)
     try:
         position, next_offset = 0, base
         while next_offset < end_offset:
             done, position, next_offset = _read_block(
-                fd, directory, base, position, next_offset, end_offset, state, places
+                fd, directory, base, position, next_offset, end_offset, state, walker
             )
             progress.step()
             if done:
@@ -237,15 +237,15 @@ def _read_block(
     next_offset: int,
     end_offset: int,
     state: _State,
-    places: RecordPositions,
+    walker: RecordPositions,
 ) -> tuple[bool, int, int]:
-    """Consumes the whole batches of one read. Returns (segment is finished, position in the file,
-    next offset).
+    """Consumes the whole batches of one read. Returns (whether the segment is finished, position
+    in the file, next offset).
     """
     data = os.pread(fd, BLOCK_BYTES, position)
     at = 0
     while True:
-        stop, at, next_offset, found = places.walk(data, at, next_offset, end_offset)
+        stop, at, next_offset, found = walker.walk(data, at, next_offset, end_offset)
         if len(found):
             state.on_plain(data, found)
         if stop == WalkStop.END_OFFSET:
@@ -257,7 +257,7 @@ def _read_block(
         elif stop == WalkStop.END:
             if at:
                 return False, position + at, next_offset
-            return _large_batch(fd, position, data, next_offset, directory, base, end_offset, state)
+            return _read_single_batch(fd, position, data, next_offset, directory, base, end_offset, state)
 
 
 def _take_other(data: bytes, at: int, position: int, state: _State) -> tuple[int, int]:
@@ -274,11 +274,11 @@ def _take_other(data: bytes, at: int, position: int, state: _State) -> tuple[int
     return at + batch.size_bytes, batch.next_offset
 
 
-def _large_batch(
+def _read_single_batch(
     fd: int, position: int, data: bytes, next_offset: int, directory: Path, base: int, end_offset: int, state: _State
 ) -> tuple[bool, int, int]:
-    """Called when a block holds no complete batch: the batch is larger than BLOCK_BYTES, or
-    damaged, or the file ends too early.
+    """Reads one batch whole. Called when a block holds no complete batch: the batch is larger than
+    BLOCK_BYTES, or damaged, or the file ends too early.
     """
     batch = _header_at(fd, position)
     whole = _read_batch(fd, batch) if batch is not None and batch.base_offset >= next_offset else b""

@@ -24,7 +24,7 @@ from mqd.coordinator.share import records
 from mqd.coordinator.share.runs import ACKNOWLEDGED, ARCHIVED, STATES, Run
 from mqd.protocol.errors import ErrorCode
 
-NAME = records.core_name("g:1", bytes(range(16)), 3)
+NAME = records.share_partition_name("g:1", bytes(range(16)), 3)
 UPDATES, COLD_MS = 7, 1_000
 FENCED_LEADER, FENCED_STATE, INVALID = (
     int(ErrorCode.FENCED_LEADER_EPOCH),
@@ -66,7 +66,7 @@ class Model:
         if self.complete >= 0:
             self.complete = sum(state in (ACKNOWLEDGED, ARCHIVED) for _, state in self.offsets.values())
 
-    def durable(self) -> tuple[object, ...]:
+    def durable_state(self) -> tuple[object, ...]:
         return (
             self.exists,
             self.state_epoch,
@@ -124,7 +124,10 @@ class History:
         return reply
 
     def check(self) -> None:
-        demand(state_of(self.core) == self.model.durable(), f"V1: {state_of(self.core)} is not {self.model.durable()}")
+        demand(
+            state_of(self.core) == self.model.durable_state(),
+            f"V1: {state_of(self.core)} is not {self.model.durable_state()}",
+        )
         updates = 0
         for key, _ in reversed(self.log):
             if key[:2] != b"\0\1":
@@ -140,9 +143,11 @@ class History:
 
     def check_log(self) -> None:
         whole = self.loaded(self.log)
-        demand(whole.durable() == self.core.durable(), "V3: the log is not the state")
+        demand(whole.durable_state() == self.core.durable_state(), "V3: the log is not the state")
         pruned = max((index for index, (key, _) in enumerate(self.log) if key[:2] == b"\0\0"), default=0)
-        demand(self.loaded(self.log[pruned:]).durable() == whole.durable(), "V3: a snapshot is not the state")
+        demand(
+            self.loaded(self.log[pruned:]).durable_state() == whole.durable_state(), "V3: a snapshot is not the state"
+        )
 
     def restart(self) -> None:
         """The log exists up to a point above all responses."""
@@ -172,7 +177,9 @@ class History:
             self.model = Model()
             self.model.exists, self.model.state_epoch, self.model.start = True, epoch, start
         reply = self.send_request(share.Initialize, epoch, start)
-        demand(reply.error_code == (FENCED_STATE if fenced else 0), f"V2: initialized at {epoch}: {before.durable()}")
+        demand(
+            reply.error_code == (FENCED_STATE if fenced else 0), f"V2: initialized at {epoch}: {before.durable_state()}"
+        )
 
     def read(self) -> None:
         epoch = self.model.leader_epoch + self.rng.choice((0, 0, 1, 3, -1))

@@ -26,7 +26,7 @@ from mqd.coordinator.group.share.events import DeleteStates, InitializeStates, S
 from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.runtime import Coordinator
 from mqd.coordinator.share import core as share
-from mqd.coordinator.share.records import core_name, epoch_starts, runs_of
+from mqd.coordinator.share.records import epoch_starts, runs_of, share_partition_name
 from mqd.protocol import codec
 from mqd.protocol.api import decode_request, encode_response
 from mqd.protocol.errors import ErrorCode, ProtocolError, error_message
@@ -174,7 +174,7 @@ class ShareStates:
             raise CoordinatorError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if not await self._coordinator.ensure_topic():
             raise CoordinatorError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-        name = core_name(group_id, topic_id, one.partition)
+        name = share_partition_name(group_id, topic_id, one.partition)
         state_partition = self._broker.partition_of(self._coordinator.topic, self._coordinator.partition_for(name))
         leader = state_partition.leader if state_partition is not None else -1
         if leader in (-1, self._broker.node_id) or only_here:

@@ -5,12 +5,12 @@ clients; 200 members with 1 MB of metadata each, or 50,000 group ids, can come f
 
 Requests are refused in stages, so that existing groups continue when others have filled the budget:
 
-    above NEW_GROUPS of the limit   no new group
-    above MEMBERS of the limit      no new member, no larger metadata of an existing member
-    above the limit                 no commit that adds offsets, no larger assignment
+    above NEW_GROUP_FRACTION of the limit   no new group
+    above MEMBER_FRACTION of the limit      no new member, no larger metadata of an existing member
+    above the limit                         no commit that adds offsets, no larger assignment
 
 Requests that add nothing are never refused: heartbeats, a member that joins again with the same
-metadata, a commit that replaces earlier ones. Why these codes:
+metadata, a commit that replaces earlier ones. Which error codes refusals have, and why:
 docs/decisions/coordinators/2026-11-26-memory-of-groups.md.
 """
 
@@ -32,9 +32,9 @@ from mqd.coordinator.group.streams.events import StreamsHeartbeat
 from mqd.coordinator.group.streams.requests import topic_names
 from mqd.protocol.errors import ErrorCode
 
-NEW_GROUPS, MEMBERS = 0.75, 0.875
+NEW_GROUP_FRACTION, MEMBER_FRACTION = 0.75, 0.875
 # Below this fraction of the limit requests are not checked: no single request can use up the rest.
-UNCHECKED = 0.5
+UNCHECKED_FRACTION = 0.5
 
 log = logging.get("coordinator")
 
@@ -48,15 +48,15 @@ class GroupBudget:
         self.refused_count = 0
 
     def refusal(self, name: str, core: Group | None, event: object) -> int:
-        if self.used_bytes <= UNCHECKED * self.limit_bytes:
+        if self.used_bytes <= UNCHECKED_FRACTION * self.limit_bytes:
             return 0
         growth = _growth_bytes(core, event)
         if not growth:
             return 0
         fraction = (
-            NEW_GROUPS
+            NEW_GROUP_FRACTION
             if core is None
-            else MEMBERS
+            else MEMBER_FRACTION
             if type(event) in (JoinGroup, ConsumerHeartbeat, ShareHeartbeat, StreamsHeartbeat)
             else 1.0
         )

@@ -1,6 +1,6 @@
 """Keys and values of `__consumer_offsets` in Kafka's format, so that Kafka's tools can read them.
 
-    key type   record                                      one for each
+    key type   record                                      one per
     0, 1       OffsetCommit                                group, topic, partition
     2          GroupMetadata (classic/records.py)          classic group
     3          ConsumerGroupMetadata                       KIP-848 group: its epoch

@@ -12,7 +12,7 @@ Invariants (check())
         with an older one is refused, and changes nothing. Exception: an initialization resets the
         leader epoch. Only an initialization, and P6, lower the start offset
     P3  a reply depends only on records persisted before it
-    P4  the records from the last snapshot on suffice to rebuild the state (`durable()`)
+    P4  the records from the last snapshot on suffice to rebuild the state (`durable_state()`)
     P5  while there are updates since the last snapshot, the timer for the next one is armed
     P6  a read in a newer leader epoch drops the state of records that the log has lost: all offsets
         at or above the end of the state's leader epoch in the reader's log. Other records will
@@ -155,7 +155,7 @@ class SharePartition:
     def size_bytes(self) -> int:
         return CORE_BYTES + 2 * len(self.name) + RUN_BYTES * len(self.runs)
 
-    def durable(self) -> tuple[object, ...]:
+    def durable_state(self) -> tuple[object, ...]:
         return (
             self.exists,
             self.snapshot_epoch,

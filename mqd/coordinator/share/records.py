@@ -1,8 +1,8 @@
 """Keys and values of `__share_group_state` in Kafka's format, so that Kafka's tools can read them.
 
-    key type   record          one for each
-    0          ShareSnapshot   share-partition; has its whole state; a tombstone deletes it
-    1          ShareUpdate     write since the snapshot; has what the write changed
+    key type   record          one per                    contains
+    0          ShareSnapshot   share-partition            its whole state; a tombstone deletes it
+    1          ShareUpdate     write since the snapshot   what the write changed
 
 Both keys are group (string), topic id, partition. The updates of a share-partition are applied, in
 the order of the log, to the last snapshot before them. Source: the record schemas of Kafka's share
@@ -58,7 +58,7 @@ _SNAPSHOT_BATCH = SHARE_SNAPSHOT.value.cls.StateBatch
 _UPDATE_BATCH = SHARE_UPDATE.value.cls.StateBatch
 
 
-def core_name(group_id: str, topic_id: bytes, partition: int) -> str:
+def share_partition_name(group_id: str, topic_id: bytes, partition: int) -> str:
     """The share-partition as FindCoordinator names it: `group:topicId:partition`, the id in base64
     as Kafka prints it.
     """
@@ -82,7 +82,7 @@ def name_of_key(key: bytes) -> str | None:
     if kind is None:
         return None
     decoded = kind.decode_key(key)
-    return core_name(decoded.group_id, decoded.topic_id, decoded.partition)
+    return share_partition_name(decoded.group_id, decoded.topic_id, decoded.partition)
 
 
 def encode_keys(group_id: str, topic_id: bytes, partition: int) -> tuple[bytes, bytes]:
@@ -140,7 +140,7 @@ def epoch_starts(epochs: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """(leader epoch, first offset) pairs of a reader's log; the last is (LOG_END, its end). Raises ValueError."""
     for (epoch, start), (next_epoch, next_start) in pairwise(epochs):
         if not (0 <= epoch < next_epoch and 0 <= start <= next_start):
-            raise ValueError(f"leader epoch {epoch} begins at {start}, {next_epoch} at {next_start}")
+            raise ValueError(f"leader epochs do not ascend: {epoch} begins at {start}, {next_epoch} at {next_start}")
     if epochs and (epochs[-1][0] != LOG_END or epochs[-1][1] < 0):
         raise ValueError("leader epochs without the log's end")
     return tuple(epochs)

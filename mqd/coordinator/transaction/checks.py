@@ -1,11 +1,11 @@
 """The check that a partition's owner requests before it begins a producer's transaction (CHECK):
 whether this partition is in the transaction or must be added.
 
-Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it; older ones must have added it
-by AddPartitionsToTxn or AddOffsetsToTxn, and are verified (KIP-890). The responses are error codes
-for the producer, chosen so that clients react correctly. A transient failure is
-NOT_ENOUGH_REPLICAS, which every client retries without refreshing its metadata. A fenced producer
-gets INVALID_PRODUCER_EPOCH, as from the partition itself.
+Produce 12 and TxnOffsetCommit 5 (transactions of version 2) add it. With older versions, the
+producer has to add it first, by AddPartitionsToTxn or AddOffsetsToTxn, and the check verifies that
+(KIP-890). The responses are error codes for the producer, chosen so that clients react correctly. A
+transient failure is NOT_ENOUGH_REPLICAS, which every client retries without refreshing its
+metadata. A fenced producer gets INVALID_PRODUCER_EPOCH, as from the partition itself.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,8 @@ from mqd.coordinator.internal_topic import CoordinatorError
 from mqd.coordinator.transaction.events import VERSION_2, AddPartitions, Partition, VerifyPartitions
 from mqd.protocol.errors import ErrorCode
 
-ADDS_SINCE_PRODUCE = 12
-ABORTABLE_SINCE_PRODUCE = 11
+FIRST_PRODUCE_VERSION_THAT_ADDS = 12
+FIRST_PRODUCE_VERSION_WITH_ABORTABLE = 11  # its clients know TRANSACTION_ABORTABLE
 REQUEST_TIMEOUT_S = 10.0
 
 _RETRIABLE = int(ErrorCode.NOT_ENOUGH_REPLICAS)
@@ -28,7 +28,7 @@ _TRANSLATED = {
 }
 
 
-class Requests(Protocol):
+class Requester(Protocol):
     """The part of runtime.Coordinator that is needed here."""
 
     async def request(
@@ -37,9 +37,11 @@ class Requests(Protocol):
 
 
 async def add(
-    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
+    transactions: Requester, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
 ) -> int:
-    """One error code for all partitions, from the coordinator. Version 2."""
+    """Adds the partitions to a transaction of version 2. Returns the coordinator's error code, one
+    for all partitions.
+    """
     try:
         response = await transactions.request(
             transactional_id,
@@ -53,9 +55,9 @@ async def add(
 
 
 async def verify(
-    transactions: Requests, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
+    transactions: Requester, transactional_id: str, producer_id: int, epoch: int, partitions: tuple[Partition, ...]
 ) -> tuple[int, ...]:
-    """One error code per partition, from the coordinator."""
+    """Returns one error code per partition, from the coordinator."""
     try:
         response = await transactions.request(
             transactional_id, lambda number: VerifyPartitions(number, producer_id, epoch, partitions), REQUEST_TIMEOUT_S
@@ -67,7 +69,7 @@ async def verify(
 
 
 async def check_produce(
-    transactions: Requests,
+    transactions: Requester,
     transactional_id: str,
     producer_id: int,
     epoch: int,
@@ -76,14 +78,14 @@ async def check_produce(
     verifies: bool = True,
 ) -> list[int]:
     """An error code for each partition of a Produce of that version, as its producer expects it. A
-    partition is None if its topic id is unknown. With `verifies` False, partitions that would
-    only be verified pass (transaction.partition.verification.enable); those that must be added are
-    still added.
+    partition is None if its topic id is unknown. With `verifies` False
+    (transaction.partition.verification.enable), partitions that need only verification are accepted
+    without it; those that must be added are still added.
     """
     if not transactional_id:
         return [int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)] * len(partitions)
     known = tuple(partition for partition in partitions if partition is not None)
-    if version >= ADDS_SINCE_PRODUCE:
+    if version >= FIRST_PRODUCE_VERSION_THAT_ADDS:
         error = translate(await add(transactions, transactional_id, producer_id, epoch, known), version) if known else 0
         errors = dict.fromkeys(known, error)
     else:
@@ -99,7 +101,7 @@ async def check_produce(
 def translate(error: int, version: int) -> int:
     """Translates a coordinator's error code for a Produce of that version."""
     if error == ErrorCode.CONCURRENT_TRANSACTIONS:
-        return error if version >= ADDS_SINCE_PRODUCE else _RETRIABLE
-    if error == ErrorCode.INVALID_TXN_STATE and version >= ABORTABLE_SINCE_PRODUCE:
+        return error if version >= FIRST_PRODUCE_VERSION_THAT_ADDS else _RETRIABLE
+    if error == ErrorCode.INVALID_TXN_STATE and version >= FIRST_PRODUCE_VERSION_WITH_ABORTABLE:
         return int(ErrorCode.TRANSACTION_ABORTABLE)
     return _TRANSLATED.get(error, error)

@@ -180,7 +180,7 @@ class JointState:
             self.children[producer_id]
         )
 
-    def durable(self) -> tuple[object, ...]:
+    def durable_state(self) -> tuple[object, ...]:
         """The state that a replay of the log must reproduce (J8)."""
         children = tuple(
             sorted(

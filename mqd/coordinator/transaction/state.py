@@ -88,7 +88,7 @@ class TransactionState:
         found = decode_value(value)
         if not 0 <= found.producer_epoch <= EPOCH_MAX - (found.state == State.ONGOING):  # T3
             raise ValueError(
-                f"a transaction's record in state {STATE_NAMES[found.state]} with epoch {found.producer_epoch}"
+                f"a transaction's record has epoch {found.producer_epoch}, invalid in state {STATE_NAMES[found.state]}"
             )
         self.state = found.state
         self.producer_id, self.previous_producer_id, self.next_producer_id = (
@@ -162,7 +162,7 @@ class TransactionState:
         encoded = NULL_PARTITIONS if self.state == State.EMPTY else self._encoded
         actions.append(Persist(((self._key, encode_value(value, encoded)),), is_lazy=is_lazy))
 
-    def durable(self) -> tuple[object, ...]:
+    def durable_state(self) -> tuple[object, ...]:
         """The state that a replay of the log must reproduce (T8)."""
         return (
             self.state,
@@ -185,7 +185,7 @@ class TransactionState:
             "T2: a state without a producer id"
         )
         assert self.producer_id < 0 or 0 <= self.producer_epoch <= EPOCH_MAX, f"T2: epoch {self.producer_epoch}"
-        assert self.state != State.ONGOING or self.producer_epoch < EPOCH_MAX, "T3: a client has the last epoch"
+        assert self.state != State.ONGOING or self.producer_epoch < EPOCH_MAX, "T3: a client has the reserved epoch"
         assert self.next_producer_id < 0 or (self.state in PREPARING and self.producer_epoch == EPOCH_MAX), (
             "T2: an unnecessary next producer id"
         )

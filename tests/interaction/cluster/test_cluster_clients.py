@@ -16,7 +16,7 @@ from mqd.base.cluster_config import LOOPBACK_KEY
 from mqd.cluster.membership import handshake
 from mqd.cluster.membership.handshake import HandshakeRefused, Identity, Initiator
 from mqd.coordinator.internal_topic import partition_for
-from mqd.coordinator.share.records import core_name
+from mqd.coordinator.share.records import share_partition_name
 from mqd.coordinator.topics import GROUPS, SHARE_STATES
 from mqd.protocol.errors import ErrorCode
 from mqd.protocol.messages import (
@@ -508,7 +508,7 @@ def test_a_share_group_follows_leaders_and_coordinators(cluster: Cluster) -> Non
 
     def move_state() -> None:
         topic_id = described(cluster.brokers[1], shared.topic).topic_id
-        key = core_name(shared.group, topic_id, 0)
+        key = share_partition_name(shared.group, topic_id, 0)
         lead_elsewhere(cluster, SHARE_STATES, partition_of(SHARE_STATES, key))
 
     def move_records() -> None:

@@ -267,8 +267,11 @@ class JointWorld:
         if isinstance(action, Persist):
             self.log.extend(action.records)
             fresh = self.replayed()
-            if not any(isinstance(other, Persist) for other in self.queue) and fresh.durable() != self.core.durable():
-                raise Broken(f"W5: {fresh.durable()} replayed, {self.core.durable()} persisted")
+            if (
+                not any(isinstance(other, Persist) for other in self.queue)
+                and fresh.durable_state() != self.core.durable_state()
+            ):
+                raise Broken(f"W5: {fresh.durable_state()} replayed, {self.core.durable_state()} persisted")
             self.committed_max = max(self.committed_max, fresh.committed_batch_id)
             self.check_aborted(fresh)
             if fresh.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT) and any(left for _, left in self.jobs):

@@ -293,8 +293,11 @@ class World:
             fresh = self.make(NAME, SETTINGS)
             for key, value in self.log[-1:]:
                 fresh.replay(key, value)
-            if not any(isinstance(other, Persist) for other in self.queue) and fresh.durable() != self.core.durable():
-                raise Broken(f"W5: {fresh.durable()} replayed, {self.core.durable()} persisted")
+            if (
+                not any(isinstance(other, Persist) for other in self.queue)
+                and fresh.durable_state() != self.core.durable_state()
+            ):
+                raise Broken(f"W5: {fresh.durable_state()} replayed, {self.core.durable_state()} persisted")
             if fresh.state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT) and self.jobs and self.jobs[0][1]:
                 raise Broken("W6: complete before all markers are written")
         elif isinstance(action, Reply):

@@ -36,11 +36,11 @@ from mqd.coordinator.share.dead_letter_writer import (
     Woken,
     parse_progress,
 )
-from mqd.coordinator.share.records import LOG_END, core_name
+from mqd.coordinator.share.records import LOG_END, share_partition_name
 from mqd.coordinator.share.runs import Run
 from tests.sim.share import share_core
 
-NAME = core_name("g", bytes(16), 0)
+NAME = share_partition_name("g", bytes(16), 0)
 RECORDS = 60
 LIMIT = 3
 

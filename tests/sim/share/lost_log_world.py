@@ -15,12 +15,12 @@ from typing import Any
 
 from mqd.coordinator.actions import KeyValue, Persist, Reply
 from mqd.coordinator.share.core import Initialize, Read, Settings, SharePartition, Write
-from mqd.coordinator.share.records import LOG_END, core_name
+from mqd.coordinator.share.records import LOG_END, share_partition_name
 from mqd.coordinator.share.runs import Run
 from tests.sim.share import share_core
 from tests.sim.share.dead_letters_world import runs_of
 
-NAME = core_name("g", bytes(16), 0)
+NAME = share_partition_name("g", bytes(16), 0)
 MEMBER, LOCK_MS = 7, 500
 
 
@@ -53,7 +53,7 @@ class World:
         loaded = self.core(NAME, self.coordinator.settings)
         for key, value in self.journal:
             loaded.replay(key, value)
-        assert loaded.durable() == self.coordinator.durable(), "the journal is not the state"
+        assert loaded.durable_state() == self.coordinator.durable_state(), "the journal is not the state"
         return response
 
     # -- the log -----------------------------------------------------------------------------------

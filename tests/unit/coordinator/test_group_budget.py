@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqd.coordinator.actions import TimerFired
-from mqd.coordinator.group.budget import MEMBERS, NEW_GROUPS, GroupBudget
+from mqd.coordinator.group.budget import MEMBER_FRACTION, NEW_GROUP_FRACTION, GroupBudget
 from mqd.coordinator.group.classic.events import Heartbeat, JoinGroup, LeaveGroup, SyncGroup
 from mqd.coordinator.group.consumer.events import ConsumerHeartbeat
 from mqd.coordinator.group.cores import GroupCores
@@ -164,12 +164,12 @@ def test_new_groups_are_refused_first_then_members_then_other_additions(version:
     assert world.sync("old", first.member_id, first.generation_id, 100).error_code == 0
     assert world.commit("simple", 0, metadata="x" * 1000).error == 0
 
-    world.fill(NEW_GROUPS)
+    world.fill(NEW_GROUP_FRACTION)
     assert world.join("new", 10, version=version) == world.commit("new", 0) == REFUSED
     assert world.shard.core("new") is None
     assert world.join("old", 1000) is None, "it waits for the first one"
 
-    world.fill(MEMBERS)
+    world.fill(MEMBER_FRACTION)
     assert world.join("old", 1000) == REFUSED
     assert world.join("old", 2000, first.member_id) == REFUSED, "its metadata would grow"
     assert world.commit("simple", 1).error == 0
@@ -202,7 +202,7 @@ def test_members_of_the_consumer_protocol() -> None:
     names = [f"topic-{number}" for number in range(1000)]
     assert heartbeat("g", "m", 0, names).error_code == 0
     assert world.used() > 50_000
-    world.fill(MEMBERS)
+    world.fill(MEMBER_FRACTION)
     assert heartbeat("other", "m", 0, names) == REFUSED == heartbeat("g", "n", 0, names)
     assert heartbeat("g", "m", 1, None).error_code == 0
     assert heartbeat("g", "m", 1, [*names, "x" * 200]) == REFUSED

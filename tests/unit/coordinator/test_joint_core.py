@@ -51,7 +51,7 @@ class Driver:
                 self.log.update(action.records)
             elif isinstance(action, WriteMarkers):
                 self.markers.append(action)
-        assert self.replayed().durable() == self.core.durable()
+        assert self.replayed().durable_state() == self.core.durable_state()
         return self.actions
 
     def replayed(self) -> JointTransaction:
@@ -249,7 +249,11 @@ def test_aborting_one_run_does_not_affect_another() -> None:
     it = Driver()
     child = it.child(0, A)
     assert it.end(0, committed=False, run="stillborn") == error(0) and it.enlist(0, "stillborn") == error(FENCED)
-    assert it.core.state == State.ONGOING and it.replayed().durable() == it.core.durable() and it.end(0, child) is None
+    assert (
+        it.core.state == State.ONGOING
+        and it.replayed().durable_state() == it.core.durable_state()
+        and it.end(0, child) is None
+    )
 
 
 def test_an_invalid_timeout_is_refused() -> None:

@@ -28,7 +28,7 @@ from mqd.coordinator.share.core import (
 from mqd.coordinator.share.runs import ACKNOWLEDGED, ARCHIVED, AVAILABLE, Run
 
 TOPIC_ID = bytes(range(16))
-NAME = records.core_name("g", TOPIC_ID, 2)
+NAME = records.share_partition_name("g", TOPIC_ID, 2)
 
 
 class Driver:
@@ -84,7 +84,7 @@ def test_the_records_byte_by_byte() -> None:
 
 def test_a_name_is_that_of_kafkas_coordinator_key() -> None:
     assert NAME == "g:AAECAwQFBgcICQoLDA0ODw:2"
-    odd = records.core_name("a:b", b"\xff" * 16, 0)
+    odd = records.share_partition_name("a:b", b"\xff" * 16, 0)
     assert odd == "a:b:_____________________w:0"
     assert records.split_name(odd) == ("a:b", b"\xff" * 16, 0)
 
@@ -154,9 +154,9 @@ def test_a_leader_fences_its_predecessor_and_an_administrator_both() -> None:
 def test_a_repeated_initialization_changes_nothing() -> None:
     driver = Driver().started()
     driver.write(Run(3, 4, ACKNOWLEDGED, 1), start=3)
-    before, records_before = driver.core.durable(), len(driver.log)
+    before, records_before = driver.core.durable_state(), len(driver.log)
     assert driver.send_request(Initialize, 3, -1).error_code == 0
-    assert (driver.core.durable(), len(driver.log)) == (before, records_before)
+    assert (driver.core.durable_state(), len(driver.log)) == (before, records_before)
     assert driver.send_request(Initialize, 3, 9).error_code == 0
     assert driver.core.start_offset == 9
 
@@ -212,7 +212,7 @@ def test_a_log_is_loaded_in_order(tmp_path: Path) -> None:
     (core,) = loaded.cores.values()
     assert isinstance(core, SharePartition)
     assert (loaded.record_count, loaded.skipped_count) == (len(driver.log), 0)
-    assert core.durable() == driver.core.durable()
+    assert core.durable_state() == driver.core.durable_state()
     assert core.on_loaded(5) == [Timer(SNAPSHOT_TIMER, 300_005)]
     driver.send_request(Delete)
     segment += b"".join(

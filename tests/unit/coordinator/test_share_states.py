@@ -22,7 +22,7 @@ from mqd.coordinator.group.settings import PACKED
 from mqd.coordinator.group.share.events import ShareHeartbeat
 from mqd.coordinator.internal_topic import partition_for
 from mqd.coordinator.share.core import Settings, SharePartition
-from mqd.coordinator.share.records import core_name, name_of_key
+from mqd.coordinator.share.records import name_of_key, share_partition_name
 from mqd.coordinator.topics import SHARE_STATES
 from mqd.log import records
 from mqd.log.batches import parse_header
@@ -263,7 +263,7 @@ def test_another_host_coordinates(tmp_path: Path) -> None:
 
     async def scenario(broker: HandlerBroker) -> None:
         await send_request(broker, INITIALIZE, state_epoch=0, start_offset=0)
-        name = core_name("g", broker.metadata.topics["t"].topic_id, 0)
+        name = share_partition_name("g", broker.metadata.topics["t"].topic_id, 0)
         partitions = broker.metadata.topics[SHARE_STATES].partitions
         index = partition_for(name, 3)
         partitions[index] = msgspec.structs.replace(partitions[index], leader=9)
@@ -336,7 +336,7 @@ def state_after(broker: HandlerBroker, partition: int, start_offset: int, name: 
             if offset >= start_offset and name_of_key(record.key) == name:
                 core.replay(record.key, record.value)
             offset += 1
-    return core.durable()
+    return core.durable_state()
 
 
 @pytest.mark.parametrize("moves", [False, True])
@@ -352,7 +352,7 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
 
         for group in ("g", "idle"):
             await send_request(broker, INITIALIZE, group=group, state_epoch=2, start_offset=5)
-        name = core_name("g", broker.metadata.topics["t"].topic_id, 0)
+        name = share_partition_name("g", broker.metadata.topics["t"].topic_id, 0)
         place = share.partition_states[share.partition_for(name)]
         write = {"state_epoch": 2, "leader_epoch": 1, "start_offset": -1, "delivery_complete_count": 1}
         for offset in range(8, 14):
@@ -362,7 +362,7 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(broker.broker, "controller", SimpleNamespace(request=request))
         assert await pruning.prune(place) == -1 and not deleted  # too little
         monkeypatch.setattr(share_pruning, "RECORDS_MIN", 6)
-        before = share.core(name).durable()
+        before = share.core(name).durable_state()
         end_offset = place.shard.end_offset
         pruned = asyncio.ensure_future(pruning.prune(place))
         if moves:
@@ -377,6 +377,6 @@ def test_records_before_the_snapshots_are_deleted(tmp_path: Path, monkeypatch: p
         assert state_after(broker, place.index, end_offset, name)[2:] == before[2:]
         assert not (await written).error_code
         for each, core in place.shard.items():
-            assert state_after(broker, place.index, end_offset, each) == core.durable()
+            assert state_after(broker, place.index, end_offset, each) == core.durable_state()
 
     run(tmp_path, scenario)

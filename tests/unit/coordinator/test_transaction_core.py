@@ -47,7 +47,7 @@ class Driver:
         again = Transaction("id", SETTINGS)
         for key, value in self.log:
             again.replay(key, value)
-        assert again.durable() == self.core.durable()
+        assert again.durable_state() == self.core.durable_state()
         return self.actions
 
     def send_request(self, kind: type, *arguments: object, **options: object) -> object:

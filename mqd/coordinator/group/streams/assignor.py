@@ -1,11 +1,12 @@
-"""The assignor `sticky` of streams groups (KIP-1071), as a pure function.
+"""The `sticky` assignor for streams groups (KIP-1071), as a pure function.
 
 Guarantees (asserted by check_assignment() and the property tests)
-    A1  every task is active at exactly one member; members' counts of active tasks differ by at
+    A1  every task is active on exactly one member; members' counts of active tasks differ by at
         most one
     A2  a process has each task at most once, in whatever role
-    A3  each task of a stateful subtopology has as many standbys as configured, but at most one for
-        each other process; tasks of stateless subtopologies have none
+    A3  each task of a stateful subtopology has as many standbys as configured, but at most one on
+        each process other than the one where it is active; tasks of stateless subtopologies have
+        none
     A4  members keep their active tasks as far as A1 allows: with unchanged input none move
     A5  active tasks that must move go to processes that have their state, as far as A1 allows
     A6  the same input gives the same output
@@ -153,19 +154,21 @@ def _standbys(
 
 
 def check_assignment(
-    members: Mapping[str, MemberSpec], shape: Shape, replicas: int, found: Mapping[str, Tasks]
+    members: Mapping[str, MemberSpec], shape: Shape, replicas: int, assignment: Mapping[str, Tasks]
 ) -> None:
     """Asserts A1 to A3."""
     every = {(name, partition) for name, count in shape.task_counts.items() for partition in range(count)}
-    active = [task for tasks in found.values() for task in each(tasks.active)]
+    active = [task for tasks in assignment.values() for task in each(tasks.active)]
     assert len(active) == len(set(active)) and set(active) == every, "A1: a task is not active exactly once"
-    counts = [_size(tasks.active) for tasks in found.values()]
+    counts = [_size(tasks.active) for tasks in assignment.values()]
     assert not counts or max(counts) - min(counts) <= 1, f"A1: {counts}"
-    held = [(members[name].process_id, task) for name, tasks in found.items() for role in tasks for task in each(role)]
+    held = [
+        (members[name].process_id, task) for name, tasks in assignment.items() for role in tasks for task in each(role)
+    ]
     assert len(held) == len(set(held)), "A2: a process has a task twice"
     processes = len({spec.process_id for spec in members.values()})
     expected = min(replicas, processes - 1)
-    standbys = [task for tasks in found.values() for task in each(tasks.standby)]
+    standbys = [task for tasks in assignment.values() for task in each(tasks.standby)]
     for task in every:
         wanted = expected if task[0] in shape.stateful else 0
         assert standbys.count(task) == wanted, f"A3: {task} has {standbys.count(task)} standbys, not {wanted}"
