@@ -34,17 +34,17 @@ class Condition(msgspec.Struct, frozen=True):
     wanted: Any = None
 
     def holds(self, document: Any) -> bool:
-        return any(self._is_met(found) for found in _at(document, self.steps, [FOUND_MAX]))
+        return any(self._is_met_by(value) for value in _at(document, self.steps, [FOUND_MAX]))
 
-    def _is_met(self, found: Any) -> bool:
+    def _is_met_by(self, value: Any) -> bool:
         if not self.comparison:
             return True
         if self.comparison == "~":
-            return str(self.wanted) in (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False))
-        if isinstance(found, bool) != isinstance(self.wanted, bool):  # True is 1 for Python
+            return str(self.wanted) in (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        if isinstance(value, bool) != isinstance(self.wanted, bool):  # True is 1 for Python
             return self.comparison == "!="
         try:
-            return _OPERATORS[self.comparison](found, self.wanted)
+            return _OPERATORS[self.comparison](value, self.wanted)
         except TypeError:
             return False  # a string is neither greater nor less than a number
 
@@ -107,7 +107,7 @@ class Filter(msgspec.Struct, frozen=True):
     def is_empty(self) -> bool:
         return not self.key and not self.value and self.header is None and self.condition is None
 
-    def keeps(self, message: Any) -> bool:
+    def matches(self, message: Any) -> bool:
         """Whether the filter matches. Invalid UTF-8 and invalid JSON are not errors: they do not match."""
         if self.key and self.key not in (message.key() or b""):
             return False

@@ -34,7 +34,7 @@ class Query(msgspec.Struct, frozen=True):
     at: int = 0
     partition: int | None = None
     count: int = 50
-    keep: Filter = Filter()
+    filter: Filter = Filter()
 
     @property
     def is_newest(self) -> bool:
@@ -72,7 +72,7 @@ def _offset_ranges(settings: Settings, query: Query) -> tuple[dict[int, tuple[in
     if not served:
         raise CliError(f"no partition of {query.topic} is served at the moment; the cluster's page shows why")
     tail = max(1, NEWEST_READ_MAX // len(served))
-    if query.keep.is_empty:
+    if query.filter.is_empty:
         tail = min(query.count, tail)
     ranges = {}
     for partition in served:
@@ -148,7 +148,7 @@ def search(
                 if not is_live and offset >= ranges[index][1]:
                     end(index)
                     continue
-                if query.keep.keeps(message):
+                if query.filter.matches(message):
                     step.matches += 1
                     step.found.append(shape(message))
                     if sorts_at_end and len(step.found) > 2 * query.count:

@@ -29,7 +29,7 @@ class Session(msgspec.Struct):
     user: str
     security: ClientSecurity
     begun_s: float
-    used_s: float
+    last_used_s: float
 
 
 class Sessions:
@@ -60,10 +60,10 @@ class Sessions:
             found = self._sessions.get(cookie)
             if found is None:
                 return None
-            if now - found.used_s > IDLE_S or now - found.begun_s > SESSION_S:
+            if now - found.last_used_s > IDLE_S or now - found.begun_s > SESSION_S:
                 del self._sessions[cookie]
                 return None
-            found.used_s = now
+            found.last_used_s = now
             self._sessions.move_to_end(cookie)
             return found
 

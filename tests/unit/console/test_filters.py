@@ -58,20 +58,20 @@ ORDER = json.dumps(
     ],
 )
 def test_a_condition_on_json(path: str, kept: bool) -> None:
-    assert filters.parse("", "", "", path).keeps(Message(ORDER)) is kept
+    assert filters.parse("", "", "", path).matches(Message(ORDER)) is kept
 
 
 @pytest.mark.parametrize(
     "value", [None, b"", b"\xff\xfe", b"{", b"[" * 100_000, b'{"id": ' + b"9" * 5000 + b"}", b"NaN", b'"\\ud800"']
 )
 def test_a_filter_accepts_any_value(value: bytes | None) -> None:
-    assert not filters.parse("", "", "", "$.id = 7").keeps(Message(value))
+    assert not filters.parse("", "", "", "$.id = 7").matches(Message(value))
     record_view.record(Message(value, key=value, headers=[("h", value)]), 4096)
 
 
 def test_a_wild_card_is_bounded() -> None:
     nested = json.dumps([[[[0] * 30] * 30] * 30] * 30).encode()
-    assert not filters.parse("", "", "", "$[*][*][*][*] = 1").keeps(Message(nested))
+    assert not filters.parse("", "", "", "$[*][*][*][*] = 1").matches(Message(nested))
 
 
 @pytest.mark.parametrize("path", ["id = 7", "$.id ? 7", "$.", "$[x]", "$" + ".a" * 33, "$.a = " + "x" * 300])
@@ -97,7 +97,7 @@ def test_an_invalid_condition_is_reported_with_an_example(path: str) -> None:
 def test_parts_of_key_value_and_headers(given: dict[str, str], kept: bool) -> None:
     words = {"key": "", "value": "", "header": "", "path": "", **given}
     message = Message(ORDER, b"cust-1", [("source", b"shop"), ("empty", None)])
-    assert filters.parse(**words).keeps(message) is kept
+    assert filters.parse(**words).matches(message) is kept
 
 
 # -- views -----------------------------------------------------------------------------------------
