@@ -15,7 +15,7 @@ from mqd.cluster.membership import death_notice
 from mqd.cluster.membership.death_notice import Instructions, Notice
 
 log = logging.get("keeper")
-After = Callable[[float, Callable[[], None]], None]
+CallLater = Callable[[float, Callable[[], None]], None]
 
 
 def notify_voters(
@@ -23,7 +23,7 @@ def notify_voters(
     run_dir: Path,
     control: native.Control,
     datagrams: socket.socket,
-    after: After,
+    call_later: CallLater,
     all_ended: bool = True,
 ) -> bool:
     """Sends a notice immediately, and repeats it a few times. False if there is no recipient or nothing to
@@ -50,7 +50,7 @@ def notify_voters(
         clock.boottime_ns() // 1_000_000,
         instructions.led,
     )
-    _repeat(death_notice.seal(secret, instructions.cluster_id, notice), instructions, datagrams, after)
+    _repeat(death_notice.seal(secret, instructions.cluster_id, notice), instructions, datagrams, call_later)
     if all_ended:
         log.warning(
             "all processes that act as the broker have ended; notifying the voters",
@@ -66,7 +66,7 @@ def notify_voters(
     return True
 
 
-def _repeat(data: bytes, instructions: Instructions, datagrams: socket.socket, after: After) -> None:
+def _repeat(data: bytes, instructions: Instructions, datagrams: socket.socket, call_later: CallLater) -> None:
     def send() -> None:
         for host, port in instructions.addresses:
             # a socket of both families takes IPv4 addresses only in this form
@@ -78,6 +78,6 @@ def _repeat(data: bytes, instructions: Instructions, datagrams: socket.socket, a
 
     for wait_ms in death_notice.REPEATS_MS:
         if wait_ms:
-            after(wait_ms / 1000, send)
+            call_later(wait_ms / 1000, send)
         else:
             send()

@@ -66,7 +66,7 @@ def listen(
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if address[0] == "::" else 1)
             listener.bind(address)
             if ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
-                _do_not_pace(listener)
+                _avoid_pacing(listener)
             listener.listen(BACKLOG)
             return listener
         except OSError as error:
@@ -78,7 +78,7 @@ def listen(
     raise ListenError(failure.errno, _explain(where, port, failure, setting, remedy)) from failure
 
 
-def _do_not_pace(listener: socket.socket) -> None:
+def _avoid_pacing(listener: socket.socket) -> None:
     """If the host's default is BBR, it paces with a timer for every 64 KiB, which doubles the CPU
     cost of a fetch over loopback without any benefit. Connections inherit the listener's algorithm;
     one that began with BBR is paced forever, whatever is set later (sk_pacing_status), so the
@@ -123,14 +123,14 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
         return None
     for pid in (name for name in os.listdir(proc) if name.isdigit()):
         try:
-            if any(_link(f"{proc}/{pid}/fd/{fd}") in inodes for fd in os.listdir(f"{proc}/{pid}/fd")):
+            if any(_link_target(f"{proc}/{pid}/fd/{fd}") in inodes for fd in os.listdir(f"{proc}/{pid}/fd")):
                 return f"{Path(proc, pid, 'comm').read_text().strip()} (pid {pid})"
         except OSError:
             continue
     return None
 
 
-def _link(path: str) -> str:
+def _link_target(path: str) -> str:
     try:
         return os.readlink(path)
     except OSError:
