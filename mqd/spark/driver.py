@@ -346,7 +346,7 @@ def plan_batch(options: SourceOptions) -> list[Any]:
     if options.archive is not None:
         from mqd.spark import history
 
-        archive = history.opened(options)  # before the ends are queried: history.H5
+        archive = history.open_archive(options)  # before the ends are queried: history.H5
     driver = Driver(options)
     try:
         keys = driver.partitions()

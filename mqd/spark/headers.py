@@ -104,9 +104,9 @@ def _varints(numbers: np.ndarray, mask: np.ndarray | None, kind: pa.DataType) ->
     np.cumsum(sizes, out=offsets[1:])
     data = np.empty(int(offsets[-1]), np.uint8)
     for index in range(int(sizes.max()) if len(sizes) else 0):
-        here = sizes > index
-        more = (sizes[here] > index + 1).astype(np.uint8) << 7
-        data[offsets[:-1][here] + index] = (coded[here] >> 7 * index & 0x7F).astype(np.uint8) | more
+        has_byte = sizes > index
+        more = (sizes[has_byte] > index + 1).astype(np.uint8) << 7
+        data[offsets[:-1][has_byte] + index] = (coded[has_byte] >> 7 * index & 0x7F).astype(np.uint8) | more
     width = np.int64 if pa.types.is_large_binary(kind) else np.int32
     return pa.Array.from_buffers(kind, len(sizes), [None, pa.py_buffer(offsets.astype(width)), pa.py_buffer(data)])
 

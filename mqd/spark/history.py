@@ -29,7 +29,7 @@ from mqd.spark.wire import MqdReadError
 _ADVICE = "Read the archive's Parquet files directly"
 
 
-def opened(options: SourceOptions) -> Archive:
+def open_archive(options: SourceOptions) -> Archive:
     """The archive's present state, read before the logs' ends are queried (H5). Raises
     MqdReadError."""
     assert options.archive is not None
@@ -57,7 +57,7 @@ def plan(
     end). `ids`: the current topic ids; `archive`: its state before `latest` was queried (H5).
     Raises MqdReadError.
     """
-    archive = opened(options) if archive is None else archive
+    archive = open_archive(options) if archive is None else archive
     for topic, topic_id in ids.items():
         if archive.topic_ids.get(topic, id_text(topic_id)) != id_text(topic_id):
             raise MqdReadError(

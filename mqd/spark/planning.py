@@ -40,7 +40,7 @@ class Range(msgspec.Struct, frozen=True):
 def split(
     ranges: list[Range], min_partitions: int | None, max_records: int | None, bytes_per_offset: Mapping[Key, float] = {}
 ) -> list[Range]:
-    """Splits ranges into tasks; see the module. Empty ranges are dropped."""
+    """Splits ranges into tasks; see the module's docstring. Empty ranges are dropped."""
     ranges = [one for one in ranges if one.size > 0]
     if max_records:
         ranges = [piece for one in ranges for piece in _cut(one, math.ceil(one.size / max_records))]
